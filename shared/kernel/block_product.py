@@ -217,7 +217,6 @@ def multiply_rows(
     left, most = num_rows, MOST_PLANES_ROWS if in_planes else MOST_ROWS
     while left > 0:
         passes = (left + most - 1) // most
-        # 5 rows: passes of 3 and 2 instead of 4 and 1
         rows = (left + passes - 1) // passes
         if not in_planes and rows == 4:
             multiply_blocks(4, kind, x, row_bytes, weight, depth, before, before_bytes, out, out_bytes, fetch)

@@ -1,4 +1,4 @@
-"""Hold back what plain steps leave for a draft head, by request-pool row, on a CPU."""
+"""Keep a draft head's inputs from plain steps until one pass writes their KV, by request-pool row, on a CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """T tokens."""
+    """T held tokens of N rows, row by row."""
 
     ids: torch.Tensor  # (T,) int64
     aux: torch.Tensor  # (T, A)
@@ -33,7 +33,7 @@ class LateRows:
         self._size, self._dtype = aux.shape[1], aux.dtype
         self._ids = np.zeros((num_rows, most), np.int64)
         self._aux = np.zeros((num_rows, most, aux.shape[1] * aux.element_size()), np.uint8)
-        # by row: the number of held tokens, and the position after the last one
+        # by row; an end is the position after the last token
         self._counts, self._ends = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
         self._owners: list[Hashable] = [None] * num_rows
         row, zero = np.zeros(1, np.int64), torch.zeros(1, dtype=torch.int64)
@@ -47,13 +47,13 @@ class LateRows:
 
         rows, positions, ids (N,) int64; aux (N, A). A row's new owner begins without tokens.
         """
-        self._pass_to(rows, owners)
+        self._forget_old_owners(rows, owners)
         held = self._ids, self._aux, self._counts, self._ends
         return bool(_hold(rows, positions.numpy(), ids.numpy(), _bytes_of(aux), *held))
 
     def take(self, rows: Longs, owners: Sequence[Hashable], lengths: torch.Tensor) -> Taken | None:
-        """Return the tokens just before `lengths` (N,) of `rows` (N,), if any, and forget them."""
-        self._pass_to(rows, owners)
+        """Return the tokens just before `lengths` (N,) of `rows` (N,), if any. Forget all tokens of these rows."""
+        self._forget_old_owners(rows, owners)
         counts = np.where(self._ends[rows] == lengths.numpy(), self._counts[rows], 0)
         self._counts[rows] = 0
         bounds = np.zeros(len(counts) + 1, np.int32)
@@ -66,7 +66,7 @@ class LateRows:
         _take(rows, counts, self._ids, self._aux, self._ends, ids.numpy(), _bytes_of(aux), positions.numpy())
         return Taken(ids, aux, positions, bounds)
 
-    def _pass_to(self, rows: Longs, owners: Sequence[Hashable]) -> None:
+    def _forget_old_owners(self, rows: Longs, owners: Sequence[Hashable]) -> None:
         for row, owner in zip(rows.tolist(), owners, strict=True):
             if self._owners[row] != owner:
                 self._owners[row] = owner

@@ -31,8 +31,6 @@ EAGLE_PLANE = "eagle"
 
 
 class DraftTarget(Protocol):
-    """The model for which a head drafts."""
-
     config: LlamaConfig
     spec: ModelSpec
     embed: torch.Tensor  # (vocab, H) in the model's dtype

@@ -127,8 +127,9 @@ class PageBudget:
         """
         if req.lacks_draft_state:
             return
-        in_prompt = min(len(ids), len(req.prompt_ids))
-        keys = self.prefix_keys(req, ids[: max(in_prompt, len(ids) - self._settings.late_drafts)])
+        # chunks write a prompt's draft KV at once
+        first_late = max(len(req.prompt_ids), len(ids) - self._settings.most_late)
+        keys = self.prefix_keys(req, ids)[:first_late]
         self.kv.insert_prefix(req.row, keys, len(keys))
 
     def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:

@@ -31,7 +31,7 @@ from shared.speculation.views import aux_of, per_row, view_at, view_of, window_o
 if TYPE_CHECKING:
     from shared.kernel.late_rows import LateRows
 
-MOST_LATE = 8  # plain steps whose draft KV is written together
+WRITTEN_TOGETHER = 8  # plain steps whose draft KV one pass writes
 
 
 class EagleWorkerV2:
@@ -44,7 +44,7 @@ class EagleWorkerV2:
     """
 
     key_lookahead = 1
-    most_late = MOST_LATE - 1
+    most_late = WRITTEN_TOGETHER - 1
     reads_history = False
 
     def __init__(self, head: DraftHead, vocab_size: int, topk: int = 1, steps: int = 1) -> None:
@@ -85,7 +85,7 @@ class EagleWorkerV2:
     ) -> dict[str, torch.Tensor]:
         ids, aux, rows = next_ids(fb, verified), aux_of(output), fb.arrays.emitting
         held = self._late_rows(fb, future_map, aux)
-        if held is not None and not fb.plan.drafts_next and fb.plan.has_one_token_each:
+        if held is not None and not fb.plan.drafts_next:
             if held.hold(fb.host.rows, fb.plan.row_ids, fb.committed, ids, aux):
                 self._write_held(held, fb, fb.committed + 1, kv)
             return {}
@@ -106,11 +106,11 @@ class EagleWorkerV2:
         return per_row(state, rows, fb.plan.batch_size)
 
     def _late_rows(self, fb: ForwardBatch, future_map: FutureMap, aux: torch.Tensor) -> LateRows | None:
-        """Return what holds back plain steps' draft KV, or None on a GPU or without numba."""
+        """Return None on a GPU or without numba."""
         if self._held is None and fb.knobs is None and has_numba():
             from shared.kernel.late_rows import LateRows  # GPU nodes do not load numba
 
-            self._held = LateRows(future_map.num_rows, MOST_LATE, aux)
+            self._held = LateRows(future_map.num_rows, WRITTEN_TOGETHER, aux)
         return self._held
 
     def _write_held(self, held: LateRows, fb: ForwardBatch, lengths: torch.Tensor, kv: KVPool) -> None:

@@ -104,25 +104,34 @@ def test_the_last_plain_step_before_drafts_leaves_state() -> None:
 NUM_DRAFTS, NUM_PLAIN = 3, 12  # more than are written together, and no multiple of them
 
 
-def run_plainly(core: NodeCore, job: Job, retract: bool = False) -> list[int]:
-    """Decode a job: some plain steps, then drafts, then plain steps to its end."""
+def run_plainly(core: NodeCore, jobs: list[Job], retract: bool = False) -> list[int]:
+    """Decode jobs: some plain steps, then drafts, then plain steps to the end. Return the first job's answer."""
     core.scheduler.widths = Scripted([1] * NUM_PLAIN + [NUM_DRAFTS + 1] * 4 + [1])
-    outcome = run_local(core, [job], retract_every=9 if retract else 0, rng=random.Random(1))
-    return outcome.streams[f"r{job.rid}"]
+    outcome = run_local(core, jobs, retract_every=9 if retract else 0, rng=random.Random(1))
+    for job in jobs:
+        assert outcome.streams[f"r{job.rid}"] == job.expected()
+    return outcome.streams[f"r{jobs[0].rid}"]
 
 
 @pytest.mark.parametrize("backend", ["inline", "cpu", "simulated"])
 @pytest.mark.parametrize("retract", [False, True])
-def test_drafts_after_plain_steps_read_whole_kv(backend: str, retract: bool) -> None:
+@pytest.mark.parametrize("others", [(), (21, 50)], ids=["alone", "with others"])
+def test_drafts_after_plain_steps_read_whole_kv(backend: str, retract: bool, others: tuple[int, ...]) -> None:
     """The draft KV of plain steps is written late: before the row drafts, and before its pages are cached. Accepted
-    lengths show a slot that was not written, in this request or in one that begins with its text."""
-    knobs = CoreKnobs(backend=backend, width=NUM_DRAFTS + 1, hit_rate=HIT_RATE, page_size=1, num_pages=400)
+    lengths show a slot that was not written, in this request or in one that begins with its text.
+
+    `others`: lengths of other prompts."""
+    knobs = CoreKnobs(
+        backend=backend, width=NUM_DRAFTS + 1, hit_rate=HIT_RATE, page_size=1, num_pages=600, chunk_size=8
+    )
     core, tokens, watch = make_core(knobs), [1, 2, 3], Watch()
     watch.on(core, most_accepted(knobs))
     for n in range(4):
-        job = Job(n, tuple(tokens), SamplingParams(max_tokens=30 + 3 * n), 5)
-        answer = run_plainly(core, job, retract)
-        assert answer == job.expected()
+        jobs = [Job(n, tuple(tokens), SamplingParams(max_tokens=30 + 3 * n), 5)]
+        for i, length in enumerate(others):
+            prompt = tuple((length + n + k) % 90 for k in range(length))
+            jobs.append(Job(10 * (i + 1) + n, prompt, SamplingParams(max_tokens=9 + 8 * n), i))
+        answer = run_plainly(core, jobs, retract)
         tokens = [*tokens, *answer]
     assert core.scheduler.counters.spec_accepted_tokens > NUM_DRAFTS
     assert core.scheduler.counters.cached_prompt_tokens > 100
