@@ -78,8 +78,9 @@ class NumbaBlocks:
 def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0, kept_width: int = 0) -> Any:
     """Add DELTA, if any, to the float32 residual SOURCE. OUT = WEIGHT * (RMS norm of SOURCE).
 
-    OUT's rows have room for `out_width` numbers; 0 means `hidden_size`. With `kept_width`, KEPT = SOURCE's sum in the
-    model's dtype, in rows of `kept_width` numbers."""
+    OUT's rows have room for `out_width` numbers; 0 means `hidden_size`. With `kept_width`, KEPT = the new SOURCE in the
+    model's dtype, in rows of `kept_width` numbers.
+    """
     item = 2 if is_half else 4
     out_bytes, kept_bytes = (out_width or hidden_size) * item, kept_width * item
 

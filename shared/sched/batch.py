@@ -18,7 +18,6 @@ class ScheduleBatch:
     - expect_step: the step that wrote the row's relay
     - can_draft: whether the relay holds the drafter's state
     - in_flight: number of launched steps without a processed result
-    - decodes_in_flight: the same, without a prompt's last chunk
     - pending_tokens: with speculation, the most tokens that steps in flight can commit
     """
 
@@ -33,7 +32,6 @@ class ScheduleBatch:
         self.can_draft = can_draft
         self.seq_lens = seq_lens
         self.in_flight = np.zeros(len(reqs), dtype=np.int64)
-        self.decodes_in_flight = np.zeros(len(reqs), dtype=np.int64)
         self._pending_advance = np.zeros(len(reqs), dtype=np.int64)
         self._pending_tokens = np.zeros(len(reqs), dtype=np.int64)
 
@@ -68,7 +66,6 @@ class ScheduleBatch:
         self.expect_step[rows] = step
         self.can_draft[rows] = drafts_next
         self.in_flight[rows] += 1
-        self.decodes_in_flight[rows] += 1
         if speculative:
             self._pending_tokens[rows] += width
             self.seq_lens.widen(rows, width)
@@ -81,7 +78,6 @@ class ScheduleBatch:
         if index is None:
             return
         self.in_flight[index] -= 1
-        self.decodes_in_flight[index] -= width > 0
         if speculative:
             self._pending_tokens[index] -= width
             self.seq_lens.narrow(index, committed, int(self._pending_tokens[index]))
@@ -90,22 +86,18 @@ class ScheduleBatch:
         if len(keep) == len(self):
             return
         self.seq_lens.filter(keep)
-        steps = self.in_flight[keep], self.decodes_in_flight[keep]
-        pending = self._pending_advance[keep], self._pending_tokens[keep]
+        kept = (self.in_flight[keep], self._pending_advance[keep], self._pending_tokens[keep])
         self._replace([self.reqs[i] for i in keep], self.expect_step[keep], self.can_draft[keep], self.seq_lens)
-        self.in_flight, self.decodes_in_flight = steps
-        self._pending_advance, self._pending_tokens = pending
+        self.in_flight, self._pending_advance, self._pending_tokens = kept
 
     def merge_batch(self, other: ScheduleBatch) -> None:
         if not len(other):
             return
         self.seq_lens.merge(other.seq_lens)
         in_flight = np.concatenate([self.in_flight, other.in_flight])
-        decodes = np.concatenate([self.decodes_in_flight, other.decodes_in_flight])
         advance = np.concatenate([self._pending_advance, other._pending_advance])
         tokens = np.concatenate([self._pending_tokens, other._pending_tokens])
         expect_step = np.concatenate([self.expect_step, other.expect_step])
         can_draft = np.concatenate([self.can_draft, other.can_draft])
         self._replace(self.reqs + other.reqs, expect_step, can_draft, self.seq_lens)
-        self.in_flight, self.decodes_in_flight = in_flight, decodes
-        self._pending_advance, self._pending_tokens = advance, tokens
+        self.in_flight, self._pending_advance, self._pending_tokens = in_flight, advance, tokens

@@ -39,9 +39,11 @@ class Capacity:
     def _least_outputs(self, index: int) -> int:
         """Return a lower bound of the answer's length after the steps in flight."""
         batch = self._queues.running
-        # a relayed bound is a processed result's; each later step adds at least one token
-        in_flight = int(batch.decodes_in_flight[index]) if self.settings.relays_lengths else 0
-        return int(batch.seq_lens.lo[index]) + in_flight + 1 - len(batch.reqs[index].prompt_ids)
+        req = batch.reqs[index]
+        # each step in flight adds at least one token
+        return max(
+            int(batch.seq_lens.lo[index]) + 1 - len(req.prompt_ids), len(req.output_ids) + int(batch.in_flight[index])
+        )
 
     def make_room(self, req: Request, num_tokens: int) -> bool:
         while not self._budget.cover(req.row, num_tokens):

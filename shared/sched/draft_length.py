@@ -159,7 +159,6 @@ class Choice:
     """The width for about equally many rows, and the next probe."""
 
     width: int
-    num_rows: int  # for which the width was chosen
     interval: int = FIRST_PROBE
     probe_in: int = FIRST_PROBE
 
@@ -173,7 +172,8 @@ class DraftLength:
         self._depth = depth
         self._acceptance = Acceptance(depth)
         self._costs = StepCosts()
-        self._last = Choice(self._widths[-1], 0)
+        self._last = Choice(self._widths[-1])
+        self._last_rows = 0  # for which the last width was chosen
         self._choices = dict[int, Choice]()  # by bit length of the number of rows
         self._probe_width = 1
         self._probes_left = 0
@@ -181,9 +181,9 @@ class DraftLength:
     def choose(self, num_rows: int) -> int:
         if self._probes_left:
             return self._probe_width
-        choice = self._choices.get(num_rows.bit_length(), self._last) if num_rows else self._last
-        if num_rows in (0, choice.num_rows):
-            return choice.width
+        if num_rows in (0, self._last_rows):
+            return self._last.width
+        choice = self._choices.get(num_rows.bit_length(), self._last)
         return self._settled(self._rates(num_rows), choice.width)
 
     def observe(self, result: StepResult) -> None:
@@ -205,9 +205,9 @@ class DraftLength:
         before = self._choices.get(size, self._last).width
         width = self._settled(rates, before)
         if size not in self._choices or (before == 1) != (width == 1):
-            self._choices[size] = Choice(width, num_rows)
+            self._choices[size] = Choice(width)
         choice = self._last = self._choices[size]
-        choice.width, choice.num_rows = width, num_rows
+        choice.width, self._last_rows = width, num_rows
         choice.probe_in -= 1
         if choice.probe_in <= 0:
             self._begin_probe(choice, rates)

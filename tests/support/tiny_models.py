@@ -49,6 +49,7 @@ class Rows:
         order = torch.randperm(num_rows * per_row, generator=torch.Generator().manual_seed(1)) + 1
         self.table = order.to(torch.int32).view(num_rows, per_row)
         self.lens = [0] * num_rows
+        self.aux: torch.Tensor | None = None  # of the last step
 
     def step(
         self,
@@ -77,7 +78,9 @@ class Rows:
             encoder_lens=None if encoder_lens is None else torch.tensor(encoder_lens),
         )
         with torch.inference_mode():
-            return self.model.forward(inputs, self.pool).logits
+            output = self.model.forward(inputs, self.pool)
+        self.aux = output.aux
+        return output.logits
 
     @staticmethod
     def _slots(adapters: dict[int, int], chunks: dict[int, list[int]]) -> torch.Tensor | None:

@@ -81,6 +81,7 @@ def test_one_program_has_the_bits_of_separate_kernels(dtype: str, tmp_path: Path
     ours, theirs, ids = Rows(program, 2, 16), Rows(separate, 2, 16), prompt(60)
     for chunks, wanted in (({0: ids[:40]}, [39]), ({0: ids[40:41], 1: ids[:9]}, [9, 0, 0]), ({1: ids[9:30]}, [])):
         assert torch.equal(ours.step(chunks, wanted), theirs.step(chunks, wanted))
+        assert ours.aux is not None and theirs.aux is not None and torch.equal(ours.aux, theirs.aux)
     assert torch.equal(ours.pool.plane("kv").nan_to_num(), theirs.pool.plane("kv").nan_to_num())
 
 
