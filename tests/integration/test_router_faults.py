@@ -351,7 +351,8 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         connection.connect((host, int(port)))
         head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
-        eventually(lambda: router.metric('baton_requests_total{outcome="abort"}') == 1)
+        eventually(router.outcomes)
+        assert router.outcomes() == {"abort": 1}
         connection.close()
     finally:
         node.stop()
