@@ -1,11 +1,13 @@
 """Speculation beside none, engine level: tokens/s by batch, and by kind of prompt at batch 1 with tokens per verify.
 
     python -m tests.bench.speculation --threads 2 [--weights file] [--head DIR] [--per-kind 12] [--width 4]
-    python -m tests.bench.speculation --per-kind 0 --rounds 30 --batches 1 4 16 32 --only "ngram adaptive"
+    python -m tests.bench.speculation --per-kind 0 --rounds 10 --builds 6 --batches 1 4 16 32 --only "ngram adaptive"
 
 Prompts are those that no head was trained on, answers greedy. The contenders take turns at each prompt and batch, so
 that a busy machine hurts all. `eagle chain` verifies --width tokens always; `adaptive` is what nodes do by default.
-A batch's speedup is the geometric mean of its rounds' ratios, with the 95 % interval of that mean (bootstrap).
+A batch's speedup is the geometric mean of its rounds' ratios, with the 95 % interval of that mean (bootstrap). Two
+equal engines of one process differ by up to 6 %, depending on where their memory lies. With --builds, engines are
+built so many times, and the interval is that of the builds' means.
 A contender that can't be had is left out, with a line saying why.
 """
 
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from deploy.tools.head.answers import prompt_ids
@@ -46,6 +49,7 @@ from tests.bench.report import report
 
 BATCHES = (1, 4, 16, 32)
 BATCH_TOKENS = 64
+WARM_UPS = 3  # rounds of each batch that are not counted: the adaptive choice learns
 KIND_TOKENS = 96
 BOOTSTRAPS = 10_000
 ALL = "all"
@@ -160,30 +164,41 @@ def turns(engines: dict[str, Engine], index: int) -> Iterator[tuple[str, Engine]
         yield name, engines[name]
 
 
+Rates = dict[str, list[float]]  # tokens/s of each round, by contender
+
+
 def by_batch(
-    engines: dict[str, Engine], prompts: Sequence[Sequence[int]], rounds: int, batches: Sequence[int]
-) -> dict[str, Any]:
-    """Tokens/s of each contender and what that is beside none, over rounds, without stops."""
-    figures: dict[str, Any] = {}
+    engines: dict[str, Engine], prompts: Sequence[Sequence[int]], rounds: int, batches: Sequence[int], first: int
+) -> dict[int, Rates]:
+    """By batch, without stops. `first`: number of the first round, which decides the prompts."""
+    found: dict[int, Rates] = {}
     for batch in batches:
-        rates: dict[str, list[float]] = {name: [] for name in engines}
-        for i in range(rounds + 1):
+        rates = found[batch] = {name: [] for name in engines}
+        for i in range(first, first + WARM_UPS + rounds):
             chosen = [prompts[(i * batch + j) % len(prompts)] for j in range(batch)]
             for name, engine in turns(engines, i):
                 engine.submit(chosen, BATCH_TOKENS)
                 rate = run_dry(engine.core, batch)[1]
-                if i:  # the first one warms up
+                if i >= first + WARM_UPS:
                     rates[name].append(rate)
-        for name, measured in rates.items():
-            ratios = [a / b for a, b in zip(measured, rates[OFF], strict=True)]
-            found = {"tok_s": statistics.median(measured), **interval(ratios)}
-            figures.setdefault(name, {})[f"batch_{batch}"] = found
+    return found
+
+
+def beside_none(builds: Sequence[dict[int, Rates]]) -> dict[str, Any]:
+    """Tokens/s of each contender and what that is beside none."""
+    figures: dict[str, Any] = {}
+    for batch in builds[0]:
+        for name in builds[0][batch]:
+            of_build = [(one[batch][name], one[batch][OFF]) for one in builds]
+            ratios = [np.log(np.divide(mine, off)) for mine, off in of_build]
+            tok_s = statistics.median(rate for mine, _ in of_build for rate in mine)
+            logs = ratios[0] if len(builds) == 1 else np.array([of_one.mean() for of_one in ratios])
+            figures.setdefault(name, {})[f"batch_{batch}"] = {"tok_s": tok_s, **interval(logs)}
     return figures
 
 
-def interval(ratios: Sequence[float]) -> dict[str, float]:
-    """Return the geometric mean of paired ratios, and the ends of its 95 % interval by bootstrap."""
-    logs = np.log(ratios)
+def interval(logs: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Return the geometric mean of paired ratios, given as logarithms, and its 95 % interval by bootstrap."""
     means = np.random.default_rng(0).choice(logs, (BOOTSTRAPS, len(logs))).mean(axis=1)
     low, high = np.quantile(means, (0.025, 0.975))
     return {"speedup": float(np.exp(logs.mean())), "low": float(np.exp(low)), "high": float(np.exp(high))}
@@ -225,6 +240,7 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=SpecConfig().spec_width)
     parser.add_argument("--per-kind", type=int, default=12, help="prompts of each kind; 0: batches only")
     parser.add_argument("--rounds", type=int, default=3, help="of each batch; 0: kinds only")
+    parser.add_argument("--builds", type=int, default=1, help="how often the engines are built, for the batches")
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES, choices=BATCHES)
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS, help="{kind, prompt} a line")
     parser.add_argument("--only", nargs="*", help="names of contenders, beside off")
@@ -232,15 +248,17 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     kinds = read_prompts(args.prompts, args.per_kind or 12, args.model)
-    engines, missing = build(args)
-    figures: dict[str, Any] = {"width": args.width, "left_out": missing}
-    if args.rounds:
-        mixed = [prompt for together in zip(*kinds.values(), strict=False) for prompt in together]
-        figures["by_batch"] = by_batch(engines, mixed, args.rounds, args.batches)
-    if args.per_kind:
-        figures["by_kind"] = by_kind(engines, kinds)
-    for engine in engines.values():
-        engine.core.close()
+    figures: dict[str, Any] = {"width": args.width}
+    mixed = [prompt for together in zip(*kinds.values(), strict=False) for prompt in together]
+    builds = []
+    for n in range(args.builds):
+        engines, figures["left_out"] = build(args)
+        builds.append(by_batch(engines, mixed, args.rounds, args.batches if args.rounds else (), n * args.rounds))
+        if args.per_kind and n == 0:
+            figures["by_kind"] = by_kind(engines, kinds)
+        for engine in engines.values():
+            engine.core.close()
+    figures["by_batch"] = beside_none(builds)
     report(figures, args.json)
     return 0
 
