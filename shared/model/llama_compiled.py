@@ -234,9 +234,10 @@ class CompiledLlama:
 
     def _make_tasks(self) -> list[Any]:
         config, is_half = self.config, self._dtype == torch.bfloat16
-        norm = blocks.make_norm(config.hidden_size, config.rms_eps, is_half)
-        kept_width = len(self._captured) * config.hidden_size
-        keeping = blocks.make_norm(config.hidden_size, config.rms_eps, is_half, kept_width=kept_width)
+        norm = keeping = blocks.make_norm(config.hidden_size, config.rms_eps, is_half)
+        if self._captured:
+            kept_width = len(self._captured) * config.hidden_size
+            keeping = blocks.make_norm(config.hidden_size, config.rms_eps, is_half, kept_width=kept_width)
         gate = blocks.make_gate(config.intermediate_size, is_half, is_gelu(config))
         post = [blocks.make_rows_norm(config.hidden_size, config.rms_eps, is_half)] * config.style.post_norms
         attend = attention.make_tasks(attention_shape(config), self._dtype, DTYPES.get(self.spec.kv_dtype))
