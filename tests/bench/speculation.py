@@ -6,8 +6,8 @@
 Prompts are those that no head was trained on, answers greedy. The contenders take turns at each prompt and batch, so
 that a busy machine hurts all. `eagle chain` verifies --width tokens always; `adaptive` is what nodes do by default.
 A batch's speedup is the geometric mean of its rounds' ratios, with the 95 % interval of that mean (bootstrap). Two
-equal engines of one process differ by up to 6 %, perhaps by where their memory lies. With --builds, engines are built
-so many times, and the interval is that of the builds' means.
+equal engines of one process differ by up to 6 %; the cause is not known. --builds builds the engines several times,
+and computes the interval from each build's mean.
 A contender that can't be had is left out, with a line saying why.
 """
 

@@ -352,7 +352,7 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         eventually(router.outcomes)
-        assert router.outcomes() == {"abort": 1}
+        assert router.outcomes() == {'outcome="abort"': 1}
         connection.close()
     finally:
         node.stop()

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.metrics_page import bearer
+from tests.support.metrics_page import bearer, read_metrics
 from tests.support.patience import HANDS_OVER, HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTCOME = re.compile(r'baton_requests_total\{outcome="(\w+)"\}')
 SERVING = re.compile(r"serving url=(\S+) nodes=(\S+)")
 
 
@@ -63,17 +62,16 @@ class RouterProcess:
 
     def metric(self, name: str) -> float:
         """The value of one line of /metrics, labels included in `name`; 0 where it is not there."""
-        return self._metrics().get(name, 0.0)
+        answer = httpx.get(self.url + "/metrics", headers=bearer(self.key), timeout=HANG_GUARD_S).raise_for_status()
+        for line in answer.text.splitlines():
+            if line.startswith(name + " "):
+                return float(line.rpartition(" ")[2])
+        return 0.0
 
     def outcomes(self) -> dict[str, float]:
-        """How many requests ended, by how they did."""
-        ended = ((OUTCOME.fullmatch(name), count) for name, count in self._metrics().items())
-        return {name[1]: count for name, count in ended if name is not None}
-
-    def _metrics(self) -> dict[str, float]:
-        answer = httpx.get(self.url + "/metrics", headers=bearer(self.key), timeout=HANG_GUARD_S).raise_for_status()
-        lines = (line.rpartition(" ") for line in answer.text.splitlines() if not line.startswith("#"))
-        return {name: float(value) for name, _, value in lines}
+        """How many requests ended, by the label that says how."""
+        metrics = read_metrics(self.url, self.key)
+        return {labels: value for (name, labels), value in metrics.items() if name == "baton_requests_total"}
 
 
 def eventually(what: Callable[[], object]) -> None:

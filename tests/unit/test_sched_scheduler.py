@@ -403,7 +403,7 @@ def test_no_step_follows_those_that_end_an_answer(backend: str, width: int) -> N
 
 @pytest.mark.parametrize(("num_outputs", "num_cached"), [(1, 1), (2, 2), (8, 2), (12, 3), (20, 5)])
 def test_late_drafts_take_no_more_from_the_cache_than_they_must(num_outputs: int, num_cached: int) -> None:
-    """A prompt's pages are cached, and an answer's but for the newest seven slots."""
+    """The cache takes all slots of the prompt. It leaves out the newest seven slots of the answer."""
     core = make_core(CoreKnobs(page_size=4, width=2))
     core.scheduler.widths = FixedWidth(1)
     core.scheduler.submit(job(0, 8, num_outputs).request())
