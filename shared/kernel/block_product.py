@@ -217,7 +217,7 @@ def multiply_rows(
     left, most = num_rows, MOST_PLANES_ROWS if in_planes else MOST_ROWS
     while left > 0:
         passes = (left + most - 1) // most
-        # 5 rows: 3 + 2, not 4 + 1
+        # 5 rows: 3 + 2
         rows = (left + passes - 1) // passes
         if not in_planes and rows == 4:
             multiply_blocks(4, kind, x, row_bytes, weight, depth, before, before_bytes, out, out_bytes, fetch)
