@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from shared.device.gpu import GpuGraph
 from tests.gpu.place import Place
 
 ROUNDS = 10
+CALLS = 20  # in a captured graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def products(place: Place, size: int) -> dict[str, object]:
 def reads(place: Place, sizes: Sizes) -> dict[str, object]:
     """Gather the same pages for all layers of a step, from page-major and from layer-major memory."""
     shape = (sizes.pages, sizes.layers, sizes.layer_page_bytes)
-    by_page = torch.zeros(shape, dtype=torch.uint8, device=place.gpu.device)
+    by_page = torch.randint(0, 256, shape, dtype=torch.uint8, device=place.gpu.device)
     by_layer = by_page.transpose(0, 1).contiguous()
     order = torch.randperm(sizes.pages, generator=torch.Generator().manual_seed(1))[: sizes.read]
     table = order.to(place.gpu.device)
@@ -93,3 +96,45 @@ def seconds(place: Place, work: Callable[[], object]) -> float:
         gpu.synchronize(gpu.device)
         spans.append(begin.elapsed_time(end) / 1000)
     return max(sorted(spans)[len(spans) // 2], 1e-9)
+
+
+def capture(place: Place, work: Callable[[], object]) -> GpuGraph:
+    """`work` as a graph. It must have run before: kernels are compiled, libraries have their work space."""
+    gpu = place.gpu
+    gpu.synchronize(gpu.device)
+    with gpu.use_stream(gpu.new_stream(gpu.device)), gpu.capture(gpu.new_graph_memory()) as graph:
+        work()
+    return graph
+
+
+def replayed_seconds(place: Place, works: Sequence[Callable[[], object]]) -> float:
+    """Seconds of a call by the device's clock, without the host's launches: `works` in turn, from a captured graph.
+
+    They should read buffers of their own, together larger than the L2 cache, as a step's layers do."""
+    gpu = place.gpu
+    for work in works:
+        work()
+    if place.tiny:
+        return seconds(place, works[0])
+    calls = [works[number % len(works)] for number in range(max(CALLS, len(works)))]
+    graph = capture(place, lambda: run_all(calls))
+    return seconds(place, graph.replay) / len(calls)
+
+
+def run_all(works: Sequence[Callable[[], object]]) -> None:
+    for work in works:
+        work()
+
+
+def host_seconds(place: Place, work: Callable[[], object]) -> float:
+    """Seconds that the host takes to enqueue `work`, while the device is far behind or done."""
+    gpu = place.gpu
+    work()
+    spans = []
+    for _ in range(1 if place.tiny else ROUNDS):
+        gpu.synchronize(gpu.device)
+        began = time.perf_counter()
+        for _ in range(CALLS):
+            work()
+        spans.append((time.perf_counter() - began) / CALLS)
+    return sorted(spans)[len(spans) // 2]
