@@ -72,7 +72,10 @@ class FutureMap:
         if future.indices.numel() == 0:
             return
         self.output_tokens_buf[future.indices] = next_token_ids.reshape(-1).to(torch.int64)
-        self.written_by[future.indices] = step
+        if isinstance(step, int):  # an assignment would send the number to a GPU and wait
+            self.written_by.index_fill_(0, future.indices, step)
+        else:
+            self.written_by[future.indices] = step
         for name, value in extras.items():
             self.extras[name][future.indices] = value
 

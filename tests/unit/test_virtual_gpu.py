@@ -245,6 +245,31 @@ def test_copies_are_told_apart(gpu: VirtualGpu) -> None:
     assert (counts.h2d_async, counts.syncs) == (0, 1)
 
 
+def test_a_number_crosses_where_indices_say_its_places(gpu: VirtualGpu) -> None:
+    """As torch sends it to a GPU: by a copy out of pageable memory. A slice, a mask and index_fill_ take it along."""
+    x, places = torch.zeros(4, device=gpu.device), torch.arange(2).to(gpu.device)
+    for put in (lambda: x.__setitem__(places, 5.0), lambda: x[None].__setitem__((0, places), 6)):
+        with gpu.counting() as counts:
+            put()
+        assert (counts.h2d_pageable, counts.syncs) == (1, 0), counts.by_place
+    with gpu.counting() as counts:
+        x[1:] = 7.0
+        x[x > 6] = 8.0
+        x.index_fill_(0, places[:1], 9.0)
+    assert not counts.by_place
+    assert x.tolist() == [9.0, 8.0, 8.0, 8.0]
+
+
+def test_division_by_a_number_multiplies_as_on_cuda(gpu: VirtualGpu) -> None:
+    """By the reciprocal; by a tensor of the device, it divides."""
+    host = torch.arange(1.0, 500.0)
+    there, seven = host.to(gpu.device), torch.full((), 7.0, device=gpu.device)
+    assert not torch.equal((there / 7).cpu(), host / 7)
+    assert torch.equal((there / 7).cpu(), host * (1 / torch.tensor(7.0)))
+    assert torch.equal((there / seven).cpu(), host / 7)
+    assert torch.equal((7 / there).cpu(), 7 / host)
+
+
 def test_plain_work_crosses_nothing(gpu: VirtualGpu) -> None:
     x = numbers(8, 8).to(gpu.device)
     with gpu.counting() as counts:

@@ -264,7 +264,7 @@ def test_a_script_says_what_runs() -> None:
 
 def step(x: torch.Tensor, choice: int) -> torch.Tensor:
     """With temporaries that are dropped at once."""
-    made = [x + 1, x * 0.5, x.t().contiguous().view(3, 4), x.cumsum(0) / 3, torch.cat([x, x])[2:5]]
+    made = [x + 1, x * 0.5, x.t().contiguous().view(3, 4), x.cumsum(0) / 4, torch.cat([x, x])[2:5]]
     return made[choice] - made[choice].mean()
 
 

@@ -19,6 +19,7 @@ from tests.support.virtual_gpu.operators import (
     Args,
     Facts,
     Kwargs,
+    as_cuda_computes,
     facts_of,
     is_ours,
     replaced,
@@ -47,6 +48,7 @@ def install() -> None:
     everything.fallback(dispatch, "PrivateUse1")
     some.impl("_to_copy", to_copy, "PrivateUse1")
     _installed.extend((everything, some))
+    torch.Tensor.__setitem__ = set_item  # type: ignore[method-assign,assignment]
     torch.Tensor.data_ptr = counted_data_ptr  # type: ignore[method-assign]
     torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign,assignment]
     torch.Tensor.is_pinned = is_pinned  # type: ignore[method-assign,assignment]
@@ -61,6 +63,7 @@ def dispatch(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         return copy_from(*args, **kwargs)
     if op is aten.record_stream.default:
         raise TypeError("the virtual GPU's streams are no torch.Stream: call its record_stream")
+    op, args = as_cuda_computes(op, args)
     facts = facts_of(op)
     if facts.is_view:
         return op.redispatch(CPU_KEYS, *args, **kwargs)
@@ -94,7 +97,7 @@ class Launch:
         gpu.captures.compile(self._kernel())
         if any(is_ours(tensor) for _, tensor in facts.tensors(self.args, self.kwargs)):
             for _ in range(require_one_device(facts, self.args, self.kwargs)):
-                gpu.crossings.note("h2d_pageable", f"index of {facts.name}")
+                gpu.crossings.note("h2d_pageable", f"argument of {facts.name}")
                 gpu.wait_for_stream()
         if facts.stops_host(self.args, self.kwargs):
             gpu.crossings.note("syncs", facts.name)
@@ -278,6 +281,16 @@ def to_host(gpu: VirtualGpu, src: torch.Tensor, dst: torch.Tensor, non_blocking:
     gpu.launch("copy to host", lambda: dst.copy_(source), (src,), ())
     if not (straight and non_blocking):
         gpu.wait_for_stream()
+
+
+plain_set_item = torch.Tensor.__setitem__
+
+
+def set_item(self: torch.Tensor, key: Any, value: Any) -> None:
+    """A number for places that a tensor names comes from the CPU, as with CUDA: torch makes it on our device."""
+    if isinstance(value, int | float) and is_ours(self) and any(map(is_ours, key if isinstance(key, tuple) else (key,))):
+        value = torch.tensor(value, dtype=self.dtype)
+    plain_set_item(self, key, value)
 
 
 def counted_data_ptr(self: torch.Tensor) -> int:

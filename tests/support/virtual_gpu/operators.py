@@ -36,6 +36,10 @@ SCALARS = {
 } | INDEXED
 
 
+# CUDA divides floats by a number of the CPU's as it multiplies: by the reciprocal, in float32 or float64.
+DIVIDE, MULTIPLY = torch.ops.aten.div.out, torch.ops.aten.mul.out  # what all kinds of division come as
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Of one overload. `writes`: names of the arguments that it writes, in order."""
@@ -82,10 +86,14 @@ class Facts:
         if self.name == "aten::repeat_interleave":
             return dict(self.given(args, kwargs)).get("output_size") is None
         if "index_put" in self.name:  # by a mask: torch asks where it is true
-            tensors = self.tensors(args, kwargs)
-            is_number = any(name == "values" and is_number_on_cpu(one) for name, one in tensors)
-            return not is_number and any(name == "indices" and one.dtype in MASKS for name, one in tensors)
+            return self.has_mask(args, kwargs) and not self.puts_number(args, kwargs)
         return self.name in STOPPING
+
+    def has_mask(self, args: Args, kwargs: Kwargs) -> bool:
+        return any(name == "indices" and one.dtype in MASKS for name, one in self.tensors(args, kwargs))
+
+    def puts_number(self, args: Args, kwargs: Kwargs) -> bool:
+        return any(name == "values" and is_number_on_cpu(one) for name, one in self.tensors(args, kwargs))
 
 
 @cache
@@ -103,6 +111,17 @@ def facts_of(op: torch._ops.OpOverload) -> Facts:
         takes_tensors=frozenset(arg.name for arg in schema.arguments if "Tensor" in str(arg.type)),
         num_fresh=sum(alias is None for alias in aliases),
     )
+
+
+def as_cuda_computes(op: torch._ops.OpOverload, args: Args) -> tuple[torch._ops.OpOverload, Args]:
+    """Return the operator and arguments whose result on a CPU has the bits of CUDA's."""
+    if op is not DIVIDE:
+        return op, args
+    left, right = args
+    if not (isinstance(right, int | float) or is_number_on_cpu(right)):
+        return op, args
+    wide = torch.float64 if left.dtype == torch.float64 else torch.float32
+    return MULTIPLY, (left, (1 / torch.tensor(float(right), dtype=wide)).item())
 
 
 def is_number_on_cpu(tensor: torch.Tensor) -> bool:
@@ -127,11 +146,13 @@ def replaced(value: Any, tensor: Callable[[torch.Tensor], torch.Tensor], device:
 
 
 def require_one_device(facts: Facts, args: Args, kwargs: Kwargs) -> int:
-    """RuntimeError, as on a real device, for tensors on two. The number of index tensors that the device has to fetch
-    from the CPU."""
+    """RuntimeError, as on a real device, for tensors on two. The number of tensors that the device has to fetch from the
+    CPU: indices, and a number that goes where indices say. Where a mask says it, the number is the kernel's argument."""
     tensors = facts.tensors(args, kwargs)
     device = next(tensor.device for _, tensor in tensors if is_ours(tensor))
     fetched = 0
+    if "index_put" in facts.name and facts.puts_number(args, kwargs):
+        fetched += not facts.has_mask(args, kwargs)
     for name, tensor in tensors:
         if tensor.device == device or (facts.takes_scalars and is_number_on_cpu(tensor)):
             continue
