@@ -14,7 +14,8 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize (..., n) floats to (..., n) bytes and (...) float32 scales. A row of zeros has scale 0."""
     wide = values.float()
-    scale = wide.abs().amax(dim=-1) / LARGEST[dtype]
+    largest = wide.abs().amax(dim=-1)
+    scale = largest / largest.new_full((), LARGEST[dtype])  # CUDA would multiply by a number's reciprocal: other bits
     unit = wide / scale.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
     return (unit.round() if dtype == torch.int8 else unit).to(dtype), scale
 

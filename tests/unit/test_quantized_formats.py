@@ -26,6 +26,7 @@ from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 from shared.node.fingerprint import difference, make_fingerprint
 from tests.support.tiny_models import VOCAB, Rows, prompt, save_random
+from tests.support.virtual_gpu.device import make_device
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -51,6 +52,15 @@ def test_what_a_byte_loses(name: str) -> None:
     assert ((back - values).abs() <= bound * 1.001).all()
     assert (back[3] == 0).all()
     torch.testing.assert_close(back.abs().amax(dim=-1), largest[:, 0])
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_gpu_makes_the_cpu_s_bytes(name: str) -> None:
+    """A node quantizes the weights that it loads, and its partner's must be the same. An H100 made other scales."""
+    values = torch.randn(200, 64, generator=torch.Generator().manual_seed(1))
+    there = values.to(make_device("eager").device)
+    for host, device in zip(quantize(values, DTYPES[name]), quantize(there, DTYPES[name]), strict=True):
+        assert torch.equal(device.cpu().float(), host.float())
 
 
 @needs_tiles
