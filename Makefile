@@ -13,10 +13,9 @@ FUZZ ?=
 NAMES ?=
 PEERS ?=
 ROWS ?=
-GPU_OUT ?= build/gpu
 GPU_FLAGS ?=
 
-.PHONY: help setup run test test-fast test-long bench lint mutants mutants-sampled sim soak fuzz bodies drill clients test-gpu bench-gpu gpu-wheels test-cuda-build clean
+.PHONY: help setup run test test-fast test-long bench lint mutants mutants-sampled sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,9 +34,10 @@ help:
 	@echo "make bodies     BODIES=1000000 mutated request bodies; no 5xx, nothing hangs, memory stays flat; SEED=n"
 	@echo "make drill      hosts as network namespaces: cables pulled, hosts frozen and killed under load; root, Linux, iproute2"
 	@echo "make clients    clients that others wrote against a running Baton; installs gigabytes into build; NAMES='openai llm'"
-	@echo "make test-gpu   on a GPU machine, network or none: is it right there? 9 minutes a run, the next goes on; GPU_OUT=folder"
-	@echo "make bench-gpu  the same, how fast is it? At the shapes of 0.6B and 8B models, beside transformers"
-	@echo "make gpu-wheels packages for a GPU machine without network, into build/gpu-wheels"
+	@echo "make test-gpu   on a GPU machine, network or none: is it right there? At most ten minutes; into build/gpu"
+	@echo "make bench-gpu  the same, how fast is it? At the shapes of 0.6B and 8B models; at most four minutes"
+	@echo "make test-gpu-pair   on a machine with two GPUs: hand-offs between them"
+	@echo "make gpu-pack   what a GPU machine without network lacks: packages, a model in parts; into build/gpu-pack"
 	@echo "make test-cuda-build   torch's CUDA build without a driver: shapes, devices, hidden waits; 2.6 GB, not in CI"
 	@echo "make clean      remove what building and testing left (not $(VENV))"
 
@@ -88,13 +88,17 @@ clients: setup
 
 # No setup: a GPU machine brings the torch that fits its driver, and may have no network. PYTHON=... names its Python.
 test-gpu:
-	@$(PYTHON) -m tests.gpu.run test --out $(GPU_OUT) $(GPU_FLAGS)
+	@$(PYTHON) -m tests.gpu.run right $(GPU_FLAGS)
+	@$(PYTHON) -m tests.gpu.run served $(GPU_FLAGS)
 
 bench-gpu:
-	@$(PYTHON) -m tests.gpu.run bench --out $(GPU_OUT) $(GPU_FLAGS)
+	@$(PYTHON) -m tests.gpu.run fast $(GPU_FLAGS)
 
-gpu-wheels: setup
-	@$(BIN)/python -m tests.gpu.wheels
+test-gpu-pair:
+	@$(PYTHON) -m tests.gpu.run pair $(GPU_FLAGS)
+
+gpu-pack: setup
+	@$(BIN)/python -m tests.gpu.pack
 
 test-cuda-build:
 	@$(PYTHON) tests/gpu/cuda_build.py

@@ -1,6 +1,6 @@
 """CUDA stream: `launch` runs a closure on the calling thread, and the closure enqueues kernels on a GPU stream.
 
-This backend has NOT run on a GPU yet. Tests use a virtual GPU, which delays and reorders work as far as waits allow.
+Tests use a virtual GPU, which delays and reorders work as far as waits allow.
 
 An event fires in two steps. `fire()` inside the closure records a mark, for which other streams wait on the device.
 Once the device reaches the mark, a watcher thread completes the event on the host. So `query()`, callbacks and `notify`

@@ -7,8 +7,6 @@
 A graph always uses the addresses of its capture, so a step's arrays go to fixed places in one device block. All steps
 can share the block, because the next upload runs after this step's graphs. Results are copied out of the graph's memory
 after replay B.
-
-Capturing has not been tried on a GPU yet.
 """
 
 from __future__ import annotations

@@ -153,12 +153,18 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         max_registers=255 if num_splits == 1 else None,
     )  # fmt: skip
     if num_splits > 1:
-        blocks = -(-num_heads // MERGED_HEADS)
-        launch(
-            merge_kernel, (rows.num_rows, rows.max_q_len * blocks),
-            sums, parts, out, rows.cu_q_lens, rows.first, rows.first_token, num_tokens, num_splits, num_heads, blocks,
-            HEAD_DIM=head_dim, BLOCK_H=MERGED_HEADS, BLOCK_D=block_d,
-        )  # fmt: skip
+        merge_splits(sums, parts, out, rows)
+
+
+def merge_splits(sums: torch.Tensor, parts: torch.Tensor, out: torch.Tensor, rows: Rows) -> None:
+    """Fill `out` (T, heads, D) for the rows' tokens. sums and parts: see attend_split_kernel."""
+    num_splits, _, num_heads, head_dim = parts.shape
+    blocks = -(-num_heads // MERGED_HEADS)
+    launch(
+        merge_kernel, (rows.num_rows, rows.max_q_len * blocks),
+        sums, parts, out, rows.cu_q_lens, rows.first, rows.first_token, rows.num_tokens, num_splits, num_heads, blocks,
+        HEAD_DIM=head_dim, BLOCK_H=MERGED_HEADS, BLOCK_D=padded_dim(head_dim),
+    )  # fmt: skip
 
 
 def tile_lines(group: int) -> int:

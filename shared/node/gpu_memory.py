@@ -5,8 +5,6 @@
 
 Graphs are captured later, in the memory that Baton leaves free. If this memory runs out, steps without a graph run
 eagerly.
-
-This code never ran on a GPU: the tests use a virtual GPU.
 """
 
 from __future__ import annotations

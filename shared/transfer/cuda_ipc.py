@@ -1,8 +1,8 @@
 """Transport `cuda_ipc`, within one host: the receiver opens the sender's GPU memory, and the receiver's GPU copies
 pages.
 
-The code follows torch.multiprocessing's tensor sharing, without pickle. It has **never run on hardware**: tests use a
-virtual GPU in one process.
+The code follows torch.multiprocessing's tensor sharing, without pickle. It ran between processes of one H100, not
+between GPUs; tests use a virtual GPU in one process.
 """
 
 from __future__ import annotations

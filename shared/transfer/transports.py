@@ -28,7 +28,8 @@ from shared.transfer.torch_groups import make_torch_group
 
 # best first, until speeds are measured
 PREFERENCE = ("cuda_ipc", "shm", "nccl", "nixl", "zmq", "gloo")
-UNTRIED = ("cuda_ipc", "nccl", "nixl")  # never run on hardware, so they must be chosen by name
+# only by name: nccl and nixl never ran on hardware, cuda_ipc only within one GPU
+UNTRIED = ("cuda_ipc", "nccl", "nixl")
 SAME_HOST = ("cuda_ipc", "shm")
 NAMESPACES = ("pid", "user")  # in /proc/self/ns; a process in other namespaces can't open our descriptors
 
@@ -73,7 +74,7 @@ def about_transports(device: str) -> str:
     """Explain what `auto` leaves out for pages on `device`."""
     left_out = [name for name in usable_transports(device) if name in UNTRIED]
     staged = "" if device == "cpu" else "through pinned host memory"
-    only = f"{', '.join(left_out)} only by name: never run on hardware" if left_out else ""
+    only = f"{', '.join(left_out)} only by name: not tried between GPUs" if left_out else ""
     return "; ".join(filter(None, [staged, only]))
 
 

@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from tests.gpu.place import DEVICES, NotHere, make_place
-from tests.gpu.plan import CHECKS_PACKAGE, Check, check_named
+from tests.gpu.place import DEVICES, make_place
+from tests.gpu.plan import CHECKS_PACKAGE, Check, NotHere, check_named
 
 EXIT_NOT_HERE = 77
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from shared.device.torch_cuda import TorchCuda
+from tests.gpu.plan import NotHere
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
 
 DEVICES = ("cuda", "virtual")
-
-
-class NotHere(Exception):
-    """The check can't be run in this place; says why."""
 
 
 class OneCuda(TorchCuda):
@@ -25,9 +23,9 @@ class OneCuda(TorchCuda):
 
 
 class CudaPlace:
-    """`tiny`: whether shapes are as small as they get."""
+    """`tiny`: whether shapes are as small as they get. `computes`: whether tensors hold numbers."""
 
-    tiny = False
+    tiny, computes = False, True
 
     def __init__(self) -> None:
         self.gpu = OneCuda()
@@ -71,7 +69,7 @@ class CudaPlace:
 
 
 class VirtualPlace:
-    tiny = True
+    tiny, computes = True, True
 
     def __init__(self, gpu: VirtualGpu | None = None) -> None:
         self.gpu = gpu or make_device("eager")
@@ -90,6 +88,18 @@ class VirtualPlace:
         """None: the virtual device's kernels run on the host, and take no time of their own."""
         work()
         return None
+
+
+class MetaPlace:
+    """The checks of kernels at real sizes, without numbers: a test records what they launch."""
+
+    tiny, computes = False, False
+
+    @dataclass(frozen=True, slots=True)
+    class Gpu:
+        device = torch.device("meta")
+
+    gpu = Gpu()
 
 
 Place = CudaPlace | VirtualPlace

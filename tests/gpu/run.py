@@ -1,12 +1,12 @@
-"""Runs the checks on a GPU, goes on where the last run stopped, and writes what was found.
+"""Runs the checks on a GPU, several at a time, and writes what was found.
 
-    python -m tests.gpu.run test|bench [--out build/gpu] [--minutes 9]
+    python -m tests.gpu.run right|fast|served [--keep FOLDER] [--only NAME] [--jobs N]
 
-Each check is a process of its own. Results come to the folder as they are found: results.jsonl (the book that the next
-run reads), summary.json, report.md, log.txt. A run stops before a check that may not fit into its minutes: the same
-command goes on there. So it may be run in pieces, on a machine that is lent for minutes; take the folder along.
-It needs no network. Packages that are missing are taken from --wheels, which `python -m tests.gpu.wheels` fills
-on a machine with network.
+right: is it right? fast: how fast is it? served: router, prefill and decode with a real model. Each ends by a clock of
+its own (seven, four and three minutes), whatever hangs. Each check is a process of its own. Results come to build/gpu
+as they are found: results.jsonl (the book), summary.json, report.md, log.txt; with --keep they are copied to that
+folder, too. The next script adds to them, and the same command again goes on with what is left. It needs no network:
+packages and the model that are missing come from build/gpu-pack, which `make gpu-pack` fills where there is one.
 
 Exit status: 0 when all checks are done and well, 1 when one failed, 75 when none failed and some are left.
 """
@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,65 +26,111 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tests.gpu.book import BAD, FAILED, PASSED, SKIPPED, Book, Outcome
-from tests.gpu.page import write_results
-from tests.gpu.plan import CHECKS, HANG_GUARD_S, PLANS, Check, checks_of
-from tests.gpu.wheels import OUT as WHEELS
-from tests.gpu.wheels import install_missing
+from tests.gpu.pack import install_missing
+from tests.gpu.page import measured_by, write_results
+from tests.gpu.plan import CHECKS, HANG_GUARD_S, MEASURED, SCRIPTS, Check
 
 ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "build" / "gpu"
 EXIT_FAILED, EXIT_LEFT, EXIT_NOT_HERE = 1, 75, 77
 LAST_WORDS = 4000  # characters of a check's output that its result keeps
 SOURCES = ("shared", "router", "prefill_node", "decode_node", "deploy", "tests/gpu", "tests/support")
-Start = Callable[[Check], Outcome]
+LAST_WORDS_S = 5.0  # of a check that is ended, to write down where its threads are
+POLL_S = 0.05
+THREADS = "2"  # of torch, in each of several checks
+
+
+class Running(Protocol):
+    """A check under way."""
+
+    def poll(self) -> Outcome | None:
+        """Return what came out, once. None: it goes on."""
+        ...
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[Check, float], Running]  # the time.monotonic() at which it has to be over
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    site = install_missing(args.wheels)
+    began = time.monotonic()
+    script = SCRIPTS[args.script]
+    checks = tuple(check for check in script.checks if not args.only or check.name in args.only)
+    if not checks:
+        raise SystemExit(f"nothing was run: {args.script} has no such check. It has: {names(script.checks)}")
+    site = install_missing()
     facts = machine(args.device, site)
     book = Book(args.out)
     book.begin_run(facts, code_digest())
     print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
-    if args.again:
-        for name in [name for name, recorded in book.ended.items() if recorded.outcome.state in BAD]:
-            book.forget(name)
-    start = Process(args.device, args.out / "log.txt", site)
-    checks = checks_of(args.plan)
-    try:
-        run(book, checks, start, args.minutes * 60, lambda: write_results(book, CHECKS, args.out))
-    finally:
+    for name in args.only:  # named ones are run again
+        book.forget(name)
+    jobs = args.jobs or script.jobs
+    start = Processes(args.device, args.out / "log.txt", site, THREADS if jobs > 1 else None)
+
+    def write() -> None:
         write_results(book, CHECKS, args.out)
+        if args.keep is not None:
+            args.keep.mkdir(parents=True, exist_ok=True)
+            for file in filter(Path.is_file, args.out.iterdir()):
+                shutil.copyfile(file, args.keep / file.name)
+
+    try:
+        run(book, checks, start, began + script.most_s - 2 * LAST_WORDS_S, jobs, write)
+    finally:
+        write()
+    if args.renew:
+        MEASURED.write_text(json.dumps(measured_by(book, CHECKS), indent=1) + "\n", encoding="utf-8")
     return conclude(book, checks, args.out)
+
+
+def names(checks: Sequence[Check]) -> str:
+    return "; ".join(check.name for check in checks)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plan", choices=PLANS, help="test: is it right? bench: how fast is it?")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu", help="results (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=9.0, help="of this run (default: %(default)g)")
-    parser.add_argument("--again", action="store_true", help="checks that failed are run again")
-    parser.add_argument("--wheels", type=Path, default=WHEELS, help="folder of packages (default: %(default)s)")
+    parser.add_argument("script", choices=SCRIPTS, help="pair: of a machine with two GPUs")
+    parser.add_argument("--out", type=Path, default=OUT, help="results (default: %(default)s)")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="results are copied there, too, as they come")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this check, again; more than once")
+    parser.add_argument("--jobs", type=int, default=0, help="checks at a time (default: 8 for right, else 1)")
+    parser.add_argument("--renew", action="store_true", help="what was measured is what later reports compare with")
     parser.add_argument(
         "--device", choices=("cuda", "virtual"), default="cuda", help="virtual: the tests' own, with tiny shapes"
     )
     return parser.parse_args(argv)
 
 
-def run(book: Book, checks: Sequence[Check], start: Start, budget_s: float, on_end: Callable[[], None]) -> None:
-    """Start what is left, one after the other, as far as the budget goes; the first in any case."""
-    began = time.monotonic()
+def run(
+    book: Book, checks: Sequence[Check], start: Start, ends_at: float, jobs: int, on_end: Callable[[], None]
+) -> None:
+    """Start what is left, `jobs` at a time. At `ends_at` (of time.monotonic) none runs any more: those under way have
+    failed, the others are left."""
     left = [check for check in checks if book.is_left(check.name)]
-    for number, check in enumerate(left):
-        if number and time.monotonic() - began + check.seconds > budget_s:
-            return
-        book.begin(check.name)
-        outcome = start(check)
-        book.end(outcome)
-        print(f"{outcome.state:<8} {outcome.seconds:5.0f} s  {check.name}  {brief(outcome)}", flush=True)
-        on_end()
+    running: list[Running] = []
+    try:
+        while running or (left and time.monotonic() < ends_at):
+            while left and len(running) < jobs and time.monotonic() < ends_at:
+                check = left.pop(0)
+                book.begin(check.name)
+                running.append(start(check, min(ends_at, time.monotonic() + HANG_GUARD_S)))
+            for one in list(running):
+                outcome = one.poll()
+                if outcome is not None:
+                    running.remove(one)
+                    book.end(outcome)
+                    print(f"{outcome.state:<8} {outcome.seconds:5.0f} s  {outcome.name}  {brief(outcome)}", flush=True)
+                    on_end()
+            time.sleep(POLL_S)
+    finally:
+        for one in running:
+            one.kill()
 
 
 def brief(outcome: Outcome) -> str:
@@ -96,65 +143,88 @@ def conclude(book: Book, checks: Sequence[Check], out: Path) -> int:
     """Say what there is, and what to do next."""
     outcomes = [book.outcome(check.name) for check in checks]
     bad = [outcome.name for outcome in outcomes if outcome is not None and outcome.state in BAD]
-    left = [check.name for check, outcome in zip(checks, outcomes, strict=True) if outcome is None]
-    print(f"\n{len(checks) - len(left)} of {len(checks)} checks done; results: {out}")
+    left = [check for check, outcome in zip(checks, outcomes, strict=True) if outcome is None]
+    print(f"\n{len(checks) - len(left)} of {len(checks)} checks done; results: {out / 'report.md'}")
     if bad:
-        print(f"not well: {'; '.join(bad)} (see {out / 'report.md'})")
+        print(f"not well: {'; '.join(bad)}")
     if left:
-        print(f"left: {'; '.join(left)}\ngo on with the same command")
+        print(f"left: {names(left)}\ngo on with the same command")
     return EXIT_FAILED if bad else EXIT_LEFT if left else 0
 
 
-class Process:
-    """Runs a check in a process of its own, whose children go with it."""
+class Processes:
+    """Starts checks, each in a process of its own, whose children go with it."""
 
-    def __init__(self, device: str, log: Path, site: Path | None) -> None:
+    def __init__(self, device: str, log: Path, site: Path | None, threads: str | None = None) -> None:
         self._device, self._log = device, log
-        self._environment = environment(site)
+        self._environment = environment(site) | ({} if threads is None else {"OMP_NUM_THREADS": threads})
 
-    def __call__(self, check: Check) -> Outcome:
-        with tempfile.TemporaryDirectory() as folder:
-            result, said = Path(folder) / "result.json", Path(folder) / "said.txt"
-            command = [sys.executable, "-m", "tests.gpu.one", check.name, "--device", self._device]
-            began = time.monotonic()
-            status = guarded([*command, "--result", str(result)], said, self._environment, HANG_GUARD_S)
-            seconds = time.monotonic() - began
-            words = said.read_text(encoding="utf-8", errors="replace")
-            with self._log.open("a", encoding="utf-8") as log:
-                log.write(f"== {check.name}: status {status} after {seconds:.0f} s\n{words}\n")
-            if status == 0 and result.exists():
-                return Outcome(check.name, PASSED, seconds, json.loads(result.read_text(encoding="utf-8")))
-        if status == EXIT_NOT_HERE:
-            return Outcome(check.name, SKIPPED, seconds, {}, words.strip())
-        return Outcome(check.name, FAILED, seconds, {}, f"{words[-LAST_WORDS:]}\n{reason(status)}")
+    def __call__(self, check: Check, ends_at: float) -> Process:
+        command = [sys.executable, "-m", "tests.gpu.one", check.name, "--device", self._device]
+        return Process(check.name, command, self._environment, ends_at, self._log)
 
 
-def guarded(command: Sequence[str], said: Path, environment: dict[str, str], guard_s: float) -> int | None:
-    """Exit status; None where it hung. Whatever happens, nothing of it is left running."""
-    with said.open("wb") as sink:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            return process.wait(guard_s)
-        except subprocess.TimeoutExpired:
+class Process:
+    """A check's. What it says is appended to `log` when it ends."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: dict[str, str], ends_at: float, log: Path
+    ) -> None:
+        self._name, self._ends_at, self._log = name, ends_at, log
+        self._folder = tempfile.TemporaryDirectory()
+        self._result, self._said = (Path(self._folder.name) / name for name in ("result.json", "said.txt"))
+        self._began, self._is_late = time.monotonic(), False
+        with self._said.open("wb") as sink:
+            self._process = subprocess.Popen(
+                [*command, "--result", str(self._result)],
+                cwd=ROOT, env=environment, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def poll(self) -> Outcome | None:
+        """At the end of its time, its threads are asked where they are, then it is killed."""
+        now = time.monotonic()
+        if self._process.poll() is None and now < self._ends_at:
             return None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        if self._process.poll() is None and not self._is_late:
+            self._is_late = True
+            self._process.send_signal(signal.SIGABRT)
+        if self._process.poll() is None and now < self._ends_at + LAST_WORDS_S:
+            return None
+        return self._outcome()
+
+    def kill(self) -> None:
+        """Nothing of it is left running."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._folder.cleanup()
+
+    def _outcome(self) -> Outcome:
+        status, seconds = self._process.poll(), time.monotonic() - self._began
+        words = self._said.read_text(encoding="utf-8", errors="replace")
+        found = json.loads(self._result.read_text(encoding="utf-8")) if self._result.exists() else None
+        self.kill()
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(f"== {self._name}: status {status} after {seconds:.0f} s\n{words}\n")
+        if self._is_late:
+            return Outcome(
+                self._name, FAILED, seconds, {}, f"{words[-LAST_WORDS:]}\nended: no end after {seconds:.0f} s"
+            )
+        if status == 0 and found is not None:
+            return Outcome(self._name, PASSED, seconds, found)
+        if status == EXIT_NOT_HERE:
+            return Outcome(self._name, SKIPPED, seconds, {}, words.strip())
+        return Outcome(self._name, FAILED, seconds, {}, f"{words[-LAST_WORDS:]}\n{reason(status)}")
 
 
 def reason(status: int | None) -> str:
-    if status is None:
-        return f"ended: no end after {HANG_GUARD_S:.0f} s"
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    return f"signal {signal.Signals(-status).name}" if status is not None and status < 0 else f"exit status {status}"
 
 
 def environment(site: Path | None) -> dict[str, str]:
     """For processes of this checkout, which need not be installed, and theirs; without a word to any network."""
     paths = [str(ROOT), *([] if site is None else [str(site)]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    quiet = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    quiet = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -7,7 +7,7 @@
 Refused: registers that spill, more than 255 of them, more shared memory than the chip gives one block, and in kernels
 that must have the CPU's bits (EXACT in their module) contracted products, divisions that are not rounded to nearest,
 approximations, and small numbers taken for 0.
-What compiled is kept by its source's hash, so that a second run looks up. Nothing here has run on a GPU.
+What compiled is kept by its source's hash, so that a second run looks up.
 """
 
 from __future__ import annotations

@@ -20,17 +20,20 @@ def write_tiny_llama(
     hidden: int = 128,
     inner: int = 192,
     layers: int = 3,
+    vocab: int = VOCAB,
+    context: int = 512,
+    dtype: torch.dtype = torch.float32,
 ) -> Path:
     """Biases on q, k and v, its own head. Large weights, so that greedy answers wander."""
     generator = torch.Generator().manual_seed(11)
 
     def draw(*shape: int, scale: float = 0.15) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * scale
+        return (torch.randn(shape, generator=generator) * scale).to(dtype)
 
     tensors = {
-        "model.embed_tokens.weight": draw(VOCAB, hidden, scale=1.0),
+        "model.embed_tokens.weight": draw(vocab, hidden, scale=1.0),
         "model.norm.weight": 1 + draw(hidden),
-        "lm_head.weight": draw(VOCAB, hidden, scale=0.5),
+        "lm_head.weight": draw(vocab, hidden, scale=0.5),
     }
     for layer in range(layers):
         at = f"model.layers.{layer}."
@@ -47,7 +50,7 @@ def write_tiny_llama(
     save_file(tensors, folder / "model.safetensors")
     config = {
         "architectures": ["Qwen2ForCausalLM"],
-        "vocab_size": VOCAB,
+        "vocab_size": vocab,
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
@@ -56,7 +59,7 @@ def write_tiny_llama(
         "head_dim": head_dim,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": context,
         "eos_token_id": 1,
     }
     (folder / "config.json").write_text(json.dumps(config))

@@ -34,7 +34,7 @@ def test_a_good_gpu_is_ok_and_untried_parts_are_named() -> None:
     assert (well.level, well.where) == (OK, "GPU 0 (H100)")
     for told in ("70.0 of 80.0 GiB free", "50.0 GB/s to it", "5e-07", "CUDA 13.0", "driver 580.1"):
         assert told in well.what
-    assert untried.level == LOOK and "never run on a GPU" in untried.what and "make test-gpu" in untried.what
+    assert untried.level == LOOK and "have run on an H100 only" in untried.what and "make test-gpu" in untried.what
 
 
 @pytest.mark.parametrize(

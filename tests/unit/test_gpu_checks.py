@@ -1,10 +1,13 @@
 """The checks for a GPU and their runner, on the virtual GPU: every check with tiny shapes, a run that is cut off, a
-check that fails, one that hangs."""
+check that fails, one that hangs; and whether they launch what real models do."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import json
+import lzma
 import os
 import signal
 import subprocess
@@ -14,24 +17,32 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
 from shared.engine.future_map import FutureMap
-from tests.gpu import plan, run, wheels
+from tests.gpu import pack, plan, run
 from tests.gpu.book import CUT_OFF, FAILED, FILE, PASSED, SKIPPED, Book, Outcome
-from tests.gpu.checks import kernels, streams, values
+from tests.gpu.checks import kernels, real, streams, values
 from tests.gpu.one import run_check
 from tests.gpu.page import PAGE, SUMMARY
-from tests.gpu.place import NotHere, Place
-from tests.gpu.plan import CHECKS, Check, checks_of
+from tests.gpu.place import MetaPlace, Place
+from tests.gpu.plan import CHECKS, MODELS, SCRIPTS, Check, NotHere
 from tests.support.patience import HANG_GUARD_S
 from tests.support.virtual_gpu.device import VirtualStream
 
 ONE_PROCESS = ("another process's memory", "two nodes over cuda_ipc, one killed")  # what a virtual GPU can't have
-LONG = ("kernels, draws", "two nodes over zmq, one killed")  # half a minute each
+# half a minute each on a quiet machine
+LONG = (
+    "kernels, draws", "sampling of real vocabularies", "two nodes over zmq, one killed",
+    "cost of --deterministic, 0.6B",
+    *(check.name for check in (*SCRIPTS["served"].checks, *SCRIPTS["pair"].checks)),
+    *(f"attention of {name}" for name in MODELS[1:]),  # the virtual GPU's is one tiny model's
+)  # fmt: skip
+WITH_KERNELS = ("kernels.", "kernel_speed.", "real.")
 
 
 @pytest.mark.slow
@@ -40,7 +51,7 @@ LONG = ("kernels, draws", "two nodes over zmq, one killed")  # half a minute eac
     [pytest.param(check, marks=[pytest.mark.long] if check.name in LONG else [], id=check.name) for check in CHECKS],
 )
 def test_every_check_runs_on_the_virtual_gpu(check: Check) -> None:
-    if check.run.startswith("kernels."):
+    if check.run.startswith(WITH_KERNELS):
         pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
     if check.name in ONE_PROCESS:
         with pytest.raises(NotHere, match="process's own"):
@@ -79,6 +90,17 @@ def wrong_draws(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(values, "sample_tensors", sample)
 
 
+def wrong_split(patch: pytest.MonkeyPatch) -> None:
+    attend = real.Exact.attend
+
+    def further(self: real.Exact, *args: object) -> torch.Tensor:
+        rounded = attend(self, *args)
+        self.exact += 1e-2
+        return rounded
+
+    patch.setattr(real.Exact, "attend", further)
+
+
 def wrong_attention(patch: pytest.MonkeyPatch) -> None:
     real = kernels.TorchAttention.attend
     patch.setattr(kernels.TorchAttention, "attend", lambda self, *args: real(self, *args) + 1e-3)
@@ -87,8 +109,8 @@ def wrong_attention(patch: pytest.MonkeyPatch) -> None:
 def wrong_ids(patch: pytest.MonkeyPatch) -> None:
     real = kernels.sample_cpu
 
-    def sample(*args: object) -> object:
-        found = real(*args)
+    def sample(*args: object, **more: object) -> object:
+        found = real(*args, **more)
         return replace(found, ids=found.ids ^ 1)
 
     patch.setattr(kernels, "sample_cpu", sample)
@@ -132,6 +154,7 @@ def no_order(patch: pytest.MonkeyPatch) -> None:
         ("draws of the sampler", wrong_draws, "logprobs of case"),
         ("kernels, attention", wrong_attention, "from the reference"),
         ("kernels, draws", wrong_ids, "ids of case"),
+        ("attention of Llama-3.1-8B", wrong_split, "from float64"),
         ("streams, graphs", wrong_streams, "plain: AssertionError: r1: "),
         ("host waits in the steady state", a_hidden_wait, "syncs tests/unit/test_gpu_checks.py"),
         ("races", no_order, "is not ordered behind"),
@@ -140,7 +163,7 @@ def no_order(patch: pytest.MonkeyPatch) -> None:
 def test_a_check_fails_where_what_it_looks_for_is_wrong(
     name: str, spoil: Callable[[pytest.MonkeyPatch], None], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name.startswith("kernels, "):
+    if plan.check_named(name).run.startswith(WITH_KERNELS):
         pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
     spoil(monkeypatch)
     with pytest.raises(AssertionError) as failed:
@@ -148,18 +171,70 @@ def test_a_check_fails_where_what_it_looks_for_is_wrong(
     assert told in str(failed.value)
 
 
-def test_a_command_s_run_says_what_was_found_and_on_what(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(run, "checks_of", lambda name: [plan.check_named(n) for n in (CHECKS[0].name, ONE_PROCESS[0])])
-    assert run.main(["test", "--device", "virtual", "--out", str(tmp_path), "--wheels", str(tmp_path)]) == 0
-    told = json.loads((tmp_path / SUMMARY).read_text())
-    assert [(row["name"], row["state"]) for row in told["checks"]][0] == (CHECKS[0].name, PASSED)
+def combinations(signatures: Any) -> set[tuple[object, ...]]:
+    """Of a kernel's name and all that is compiled into it."""
+    return {(one.kernel, one.constants, one.num_warps, one.num_stages) for one in signatures}
+
+
+def launches_of(*checks: Callable[[], object]) -> set[tuple[object, ...]]:
+    launcher = importlib.import_module("shared.gpu_kernel.launcher")
+    with torch.inference_mode(), launcher.recorded() as seen:
+        for check in checks:
+            check()
+    return combinations(seen)
+
+
+def test_the_checks_launch_all_that_real_models_steps_launch() -> None:
+    """On the meta device. What steps launch is in `real_signatures`: tests/unit/test_triton_signatures.py."""
+    pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
+    from tests.support import ahead
+
+    real_ones = combinations(
+        one for module in ahead.kernel_modules() for one in importlib.import_module(module).real_signatures()
+    )
+    place: Any = MetaPlace()
+    attention = [lambda name=name: real.attention(place, name) for name in MODELS]
+    others = [real.merge, real.blocks, real.products, real.sampling, real.pages, real.preparing, kernels.draws]
+    checks = [*attention, *(lambda check=check: check(place) for check in others)]
+    assert len(real_ones) > 100
+    assert not real_ones - launches_of(*checks)
+    without_the_first_model = launches_of(*checks[1:])
+    lacking = {
+        (str(name), dict(constants).get("IS_SPLIT")) for name, constants, *_ in real_ones - without_the_first_model
+    }
+    assert ("shared.gpu_kernel.paged_attention:attend_split_kernel", True) in lacking, "a missing case is noticed"
+
+
+def test_checks_of_kernels_are_in_the_script_for_mistakes() -> None:
+    names = {f"real.{name}" for name, value in vars(real).items() if is_check(value)}
+    assert names == {check.run for check in SCRIPTS["right"].checks if check.run.startswith("real.")}
+    assert set(MODELS) == {check.arguments[0] for check in SCRIPTS["right"].checks if check.run == "real.attention"}
+
+
+def is_check(value: object) -> bool:
+    return (
+        callable(value)
+        and getattr(value, "__module__", "") == real.__name__
+        and (getattr(value, "__annotations__", {}).get("return") == "dict[str, object]")
+    )
+
+
+def test_a_command_s_run_says_what_was_found_and_on_what(tmp_path: Path, capsys) -> None:
+    names = ("doctor", ONE_PROCESS[0])
+    words = ["right", "--device", "virtual", "--out", str(tmp_path / "out"), "--keep", str(tmp_path / "kept")]
+    assert run.main([*words, *(word for name in names for word in ("--only", name))]) == 0
+    told = json.loads((tmp_path / "kept" / SUMMARY).read_text())
+    states = {row["name"]: row["state"] for row in told["checks"]}
+    assert states["doctor"] == PASSED and states[ONE_PROCESS[0]] == SKIPPED
     assert told["counts"] == {"not run yet": len(CHECKS) - 2, PASSED: 1, SKIPPED: 1}
     (this_run,) = told["runs"]
     assert this_run["machine"]["GPU"] == "virtual" and this_run["machine"]["torch"] and this_run["code"]
-    page = (tmp_path / PAGE).read_text()
-    assert this_run["machine"]["CPU"] in page and "| copies, products, reads | passed |" in page
-    assert "host to device, pinned, GB/s" in page and "process's own" in page
+    page = (tmp_path / "kept" / PAGE).read_text()
+    assert this_run["machine"]["CPU"] in page and "| doctor | passed |" in page and "process's own" in page
     assert "2 of 2 checks done" in capsys.readouterr().out
+    assert {file.name for file in (tmp_path / "kept").iterdir()} == {file.name for file in (tmp_path / "out").iterdir()}
+    with pytest.raises(SystemExit, match="right has no such check. It has: attention of"):
+        run.main([*words, "--only", "nothing"])
 
 
 def test_processes_find_the_checkout_wherever_they_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,36 +249,52 @@ def test_processes_find_the_checkout_wherever_they_are_started(tmp_path: Path, m
 def test_without_a_gpu_nothing_is_run_and_nothing_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SystemExit, match="nothing was run: torch .* sees no GPU here"):
-        run.main(["test", "--out", str(tmp_path), "--wheels", str(tmp_path)])
+        run.main(["right", "--out", str(tmp_path)])
     assert not (tmp_path / FILE).exists()
 
 
-def some(*names: str, seconds: float = 60.0) -> list[Check]:
-    return [Check(name, "none.none", seconds) for name in names]
+def some(*names: str) -> list[Check]:
+    return [Check(name, "none.none", 60.0) for name in names]
 
 
-def passing(check: Check) -> Outcome:
-    return Outcome(check.name, PASSED, 1.0, {"it": 1})
+class Done:
+    """A check that ends at the first look."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+    def poll(self) -> Outcome | None:
+        return self.outcome
+
+    def kill(self) -> None:
+        raise AssertionError("it has ended")
+
+
+def passing(check: Check, ends_at: float) -> Done:
+    return Done(Outcome(check.name, PASSED, 1.0, {"it": 1}))
 
 
 class CutOff(BaseException):
     """As a machine that is taken away: nothing is written any more."""
 
 
+FAR = time.monotonic() + 1e6
+
+
 def test_a_cut_run_goes_on_and_retries_its_running_check_once(tmp_path: Path) -> None:
     started: list[str] = []
 
-    def cut_in_b(check: Check) -> Outcome:
+    def cut_in_b(check: Check, ends_at: float) -> Done:
         started.append(check.name)
         if check.name == "b":
             raise CutOff
-        return passing(check)
+        return passing(check, ends_at)
 
     checks = some("a", "b", "c")
     for expected in (["a", "b"], ["b"], ["c"], []):
         book, started[:] = Book(tmp_path), []
         with contextlib.suppress(CutOff):
-            run.run(book, checks, cut_in_b, 1e9, lambda: None)
+            run.run(book, checks, cut_in_b, FAR, 1, lambda: None)
         assert started == expected
     assert [book.outcome(check.name).state for check in checks] == [PASSED, CUT_OFF, PASSED]
     assert run.conclude(book, checks, tmp_path) == run.EXIT_FAILED
@@ -211,14 +302,14 @@ def test_a_cut_run_goes_on_and_retries_its_running_check_once(tmp_path: Path) ->
 
 def test_a_line_that_was_cut_off_is_no_result(tmp_path: Path) -> None:
     book = Book(tmp_path)
-    run.run(book, some("a", "b"), passing, 1e9, lambda: None)
+    run.run(book, some("a", "b"), passing, FAR, 1, lambda: None)
     whole = (tmp_path / FILE).read_text()
     (tmp_path / FILE).write_text(whole[:-9])
     book = Book(tmp_path)
     assert book.outcome("a").state == PASSED and book.is_left("b")
-    run.run(book, some("a", "b"), passing, 1e9, lambda: None)
+    run.run(book, some("a", "b"), passing, FAR, 1, lambda: None)
     again = Book(tmp_path)
-    assert again.outcome("b") == passing(some("b")[0]) and again.tries["b"] == 2
+    assert again.outcome("b") == passing(some("b")[0], FAR).outcome and again.tries["b"] == 2
 
 
 def test_results_of_other_sources_say_nothing_of_these(tmp_path: Path) -> None:
@@ -226,42 +317,78 @@ def test_results_of_other_sources_say_nothing_of_these(tmp_path: Path) -> None:
     for code, is_left in ("first", True), ("first", False), ("second", True), ("second", False):
         book.begin_run({}, code)
         assert book.is_left("a") == Book(tmp_path).is_left("a") == is_left
-        run.run(book, checks, passing, 1e9, lambda: None)
+        run.run(book, checks, passing, FAR, 1, lambda: None)
 
 
-def test_a_run_ends_before_a_too_long_check_and_resumes_there(tmp_path: Path, capsys) -> None:
-    book, checks = Book(tmp_path), some("a", "b", "c", seconds=1e6)
-    for done in ("a", "b", "c"):
-        run.run(book, checks, passing, 5e5, lambda: None)
-        assert done in book.ended and len(book.ended) == ord(done) - ord("a") + 1
-        assert run.conclude(book, checks, tmp_path) == (0 if done == "c" else run.EXIT_LEFT)
-        assert ("go on with the same command" in capsys.readouterr().out) == (done != "c")
+def test_several_run_at_a_time_and_one_that_ends_makes_room(tmp_path: Path) -> None:
+    under_way: list[str] = []
+    most: list[int] = []
+
+    class Slow(Done):
+        looks = 0
+
+        def poll(self) -> Outcome | None:
+            self.looks += 1
+            if self.looks < 3:
+                return None
+            under_way.remove(self.outcome.name)
+            return self.outcome
+
+    def start(check: Check, ends_at: float) -> Slow:
+        under_way.append(check.name)
+        most.append(len(under_way))
+        return Slow(Outcome(check.name, PASSED, 1.0, {}))
+
+    book, checks = Book(tmp_path), some(*"abcdefg")
+    run.run(book, checks, start, FAR, 3, lambda: None)
+    assert max(most) == 3 and len(book.ended) == 7 and not under_way
 
 
-def test_a_failed_check_is_told_and_run_again_only_when_asked(tmp_path: Path, monkeypatch) -> None:
-    wrong = Check("wrong", "rates.no_such_check", 1.0)
-    monkeypatch.setattr(plan, "CHECKS", (wrong,))
-    monkeypatch.setattr(run, "CHECKS", (wrong,))
-    monkeypatch.setattr(run, "checks_of", lambda name: (wrong,))
-    words = ["test", "--device", "virtual", "--out", str(tmp_path), "--wheels", str(tmp_path)]
-    for again, tries in ((), 1), ((), 1), (("--again",), 1):
-        assert run.main([*words, *again]) == run.EXIT_FAILED
-        book = Book(tmp_path)
-        assert book.tries == {"wrong": tries} and book.outcome("wrong").state == FAILED
-        assert "KeyError: 'wrong'" in (tmp_path / PAGE).read_text()  # the process knows the real list
-    assert (tmp_path / FILE).read_text().count('"begin"') == 2
-
-
-def test_a_check_that_hangs_or_dies_costs_only_its_process_tree(tmp_path: Path) -> None:
+def test_at_its_end_a_script_ends_what_runs_and_starts_nothing(tmp_path: Path, capsys) -> None:
+    """A process that hangs tells where its threads are; its children go with it."""
     pid = tmp_path / "pid"
     child = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    hanging = [sys.executable, "-c", f"{child}; open({str(pid)!r}, 'w').write(str(p.pid)); time.sleep(600)"]
-    assert run.guarded(hanging, tmp_path / "said", dict(os.environ), guard_s=3.0) is None
-    if pid.exists() and pid.read_text():
-        wait_gone(int(pid.read_text()))
-    dying = [sys.executable, "-c", "import os; print('last', flush=True); os.abort()"]
-    status = run.guarded(dying, tmp_path / "said", dict(os.environ), guard_s=HANG_GUARD_S)
-    assert status == -signal.SIGABRT and run.reason(status) == "signal SIGABRT" and "no end" in run.reason(None)
+    code = f"{child}; open({str(pid)!r}, 'w').write(str(p.pid)); time.sleep(600)"
+    started: list[float] = []
+
+    def start(check: Check, ends_at: float) -> run.Process:
+        started.append(ends_at)
+        environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+        command = [sys.executable, "-c", code]
+        process = run.Process(check.name, command, environment, FAR, tmp_path / "log.txt")
+        deadline = time.monotonic() + HANG_GUARD_S
+        while not (pid.exists() and pid.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process._ends_at = time.monotonic()  # now it is over
+        return process
+
+    book, checks = Book(tmp_path), some("a", "b")
+    began = time.monotonic()
+    run.run(book, checks, start, began + 0.01, 1, lambda: None)
+    assert started and started[0] <= began + 0.01
+    outcome = book.ended["a"].outcome
+    assert (
+        outcome.state == FAILED and "ended: no end after" in outcome.told and "most recent call first" in outcome.told
+    )
+    wait_gone(int(pid.read_text()))
+    assert book.is_left("b") and run.conclude(book, checks, tmp_path) == run.EXIT_FAILED
+    assert "left: b\ngo on with the same command" in capsys.readouterr().out
+
+
+def test_a_check_that_dies_says_by_what(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import os; print('last', flush=True); os.abort()"]
+    process = run.Process("dying", command, dict(os.environ), FAR, tmp_path / "log.txt")
+    outcome = ended(process)
+    assert outcome.state == FAILED and outcome.told == "last\n\nsignal SIGABRT"
+
+
+def ended(process: run.Process) -> Outcome:
+    deadline = time.monotonic() + HANG_GUARD_S
+    while (outcome := process.poll()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return outcome
 
 
 def wait_gone(pid: int) -> None:
@@ -271,10 +398,22 @@ def wait_gone(pid: int) -> None:
         time.sleep(0.02)
 
 
+def test_a_failed_check_is_told_and_run_again_only_when_named(tmp_path: Path, monkeypatch) -> None:
+    wrong = Check("wrong", "rates.no_such_check", 1.0)
+    monkeypatch.setattr(run, "CHECKS", (wrong,))
+    monkeypatch.setitem(SCRIPTS, "fast", replace(SCRIPTS["fast"], checks=(wrong,)))
+    words = ["fast", "--device", "virtual", "--out", str(tmp_path)]
+    for again, begun in ((), 1), ((), 1), (("--only", "wrong"), 2):
+        assert run.main([*words, *again]) == run.EXIT_FAILED
+        book = Book(tmp_path)
+        assert book.outcome("wrong").state == FAILED and book.tries == {"wrong": 1}
+        assert "KeyError: 'wrong'" in (tmp_path / PAGE).read_text()  # the process knows the real list
+        assert (tmp_path / FILE).read_text().count('"begin"') == begun
+
+
 def test_the_whole_command_killed_in_the_middle_goes_on(tmp_path: Path) -> None:
     """Really killed, with a real check under way."""
-    command = [sys.executable, "-m", "tests.gpu.run", "bench", "--device", "virtual", "--out", str(tmp_path)]
-    command += ["--wheels", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.gpu.run", "fast", "--device", "virtual", "--out", str(tmp_path)]
     first = subprocess.Popen(command, cwd=run.ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + HANG_GUARD_S
     while not (tmp_path / FILE).exists() or '"begin"' not in (tmp_path / FILE).read_text():
@@ -285,37 +424,80 @@ def test_the_whole_command_killed_in_the_middle_goes_on(tmp_path: Path) -> None:
     assert first.wait(HANG_GUARD_S) == 128 + signal.SIGTERM
     for child in children:
         wait_gone(child.pid)
-    book = Book(tmp_path)
-    name = checks_of("bench")[0].name
-    assert book.tries == {name: 1} and book.is_left(name)
-    run.run(book, checks_of("bench")[:1], run.Process("virtual", tmp_path / "log.txt", None), 0.0, lambda: None)
-    assert book.outcome(name).state == PASSED and book.tries == {name: 2}
+    book, check = Book(tmp_path), SCRIPTS["fast"].checks[0]
+    assert book.tries == {check.name: 1} and book.is_left(check.name)
+    start = run.Processes("virtual", tmp_path / "log.txt", None)
+    run.run(book, [check], start, time.monotonic() + HANG_GUARD_S, 1, lambda: None)
+    assert book.outcome(check.name).state == PASSED and book.tries == {check.name: 2}
 
 
-def test_three_runs_of_nine_minutes_are_thought_to_be_enough() -> None:
-    assert sum(check.seconds for check in CHECKS) <= 28 * 60
-    assert all(check.seconds < plan.HANG_GUARD_S < 9 * 60 for check in CHECKS)
-    assert len({check.name for check in CHECKS}) == len(CHECKS) and all(check.plans for check in CHECKS)
+def test_each_script_is_thought_to_fit_into_its_time() -> None:
+    """Checks are taken in order, each by the first that is free."""
+    for name, script in SCRIPTS.items():
+        free = [0.0] * script.jobs
+        for check in script.checks:
+            assert check.seconds < plan.HANG_GUARD_S
+            free[free.index(min(free))] += check.seconds
+        assert max(free) < 0.8 * script.most_s, name
+    assert sum(script.most_s for name, script in SCRIPTS.items() if name != "pair") <= 15 * 60
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+
+
+def test_what_a_run_measured_is_what_later_ones_expect(tmp_path: Path, monkeypatch) -> None:
+    known = tmp_path / "measured.json"
+    monkeypatch.setattr(run, "MEASURED", known)
+    words = ["fast", "--device", "virtual", "--out", str(tmp_path / "out"), "--only", "copies, products, reads"]
+    assert run.main([*words, "--renew"]) == 0
+    told = json.loads(known.read_text())
+    assert told["machine"]["GPU"] == "virtual" and told["seconds"].keys() == told["figures"].keys()
+    figures = told["figures"]["copies, products, reads"]
+    monkeypatch.setattr("tests.gpu.page.measured", lambda: told)
+    assert run.main(words) == 0
+    page = (tmp_path / "out" / PAGE).read_text()
+    assert f"| {figures['host to device, pinned, GB/s']:,.4g} |" in page and "Figures of before: virtual, 20" in page
 
 
 def test_packed_packages_are_those_a_node_needs_beside_torch() -> None:
-    wanted = {line.split("==")[0] for line in wheels.wanted()}
+    wanted = {line.split("==")[0] for line in pack.wanted([])}
     assert {"pyzmq", "msgspec", "starlette", "uvicorn", "httptools", "gguf", "llguidance"} <= wanted
     assert not wanted & {"torch", "numpy", "numba", "llvmlite"}
+    assert {line.split("==")[0] for line in pack.wanted(["gguf", "pyzmq"])} == wanted - {"gguf", "pyzmq"}
+
+
+def test_packs_are_filled_to_their_size_and_joined_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.urandom(3 * pack.MIB)  # can't be compressed
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "some.whl").write_bytes(b"0" * (pack.MIB // 4))
+    packs = pack.share_out(lzma.compress(whole), tmp_path, pack.MIB * 3 // 2)
+    sizes = [sum(file.stat().st_size for file in folder.iterdir()) for folder in packs]
+    assert [folder.name for folder in packs] == ["1", "2", "3"] and sizes[:2] == [pack.MIB * 3 // 2] * 2
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(pack, "OUT", tmp_path)
+    last = packs[-1].rename(tmp_path / "not here")
+    (part,) = last.iterdir()
+    hidden = part.rename(last / "hidden")
+    with pytest.raises(NotHere, match="not all: model.part1, model.part2"):
+        pack.find_model(tmp_path)
+    hidden.rename(part)
+    assert Path(pack.find_model(tmp_path)).read_bytes() == whole
+    with pytest.raises(SystemExit, match="give --mib more"):
+        pack.share_out(whole, tmp_path, pack.MIB // 8)
 
 
 def test_packages_that_are_there_are_not_installed_again(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
     for name in ("msgspec-0.22.0-py3-none-any.whl", "no_such_package_at_all-1.0-py3-none-any.whl"):
-        (tmp_path / name).touch()
-    there, missing = sorted(tmp_path.glob("*.whl"))
-    assert wheels.is_installed(there) and not wheels.is_installed(missing)
+        (tmp_path / "1" / name).touch()
+    there, missing = sorted(tmp_path.glob("*/*.whl"))
+    assert pack.is_installed(there) and not pack.is_installed(missing)
     missing.unlink()
-    assert wheels.install_missing(tmp_path) is None
+    assert pack.install_missing(tmp_path) is None
 
 
 def test_missing_packages_are_installed_once_beside_the_others(tmp_path: Path) -> None:
     """Without network, from the folder alone; an installation that was cut off is begun again."""
-    with zipfile.ZipFile(tmp_path / "a_baton_test_package-1.0-py3-none-any.whl", "w") as wheel:
+    (tmp_path / "1").mkdir()
+    with zipfile.ZipFile(tmp_path / "1" / "a_baton_test_package-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("a_baton_test_package.py", "ANSWER = 42\n")
         info = "a_baton_test_package-1.0.dist-info"
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: a-baton-test-package\nVersion: 1.0\n")
@@ -323,11 +505,11 @@ def test_missing_packages_are_installed_once_beside_the_others(tmp_path: Path) -
         wheel.writestr(f"{info}/RECORD", "")
     (tmp_path / "site.half").mkdir()
     (tmp_path / "site.half" / "torn.py").touch()
-    site = wheels.install_missing(tmp_path)
+    site = pack.install_missing(tmp_path)
     assert site is not None and not (site / "torn.py").exists()
     command = [sys.executable, "-c", "import a_baton_test_package as it; print(it.ANSWER)"]
     done = subprocess.run(command, env=run.environment(site), capture_output=True, text=True, check=True)
     assert done.stdout == "42\n"
     written = (site / "a_baton_test_package.py").stat().st_mtime_ns
-    assert wheels.install_missing(tmp_path) == site
+    assert pack.install_missing(tmp_path) == site
     assert (site / "a_baton_test_package.py").stat().st_mtime_ns == written

@@ -15,8 +15,8 @@ SLOW_COPY_BYTES_PER_S = 2e9
 MOST_DIFFERENCE = 1e-3
 INSTALL = "install a torch built for your driver's CUDA version: https://pytorch.org/get-started/locally"
 OPEN = (
-    "not tried: order of work under load, hand-offs between processes, speed. Baton was never run on a GPU: "
-    "`make test-gpu` in a checkout tries the rest"
+    "not tried: order of work under load, hand-offs between processes, speed. Baton's checks have run on an H100 only: "
+    "`make test-gpu` in a checkout runs them here"
 )
 
 

@@ -48,6 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="also try this machine's GPUs; takes seconds and a few hundred MB of each. Baton was never run on a GPU",
+        help="also try this machine's GPUs; takes seconds and a few hundred MB of each",
     )
     parser.add_argument("--json", action="store_true", help="findings as JSON")

@@ -1,33 +1,40 @@
 """A prefill node and two decode nodes, processes of one GPU, behind a router: one decode node is killed in the middle
-of all streams, and each stream is that of a pair on the CPU."""
+of all streams, and each stream is that of a pair on the CPU. And the same streams on two GPUs."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 import httpx
 import tokenizers
 
-from tests.gpu.place import NotHere, Place
-from tests.support.cluster import Cluster, baton_up
+from tests.gpu.place import Place
+from tests.gpu.plan import NotHere
+from tests.support.cluster import ROOT, Cluster, baton_up
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
+from tests.support.router_process import RouterProcess
 from tests.support.tiny_llama import VOCAB, write_tiny_llama
 
 STREAMS, TINY_STREAMS = 8, 4  # rounding may turn one draw in some hundred thousand: so not too many
 TOKENS, TINY_TOKENS = 120, 300  # the last stream must have begun before the first ends
+SHORTEST = 40  # prompt: a shorter one would be computed where it is decoded, without a hand-off
 KILLED_AFTER = 8  # tokens of each stream
 FLAGS = (
     "--dtype", "float32", "--kv-bytes", "64MiB", "--heartbeat-s", "0.1", "--node-silence-s", str(SILENCE_S),
     "--silence-s", str(SILENCE_S), "--decode", "2", "--policy", "round_robin",  # so that either has streams
 )  # fmt: skip
 Streams = list[list[int]]
-Strike = Callable[[Cluster, Streams], Coroutine[None, None, None]]
+Strike = Callable[[Cluster, Streams, int], Coroutine[None, None, None]]  # the int: tokens of a whole stream
 
 
 def pair(place: Place, transport: str) -> dict[str, object]:
@@ -38,35 +45,100 @@ def pair(place: Place, transport: str) -> dict[str, object]:
         folder = write_tiny_llama(Path(name) / "model")
         write_tokenizer(folder)
         flags = ("--model", str(folder), *FLAGS)
-        wanted = run(Path(name), (*flags, "--device", "cpu"), leave_alone, place.tiny)[0]
+        wanted = run(Path(name), (*flags, "--device", "cpu"), None, place.tiny)[0]
         device = "cpu" if place.tiny else "cuda"
         got, resumed = run(Path(name), (*flags, "--device", device, "--transport", transport), kill_one, place.tiny)
+        assert f"transport={transport}" in (Path(name) / "up.log").read_text(), "no hand-off took it"
     assert got == wanted, f"{sum(a != b for a, b in zip(got, wanted, strict=True))} of {len(wanted)} streams differ"
     assert resumed > 0, "no stream was the killed node's"
     return {"streams": len(got), "tokens": sum(map(len, got)), "resumed": resumed}
 
 
-def run(folder: Path, flags: tuple[str, ...], strike: Strike, tiny: bool) -> tuple[Streams, int]:
+def run(folder: Path, flags: tuple[str, ...], strike: Strike | None, tiny: bool) -> tuple[Streams, int]:
     """(token ids of all streams, how many requests went on elsewhere)."""
     with baton_up(folder / "up.log", *flags) as cluster:
-        got = asyncio.run(stream_all(cluster, strike, tiny))
+        got = asyncio.run(stream_all(cluster.url, tiny, cluster, strike))
         cluster.eventually(cluster.at_rest, "all pages and rows are back")
         return got, int(cluster.metrics()["baton_resumed_total", ""])
 
 
-async def stream_all(cluster: Cluster, strike: Strike, tiny: bool) -> Streams:
+def across(place: Place, transport: str) -> dict[str, object]:
+    """A prefill node on one GPU, a decode node on another: the streams of a pair on the CPU. On the virtual GPU both
+    compute on the CPU, and take a transport of the CPU's."""
+    if not place.tiny and place.gpu.device_count() < 2:
+        raise NotHere("this machine has one GPU")
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_tiny_llama(Path(name) / "model")
+        write_tokenizer(folder)
+        wanted = run(Path(name), ("--model", str(folder), *FLAGS, "--device", "cpu"), None, place.tiny)[0]
+        on = {"cuda_ipc": "shm", "nccl": "gloo"}[transport] if place.tiny else transport
+        with two_nodes(Path(name), str(folder), on, "cpu" if place.tiny else "cuda") as url:
+            got = asyncio.run(stream_all(url, place.tiny))
+        assert f"transport={on}" in (Path(name) / "prefill.log").read_text(), logs_of(Path(name))
+    assert got == wanted, f"{sum(a != b for a, b in zip(got, wanted, strict=True))} of {len(wanted)} streams differ"
+    return {"streams": len(got), "tokens": sum(map(len, got))}
+
+
+NODE_FLAGS = ("--dtype", "float32", "--kv-bytes", "64MiB", "--trust-network")
+
+
+@contextlib.contextmanager
+def two_nodes(logs: Path, model: str, transport: str, device: str) -> Iterator[str]:
+    """The URL of their router. Each node's first GPU is its own; each also sees the other's, as cuda_ipc needs."""
+    router = RouterProcess(model=model)
+    nodes = []
+    try:
+        for role, visible in (("prefill", "0,1"), ("decode", "1,0")):
+            command = [sys.executable, "-m", "deploy.cli", role, "--model", model, "--router", router.nodes]
+            command += ["--device", device, "--transport", transport, *NODE_FLAGS]
+            with (logs / f"{role}.log").open("wb") as log:
+                environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
+                nodes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
+        deadline = time.monotonic() + HANG_GUARD_S
+        while sum("node is here" in line for line in router.lines) < len(nodes):
+            assert time.monotonic() < deadline and all(node.poll() is None for node in nodes), logs_of(logs)
+            time.sleep(0.1)
+        yield router.url
+    finally:
+        for node in nodes:
+            node.terminate()
+        for node in nodes:
+            node.wait(HANG_GUARD_S)
+        router.stop()
+
+
+def logs_of(folder: Path) -> str:
+    return "\n".join(file.read_text(errors="replace")[-2000:] for file in sorted(folder.glob("*.log")))
+
+
+def parts(place: Place) -> dict[str, object]:
+    """A decode and a prefill node of two ranks each, beside nodes of one process. Ranks compute on the CPU so far."""
+    if not place.tiny and place.gpu.device_count() < 2:
+        raise NotHere("this machine has one GPU")
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_tiny_llama(Path(name) / "model")
+        write_tokenizer(folder)
+        flags = ("--model", str(folder), *FLAGS, "--device", "cpu" if place.tiny else "auto")
+        wanted, got = (run(Path(name), (*flags, *more), None, place.tiny)[0] for more in ((), ("--tp", "2")))
+    assert got == wanted, f"{sum(a != b for a, b in zip(got, wanted, strict=True))} of {len(wanted)} streams differ"
+    return {"streams": len(got), "tokens": sum(map(len, got))}
+
+
+async def stream_all(url: str, tiny: bool, cluster: Cluster | None = None, strike: Strike | None = None) -> Streams:
     count, tokens = (TINY_STREAMS, TINY_TOKENS) if tiny else (STREAMS, TOKENS)
     streams: Streams = [[] for _ in range(count)]
     async with httpx.AsyncClient(timeout=HANG_GUARD_S, limits=httpx.Limits(max_connections=None)) as client:
-        asks = [ask(client, cluster.url, number, tokens, stream) for number, stream in enumerate(streams)]
-        await asyncio.gather(*asks, strike(cluster, streams))
+        work = [ask(client, url, number, tokens, stream) for number, stream in enumerate(streams)]
+        if cluster is not None and strike is not None:
+            work.append(strike(cluster, streams, tokens))
+        await asyncio.gather(*work)
     assert all(len(stream) == tokens for stream in streams), [len(stream) for stream in streams]
     return streams
 
 
 async def ask(client: httpx.AsyncClient, url: str, number: int, tokens: int, into: list[int]) -> None:
     """One request, sampled, whose token ids are written down as they come."""
-    prompt = [2 + (number * 7 + place) % (VOCAB - 2) for place in range(3 + 5 * number)]
+    prompt = [2 + (number * 7 + place) % (VOCAB - 2) for place in range(SHORTEST + 5 * number)]
     body = {
         "model": "model", "prompt": prompt, "max_tokens": tokens, "temperature": 0.8, "seed": number,
         "ignore_eos": True, "stream": True, "return_token_ids": True,
@@ -79,19 +151,20 @@ async def ask(client: httpx.AsyncClient, url: str, number: int, tokens: int, int
                 into.extend(one for choice in told["choices"] for one in choice.get("token_ids") or ())
 
 
-async def leave_alone(cluster: Cluster, streams: Streams) -> None:
-    """Nothing happens."""
-
-
-async def kill_one(cluster: Cluster, streams: Streams) -> None:
-    while not all(len(stream) >= KILLED_AFTER for stream in streams):
-        await asyncio.sleep(0.01)
+async def kill_one(cluster: Cluster, streams: Streams, tokens: int) -> None:
+    while not is_time([len(stream) for stream in streams], tokens):
+        await asyncio.sleep(0.005)
     os.kill(cluster.node_pid("--node-id=decode-1"), signal.SIGKILL)
 
 
-def write_tokenizer(folder: Path) -> None:
+def is_time(lengths: list[int], tokens: int) -> bool:
+    """More than half of the streams are in their first half: either of two nodes has some, taken in turn."""
+    return sum(KILLED_AFTER <= length <= tokens // 2 for length in lengths) > len(lengths) // 2
+
+
+def write_tokenizer(folder: Path, vocab: int = VOCAB) -> None:
     """A word for each id."""
-    words = {f"w{number}": number for number in range(VOCAB)}
+    words = {f"w{number}": number for number in range(vocab)}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     inner.save(str(folder / "tokenizer.json"))

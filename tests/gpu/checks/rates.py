@@ -111,7 +111,6 @@ def replayed_seconds(place: Place, works: Sequence[Callable[[], object]]) -> flo
     """Seconds of a call by the device's clock, without the host's launches: `works` in turn, from a captured graph.
 
     They should read buffers of their own, together larger than the L2 cache, as a step's layers do."""
-    gpu = place.gpu
     for work in works:
         work()
     if place.tiny:

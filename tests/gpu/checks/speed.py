@@ -20,7 +20,8 @@ from shared.node.graph_spec import GraphSpec
 from shared.sched.settings import SchedSettings
 from tests.bench.engine_core import run_dry, submit
 from tests.gpu.failed_steps import no_failed_steps
-from tests.gpu.place import NotHere, Place
+from tests.gpu.place import Place
+from tests.gpu.plan import NotHere
 from tests.gpu.shapes import CONTEXT, SHAPES, random_model, random_network
 
 PAGE_SIZE = 16

@@ -24,7 +24,8 @@ from shared.transfer.interface import WHOLE, Part
 from shared.transfer.transports import make_receiver, make_sender
 from shared.wire.codec import decode
 from shared.wire.messages import Key, Ready
-from tests.gpu.place import NotHere, Place
+from tests.gpu.place import Place
+from tests.gpu.plan import NotHere
 from tests.support import tiny_families
 from tests.support.patience import HANG_GUARD_S
 from tests.support.sampling_cases import Case, sample_tensors

@@ -288,7 +288,8 @@ plain_set_item = torch.Tensor.__setitem__
 
 def set_item(self: torch.Tensor, key: Any, value: Any) -> None:
     """A number for places that a tensor names comes from the CPU, as with CUDA: torch makes it on our device."""
-    if isinstance(value, int | float) and is_ours(self) and any(map(is_ours, key if isinstance(key, tuple) else (key,))):
+    keys = key if isinstance(key, tuple) else (key,)
+    if isinstance(value, int | float) and is_ours(self) and any(map(is_ours, keys)):
         value = torch.tensor(value, dtype=self.dtype)
     plain_set_item(self, key, value)
 

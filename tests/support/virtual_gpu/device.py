@@ -306,7 +306,8 @@ class VirtualGpu:
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         first = first_byte(tensor)
-        return any(start <= first < start + size for start, size in self._pinned.copy().items())
+        starts = list(self._pinned)  # numbers alone: a pair would be garbage that is collected, and its finalizers pop
+        return any(start <= first < start + self._pinned.get(start, 0) for start in starts)
 
     def new_tensor(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """On the current stream; not initialised, so overwritten."""

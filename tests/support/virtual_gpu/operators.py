@@ -146,8 +146,9 @@ def replaced(value: Any, tensor: Callable[[torch.Tensor], torch.Tensor], device:
 
 
 def require_one_device(facts: Facts, args: Args, kwargs: Kwargs) -> int:
-    """RuntimeError, as on a real device, for tensors on two. The number of tensors that the device has to fetch from the
-    CPU: indices, and a number that goes where indices say. Where a mask says it, the number is the kernel's argument."""
+    """RuntimeError, as on a real device, for tensors on two. The number of tensors that the device has to fetch from
+    the CPU: indices, and a number that goes where indices say. Where a mask says it, a number is the kernel's
+    argument."""
     tensors = facts.tensors(args, kwargs)
     device = next(tensor.device for _, tensor in tensors if is_ours(tensor))
     fetched = 0
