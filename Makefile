@@ -15,7 +15,7 @@ PEERS ?=
 ROWS ?=
 GPU_FLAGS ?=
 
-.PHONY: help setup run test test-fast test-long bench lint mutants mutants-sampled sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
+.PHONY: help setup setup-dev run test test-fast test-long bench lint mutants mutants-sampled sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make test-fast  lint, unit tests and short simulations"
 	@echo "make test-long  hours: costly variants, more seeds, all ranks, fuzzing, mutated bodies, kernels, soaking, mutants"
 	@echo "make setup      the environment in $(VENV) only"
+	@echo "make setup-dev  the same, with what tests, lint and benches need; they ask for it themselves"
 	@echo "make lint       style, types, layers, mutants that fit, prose"
 	@echo "make bench      measure, beside transformers; PEERS=1: beside llama.cpp and vLLM, built into build/peers; ROWS=decode,server"
 	@echo "make mutants    take safety away piece by piece; a named test must fail each time"
@@ -44,46 +45,49 @@ help:
 setup:
 	@$(PYTHON) deploy/setup_env.py --venv $(VENV)
 
+setup-dev:
+	@$(PYTHON) deploy/setup_env.py --venv $(VENV) --extras dev load ray
+
 run: setup
 	@exec $(BIN)/baton up --host 127.0.0.1 --port 8000
 
-test: setup
+test: setup-dev
 	@$(BIN)/python tests/tiers.py all
 
-test-fast: setup
+test-fast: setup-dev
 	@$(BIN)/python tests/tiers.py fast
 
-test-long: setup
+test-long: setup-dev
 	@$(BIN)/python tests/tiers.py long
 
-lint: setup
+lint: setup-dev
 	@$(BIN)/python tests/tiers.py lint
 
-bench: setup
+bench: setup-dev
 	@$(BIN)/python -m $(if $(PEERS),tests.bench.peers.run --rows '$(ROWS)',tests.bench.run)
 
-mutants: setup
+mutants: setup-dev
 	@$(BIN)/python tests/mutants/run.py
 
-mutants-sampled: setup
+mutants-sampled: setup-dev
 	@$(BIN)/python tests/mutants/sampled.py
 
-sim: setup
+sim: setup-dev
 	@$(BIN)/python -m tests.support.sim.run --seeds $(SEEDS)
 
-soak: setup
+soak: setup-dev
 	@$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES) $(FAULTS)
 
-fuzz: setup
+fuzz: setup-dev
 	@$(BIN)/python -m tests.chaos.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(FUZZ)
 
-bodies: setup
+bodies: setup-dev
 	@$(BIN)/python -m tests.chaos.bodies --bodies $(BODIES) $(if $(SEED),--seed $(SEED))
 
-drill: setup
+drill: setup-dev
 	@$(BIN)/python tests/tiers.py drill
 
-clients: setup
+clients: setup-dev
 	@$(BIN)/python -m tests.clients.run $(NAMES)
 
 # No setup: a GPU machine brings the torch that fits its driver, and may have no network. PYTHON=... names its Python.

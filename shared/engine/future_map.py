@@ -72,7 +72,7 @@ class FutureMap:
         if future.indices.numel() == 0:
             return
         self.output_tokens_buf[future.indices] = next_token_ids.reshape(-1).to(torch.int64)
-        if isinstance(step, int):  # an assignment would send the number to a GPU and wait
+        if isinstance(step, int):  # an assignment would make a GPU wait
             self.written_by.index_fill_(0, future.indices, step)
         else:
             self.written_by[future.indices] = step

@@ -15,7 +15,7 @@ def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
     """Quantize (..., n) floats to (..., n) bytes and (...) float32 scales. A row of zeros has scale 0."""
     wide = values.float()
     largest = wide.abs().amax(dim=-1)
-    scale = largest / largest.new_full((), LARGEST[dtype])  # CUDA would multiply by a number's reciprocal: other bits
+    scale = largest / largest.new_full((), LARGEST[dtype])  # by a number, CUDA would multiply
     unit = wide / scale.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
     return (unit.round() if dtype == torch.int8 else unit).to(dtype), scale
 

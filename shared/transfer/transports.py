@@ -28,7 +28,7 @@ from shared.transfer.torch_groups import make_torch_group
 
 # best first, until speeds are measured
 PREFERENCE = ("cuda_ipc", "shm", "nccl", "nixl", "zmq", "gloo")
-# only by name: nccl and nixl never ran on hardware, cuda_ipc only within one GPU
+# only by name: nccl and nixl never ran, cuda_ipc only within one GPU
 UNTRIED = ("cuda_ipc", "nccl", "nixl")
 SAME_HOST = ("cuda_ipc", "shm")
 NAMESPACES = ("pid", "user")  # in /proc/self/ns; a process in other namespaces can't open our descriptors

