@@ -17,7 +17,7 @@ from deploy.cluster.restart import start_again
 from deploy.cluster.restart_policy import EXIT_CONFIG
 from deploy.hub.local_model import with_local_model, with_local_text
 from deploy.ray import command as on_ray
-from deploy.tools import cache
+from deploy.tools import ask, cache
 from deploy.tools.doctor import command as doctor
 from deploy.tools.generate import command as generate
 from deploy.tools.head import command as head
@@ -39,8 +39,9 @@ Serves a language model with prefill and decode on separate nodes, over an OpenA
 
   baton up                 a router, a prefill and a decode node on this machine
   baton up --decode 2      two decode nodes
-  baton up --model FILE    another model: a .gguf file or a Hugging Face folder (Llama, Mistral, Qwen2, Qwen3)
-  baton up --model org/name                a model from the Hugging Face hub, fetched once
+  baton up FILE            another model: a .gguf file or a Hugging Face folder (Llama, Mistral, Qwen2, Qwen3)
+  baton up org/name        a model from the Hugging Face hub, fetched once
+  baton ask "..."          one question; `baton chat`: a conversation
 """
 
 AFTERWARDS = """\
@@ -50,8 +51,9 @@ The same by hand, in three shells:
   baton prefill --router tcp://127.0.0.1:7001
   baton decode  --router tcp://127.0.0.1:7001
 
-Then: curl http://127.0.0.1:8000/v1/models. Every flag may be set in a TOML file: `baton up --help` groups them by the
-file's tables, so --page-size is page_size under [memory]. `baton COMMAND --help` explains each flag.
+Then: curl http://127.0.0.1:8000/v1/models. `baton COMMAND --help` explains the usual flags, `--help-all` all of them.
+Every flag may be set in a TOML file: `--help-all` groups them by the file's tables, so --page-size is page_size under
+[memory].
 """
 
 
@@ -70,6 +72,14 @@ class Command:
     fixed_role: str = ""
 
 
+# the flags that `--help` explains
+USUAL_FLAGS = frozenset(
+    {
+        "prefill", "decode", "model", "dtype", "kv_dtype", "weight_dtype", "served_model_name", "max_context",
+        "kv_bytes", "max_running", "device", "spec", "host", "port", "api_key_file", "keys", "router",
+        "node_endpoint", "bind_host", "threads", "sampling_defaults",
+    }
+)  # fmt: skip
 DEALT_BY_UP = frozenset(
     {"role", "node_id", "router", "routers_file", "bind_host", "bind_port", "node_endpoint", "router_id"}
 )
@@ -116,6 +126,8 @@ class Tool:
 
 
 TOOLS = {
+    "ask": Tool("ask one question in the terminal", ask.ASK, ask.add_ask_arguments, ask.ask),
+    "chat": Tool("a conversation in the terminal", ask.CHAT, ask.add_arguments, ask.chat),
     "admin": Tool(
         "show nodes, drain or restart them, change their role", admin.EXAMPLES, admin.add_arguments, admin.run
     ),
@@ -179,7 +191,8 @@ def hear_sigterm() -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(*, explains_all: bool = False) -> argparse.ArgumentParser:
+    """`explains_all`: whether help texts show all flags, not only the usual ones."""
     parser = argparse.ArgumentParser(
         prog="baton",
         description=OVERVIEW,
@@ -187,9 +200,10 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"baton {extras.own_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, command in COMMANDS.items():
-        add_command(commands, name, command)
+        add_command(commands, name, command, None if explains_all else USUAL_FLAGS)
     for name, tool in TOOLS.items():
         tool.add_arguments(add_parser(commands, name, tool.help, tool.description))
     return parser
@@ -205,11 +219,23 @@ def add_parser(commands: Any, name: str, help: str, description: str) -> Any:
     )
 
 
-def add_command(commands: Any, name: str, command: Command) -> None:
+def add_command(commands: Any, name: str, command: Command, explained: frozenset[str] | None) -> None:
     parser = add_parser(commands, name, command.help, f"baton {name}: {command.help}.\n\n  {command.example}")
+    parser.usage = f"baton {name} [MODEL] [FLAG ...]"
+    parser.add_argument(
+        "positional_model", nargs="?", metavar="MODEL", help="the same as --model (default: smollm2, which is shipped)"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
+    parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show every flag, and exit")
     parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
-    add_flags(parser, command.process, command.hidden)
+    add_flags(parser, command.process, command.hidden, explained)
+
+
+class HelpAll(argparse.Action):
+    """Show the flags that `--help` leaves out, too."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        make_parser(explains_all=True).parse_args([parser.prog.split()[-1], "--help"])
 
 
 def run(name: str, args: argparse.Namespace) -> int:
@@ -217,7 +243,7 @@ def run(name: str, args: argparse.Namespace) -> int:
         return TOOLS[name].run(args)
     command = COMMANDS[name]
     fixed: Values = {"node": {"role": command.fixed_role}} if command.fixed_role else {}
-    config: Any = load(command.process, given_values(args), args.config, fixed)
+    config: Any = load(command.process, with_model(given_values(args), args.positional_model), args.config, fixed)
     if args.parent_pid:
         die_with_parent(args.parent_pid)
     if isinstance(config, ClusterConfig):
@@ -227,6 +253,16 @@ def run(name: str, args: argparse.Namespace) -> int:
     if role is not None:
         start_again(role)
     return code
+
+
+def with_model(given: Values, model: str | None) -> Values:
+    """Take the model that was named without a flag. Raise ConfigError if --model names another one."""
+    if model is None:
+        return given
+    named = given.get("model", {}).get("model", model)
+    if named != model:
+        raise ConfigError(f"two models are named, {model} and --model {named}: name one")
+    return {**given, "model": {**given.get("model", {}), "model": model}}
 
 
 def run_daemon(command: Command, config: RouterProcessConfig | NodeProcessConfig) -> int:

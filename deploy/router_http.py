@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +42,24 @@ class RouterHttp:
         return self.send(method, path, data, self._timeout_s)
 
     def send(self, method: str, path: str, data: bytes | None, timeout_s: float) -> tuple[int, bytes]:
+        with self._opened(method, path, data, timeout_s) as answer:
+            return answer.status, answer.read()
+
+    def opened(
+        self, method: str, path: str, body: dict[str, Any], timeout_s: float
+    ) -> contextlib.AbstractContextManager[http.client.HTTPResponse]:
+        """Yield an answer that is still to be read. Leaving it early closes the connection."""
+        return self._opened(method, path, json.dumps(body).encode(), timeout_s)
+
+    @contextlib.contextmanager
+    def _opened(
+        self, method: str, path: str, data: bytes | None, timeout_s: float
+    ) -> Iterator[http.client.HTTPResponse]:
         connection = self._connection(timeout_s)
         kind = {"content-type": "application/json"} if data else {}
         try:
             connection.request(method, self.url.prefix + path, data, self._headers | kind)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+            yield connection.getresponse()
         finally:
             connection.close()
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
-from shared.config.options import Option, flag_name, option_of, parse_bytes
+from shared.config.options import Option, flag_name, option_of, parse_bytes, show_bytes
 from shared.core.errors import ConfigError
 
 P = TypeVar("P")
@@ -47,23 +47,33 @@ def fields_of(settings: type) -> list[tuple[dataclasses.Field[Any], Any]]:
     return [(field, hints[field.name]) for field in dataclasses.fields(settings)]
 
 
-def add_flags(parser: argparse.ArgumentParser, process: type, hidden: frozenset[str] = frozenset()) -> None:
-    """A flag that is not given stays out of the namespace, so that a file can set the value."""
+def add_flags(
+    parser: argparse.ArgumentParser,
+    process: type,
+    hidden: frozenset[str] = frozenset(),
+    explained: frozenset[str] | None = None,
+) -> None:
+    """A flag that is not given stays out of the namespace, so that a file can set the value.
+
+    `hidden`: fields without a flag. `explained`: fields whose flags the help shows, in one group; None: all, by
+    section."""
+    usual = None if explained is None else parser.add_argument_group("usual flags")
     for section, settings in concerns_of(process).items():
-        shown = [(field, kind) for field, kind in fields_of(settings) if field.name not in hidden]
-        if not shown:
+        fields = [(field, kind) for field, kind in fields_of(settings) if field.name not in hidden]
+        if not fields:
             continue
-        group = parser.add_argument_group(section, first_line(settings.__doc__))
-        for field, kind in shown:
-            add_flag(group, section, field, kind)
+        group = usual or parser.add_argument_group(section, first_line(settings.__doc__))
+        for field, kind in fields:
+            add_flag(group, section, field, kind, explained is None or field.name in explained)
 
 
-def add_flag(group: Any, section: str, field: dataclasses.Field[Any], kind: Any) -> None:
+def add_flag(group: Any, section: str, field: dataclasses.Field[Any], kind: Any, is_explained: bool) -> None:
     declared = option_of(field)
+    default = show_bytes(field.default) if declared.is_bytes else show(field.default)
     common: dict[str, Any] = {
         "dest": f"{section}.{field.name}",
         "default": argparse.SUPPRESS,
-        "help": f"{declared.help} (default: {show(field.default)})".replace("%", "%%"),
+        "help": f"{declared.help} (default: {default})".replace("%", "%%") if is_explained else argparse.SUPPRESS,
     }
     if kind is bool:
         common["action"] = argparse.BooleanOptionalAction

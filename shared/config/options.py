@@ -50,6 +50,14 @@ def parse_bytes(text: str) -> int:
     return int(float(number) * BYTE_UNITS[(unit or "").lower()])
 
 
+def show_bytes(number: Any) -> str:
+    """Write a size as a user types it, in the largest binary unit that needs no fraction."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if number and number % size == 0:
+            return f"{number // size}{unit}"
+    return str(number)
+
+
 def check_fields(settings: Any) -> None:
     for field in dataclasses.fields(settings):
         check_value(field.name, getattr(settings, field.name), option_of(field))

@@ -50,6 +50,16 @@ def pip_line(*args: str) -> str:
     return shlex.join([sys.executable, "-m", "pip", "install", *args])
 
 
+def own_version() -> str:
+    """Return the installed version or, in a bare copy of the source, the one in pyproject.toml."""
+    import tomllib  # imported here, because few runs ask
+    from importlib import metadata
+
+    if (ROOT / "pyproject.toml").is_file():
+        return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+    return metadata.version(DISTRIBUTION)
+
+
 def origin() -> str:
     """Return the wheel or folder that Baton came from, as pip recorded it (PEP 610)."""
     from importlib import metadata  # a slow import, needed only here

@@ -41,7 +41,7 @@ same.
 
 
 def flags_page() -> str:
-    parser = make_parser()
+    parser = make_parser(explains_all=True)
     commands = sub_parsers(parser)
     shared = ["## up, router, prefill, decode", "", *shared_groups({name: commands[name] for name in COMMANDS})]
     tools = (line for name in TOOLS for line in tool_section(commands[name]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -19,8 +20,9 @@ from deploy import cli
 from deploy.cluster import local, own_cluster
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
-from shared.config.flags import given_values, sections_of
+from shared.config.flags import concerns_of, fields_of, given_values, sections_of
 from shared.config.load import load, replaced
+from shared.config.options import flag_name
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import LocalConfig, ModelConfig, NodeConfig
@@ -61,9 +63,40 @@ def test_a_daemon_gets_its_cores_first_and_then_its_config(apps, argv, app, kind
         assert config.parts.node.role == argv[0]
 
 
+def test_the_model_may_be_named_without_a_flag(apps):
+    assert cli.main(["router", "hashlm", "--port", "9"]) == 7
+    assert cli.main(["router", "hashlm", "--model", "hashlm"]) == 7
+    assert [config.model.model for name, config in apps if name == "router.app"] == ["hashlm"] * 2
+
+
+def test_help_shows_the_usual_flags_and_help_all_every_one(capsys):
+    texts = []
+    for word in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["up", word])
+        assert ended.value.code == 0
+        texts.append(capsys.readouterr().out)
+    short, whole = ({word.strip(",") for word in text.split() if word.startswith("--")} for text in texts)
+    flags = {flag_name(field.name) for kind in concerns_of(ClusterConfig).values() for field, _ in fields_of(kind)}
+    every = flags - {flag_name(name) for name in cli.DEALT_BY_UP}
+    assert every <= whole and len(every & short) < 20 < len(every)
+    assert {"--model", "--dtype", "--kv-bytes", "--port", "--api-key-file"} <= short
+    assert cli.USUAL_FLAGS - {name.removeprefix("--").replace("-", "_") for name in every} <= {
+        "router", "node_endpoint", "bind_host", "threads", "sampling_defaults",
+    }  # fmt: skip
+    assert "(default: 20GiB)" in texts[1]
+
+
+def test_the_version_is_the_project_s(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"baton {importlib.metadata.version('baton-serve')}\n"
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (["up", "hashlm", "--model", "smollm2"], "two models are named, hashlm and --model smollm2"),
         (["prefill", "--model", "hashlm"], "--router is missing"),
         (["decode", "--router", "tcp://1.2.3.4:5"], "`baton keys"),
         (["decode", "--bind-host", "0.0.0.0", "--router", "tcp://127.0.0.1:1"], "`baton keys"),

@@ -1,0 +1,205 @@
+"""`baton ask` and `baton chat`: one question, or a conversation, in the terminal. Answers appear as they come.
+
+If no router answers, a cluster is started for the command's own use, and ends with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+
+from deploy.router_url import DEFAULT_URL, add_url_flag, no_answer, parse_url
+from shared.core.errors import ConfigError
+
+ASK = """\
+baton ask: one question, and its answer as it comes.
+
+  baton ask "What is the capital of France?"        the server of `baton up`; without one, a cluster just for this
+  baton ask --url https://host "..."                another server; any that speaks OpenAI's chat API
+  git diff | baton ask "What changed here?" -       a last word `-` adds the standard input
+  baton ask --model org/name "..."                  with a server: one of its models; without one: this model is loaded
+"""
+CHAT = """\
+baton chat: a conversation in the terminal. Ctrl-C ends an answer, Ctrl-D the conversation.
+
+  baton chat
+  baton chat --system "You are a patient teacher." --temperature 0.3
+"""
+DEFAULT_MODEL = "smollm2"
+FIRST_ANSWER_S = 2.0  # longest wait for a server to say which models it has
+LONGEST_SILENCE_S = 600.0  # between two pieces of an answer, the first included
+SHOWN_EVERY_S = 3.0
+PROMPT = "> "
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_url_flag(parser)
+    parser.add_argument("--model", metavar="MODEL", help=f"(default: the server's first, or {DEFAULT_MODEL})")
+    parser.add_argument("--system", metavar="TEXT", help="how the model should behave")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: the server's)")
+    parser.add_argument("--temperature", type=float, metavar="X", help="(default: the server's)")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the server's key")
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="CA of the server's certificate, if not a public CA")
+
+
+def add_ask_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="+", metavar="QUESTION", help="a last word `-` adds the standard input")
+    add_arguments(parser)
+
+
+@dataclass
+class Talk:
+    """A conversation with a model. `open` posts a body and yields the streamed answer."""
+
+    open: Callable[[dict[str, Any]], contextlib.AbstractContextManager[HTTPResponse]]
+    knobs: dict[str, Any]
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def say(self, text: str) -> Iterator[str]:
+        """Yield the answer's pieces. A piece that was yielded stays in the conversation, even if the rest is not read.
+
+        Raise ConfigError if the server refuses or fails."""
+        self.messages.append({"role": "user", "content": text})
+        body = {**self.knobs, "messages": list(self.messages), "stream": True}
+        answer = {"role": "assistant", "content": ""}
+        self.messages.append(answer)
+        with self.open(body) as response:
+            for piece in pieces(response):
+                answer["content"] += piece
+                yield piece
+
+
+def pieces(response: HTTPResponse) -> Iterator[str]:
+    if response.status != 200:
+        raise ConfigError(f"the server answered {response.status}: {error_of(response.read())}")
+    for line in response:
+        if not line.startswith(b"data: {"):
+            continue
+        told = json.loads(line.removeprefix(b"data: "))
+        if "error" in told:
+            raise ConfigError(f"the answer broke off: {told['error'].get('message', told['error'])}")
+        for choice in told.get("choices", ()):
+            if text := (choice.get("delta") or {}).get("content"):
+                yield text
+
+
+def error_of(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode("utf-8", "replace")[:500]
+
+
+def ask(args: argparse.Namespace) -> int:
+    words = args.words
+    if words[-1] == "-":
+        words = [*words[:-1], "\n\n" + sys.stdin.read()]
+    with talk_of(args) as talk:
+        return show(talk.say(" ".join(words).strip()))
+
+
+def chat(args: argparse.Namespace) -> int:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (input() then has a history and editing)
+    with talk_of(args) as talk:
+        while True:
+            try:
+                line = input(PROMPT if sys.stdin.isatty() else "")
+            except EOFError:
+                return 0
+            if line.strip():
+                with contextlib.suppress(KeyboardInterrupt):  # ends the answer, not the conversation
+                    show(talk.say(line))
+
+
+def show(answer: Iterator[str]) -> int:
+    """Write the pieces at once. The line ends in any case."""
+    try:
+        for piece in answer:
+            print(piece, end="", flush=True)
+    finally:
+        print(flush=True)
+    return 0
+
+
+@contextlib.contextmanager
+def talk_of(args: argparse.Namespace) -> Iterator[Talk]:
+    """Yield a conversation with the named server, with the one of `baton up`, or with a cluster of our own."""
+    from deploy.cluster.own_cluster import own_cluster
+    from deploy.router_http import UNREACHABLE, RouterHttp, read_api_key
+
+    key = read_api_key(args.api_key_file)
+    http = RouterHttp(parse_url(args.url or DEFAULT_URL), key, args.ca)
+    with contextlib.ExitStack() as stack:
+        try:
+            models = models_of(http)
+        except UNREACHABLE as error:
+            if args.url is not None:
+                raise no_answer(http.url, error) from None
+            model = args.model or DEFAULT_MODEL
+            print(
+                f"no server at {http.url}: starting {model} here, just for this. `baton up {model}` keeps one running.",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+            log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-ask-"))) / "up.log"
+            with shown(log):
+                base = stack.enter_context(own_cluster(("--model", model), log))
+            http = RouterHttp(parse_url(base), "")
+            models = models_of(http)
+        knobs = {"model": named(args, http, models)}
+        knobs |= {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+        knobs |= {} if args.temperature is None else {"temperature": args.temperature}
+        system = [{"role": "system", "content": args.system}] if args.system else []
+        yield Talk(
+            lambda body: http.opened("POST", "/v1/chat/completions", body, LONGEST_SILENCE_S), knobs, list(system)
+        )
+
+
+@contextlib.contextmanager
+def shown(log: Path) -> Iterator[None]:
+    """Print the log's newest line every few seconds: a first start compiles kernels, a large model takes minutes."""
+    over = threading.Event()
+
+    def show_lines() -> None:
+        while not over.wait(SHOWN_EVERY_S):
+            lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+            print("  " + (lines[-2] if len(lines) > 1 else "..."), file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=show_lines, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def models_of(http: Any) -> list[str]:
+    status, body = http.send("GET", "/v1/models", None, FIRST_ANSWER_S)
+    if status == 401:
+        raise ConfigError(f"{http.url} needs its key: give --api-key-file")
+    try:
+        return [str(model["id"]) for model in json.loads(body)["data"]]
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{http.url} is not a server of models: it answered {status} to /v1/models") from None
+
+
+def named(args: argparse.Namespace, http: Any, models: list[str]) -> str:
+    """Return the model to ask for: of our own cluster, its only one."""
+    if not models:
+        raise ConfigError(f"{http.url} has no model")
+    is_own = args.url is None and str(http.url) != DEFAULT_URL
+    if args.model is None or is_own:
+        return models[0]
+    if args.model not in models:
+        raise ConfigError(f"{http.url} has no model {args.model!r}; it has {', '.join(models)}")
+    return str(args.model)

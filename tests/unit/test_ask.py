@@ -1,0 +1,165 @@
+"""`baton ask` and `baton chat`: what is sent, what appears, and what is said when there is no answer."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy import cli
+from deploy.tools import ask
+from tests.support.ports import free_port
+
+
+class Server:
+    """Speaks as much of the chat API as these commands use. `bodies`: what it got."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.models, self.status, self.pieces, self.key = ["first", "second"], 200, ["Par", "is."], ""
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                is_known = server.key in self.headers.get("authorization", "")
+                self.answer(200 if is_known else 401, json.dumps({"data": [{"id": one} for one in server.models]}))
+
+            def do_POST(self) -> None:
+                server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+                told = [{"choices": [{"delta": {"content": piece}}]} for piece in server.pieces]
+                lines = [f"data: {json.dumps(one)}\n\n" for one in [{"choices": [{"delta": {}}]}, *told]]
+                self.answer(server.status, "".join([*lines, "data: [DONE]\n\n"]) if server.status == 200 else REFUSAL)
+
+            def answer(self, status: int, body: str) -> None:
+                self.send_response(status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+
+REFUSAL = json.dumps({"error": {"message": "the prompt is too long"}})
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    thread = threading.Thread(target=made.http.serve_forever)
+    thread.start()
+    yield made
+    made.http.shutdown()
+    thread.join()
+    made.http.server_close()
+
+
+def test_a_question_is_answered_by_the_server_s_first_model(server: Server, capsys) -> None:
+    assert cli.main(["ask", "--url", server.url, "What", "is it?"]) == 0
+    assert capsys.readouterr().out == "Paris.\n"
+    assert server.bodies == [
+        {"model": "first", "messages": [{"role": "user", "content": "What is it?"}], "stream": True}
+    ]
+
+
+def test_flags_and_the_standard_input_are_sent_along(server: Server, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("a + b\n"))
+    words = ["--model", "second", "--system", "Be brief.", "--max-tokens", "5", "--temperature", "0.0"]
+    assert cli.main(["ask", "--url", server.url, *words, "Explain:", "-"]) == 0
+    (body,) = server.bodies
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert body["messages"][1]["content"] == "Explain: \n\na + b"
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("second", 5, 0.0)
+
+
+def test_a_conversation_keeps_what_was_said(server: Server, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
+    assert cli.main(["chat", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "Paris.\nParis.\n"
+    assert [message["content"] for message in server.bodies[1]["messages"]] == ["one", "Paris.", "two"]
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(server: Server, monkeypatch, capsys) -> None:
+    """The half that was read stays in the conversation."""
+    say, stopped = ask.Talk.say, []
+
+    def interrupted(self: ask.Talk, text: str) -> Iterator[str]:
+        for piece in say(self, text):
+            yield piece
+            if not stopped:
+                stopped.append(piece)
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(ask.Talk, "say", interrupted)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    assert cli.main(["chat", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "Par\nParis.\n"
+    assert [message["content"] for message in server.bodies[1]["messages"]] == ["one", "Par", "two"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "told"),
+    [
+        ({"status": 400}, [], "the server answered 400: the prompt is too long"),
+        ({"models": []}, [], "has no model"),
+        ({}, ["--model", "third"], "no model 'third'; it has first, second"),
+        ({"key": "Bearer secret"}, [], "give --api-key-file"),
+    ],
+)
+def test_a_refusal_says_what_to_do(server: Server, capsys, change: dict[str, Any], words: list[str], told: str) -> None:
+    vars(server).update(change)
+    assert cli.main(["ask", "--url", server.url, *words, "Hi"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_an_error_in_mid_answer_is_told_below_its_beginning(server: Server, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(json, "loads", lambda text, loads=json.loads: {"error": {"message": "gone"}} if b"is." in text
+                        else loads(text))  # fmt: skip
+    assert cli.main(["ask", "--url", server.url, "Hi"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "Par\n" and "the answer broke off: gone" in err
+
+
+def test_a_named_server_that_is_not_there_is_not_replaced(capsys) -> None:
+    assert cli.main(["ask", "--url", f"http://127.0.0.1:{free_port()}", "Hi"]) == 2
+    assert "is a server running there?" in capsys.readouterr().err
+
+
+def test_without_a_server_one_is_started_for_this_and_ended(server: Server, capsys, monkeypatch) -> None:
+    life: list[object] = []
+
+    @contextlib.contextmanager
+    def own_cluster(flags: tuple[str, ...], log: Path) -> Iterator[str]:
+        log.write_text("loading\nhalf a li")
+        life.append((flags, log))
+        yield server.url
+        life.append("ended")
+
+    monkeypatch.setattr(ask, "DEFAULT_URL", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr("deploy.cluster.own_cluster.own_cluster", own_cluster)
+    assert cli.main(["ask", "--model", "mine", "Hi"]) == 0
+    (flags, log), end = life
+    assert flags == ("--model", "mine") and end == "ended" and not log.parent.exists()
+    assert "starting mine here, just for this" in capsys.readouterr().err
+    assert server.bodies[0]["model"] == "first"  # our own cluster's only one, whatever its name
+
+
+def test_a_long_start_is_told(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(ask, "SHOWN_EVERY_S", 0.01)
+    log, waited = tmp_path / "up.log", threading.Event()
+    with ask.shown(log):
+        waited.wait(0.1)
+        log.write_text("first\nkernel 3 of 9\nhalf")
+        waited.wait(0.2)
+    lines = set(capsys.readouterr().err.split("\n"))
+    assert {"  ...", "  kernel 3 of 9"} <= lines and "  half" not in lines
