@@ -21,6 +21,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LAUNCHER = ROOT / "shared" / "core" / "launcher.py"
 STAMP = "baton-setup-stamp"
 MARKER = "baton-setup-made-this"  # only a folder with this file may be emptied
 FORMAT = "1"  # increment when a change of this file alters the installation
@@ -101,7 +102,7 @@ def install(folder: Path) -> None:
 def compile_kernels(python: Path) -> None:
     say("[6/6] the kernels of the default model, compiled once for this processor")
     start = time.monotonic()
-    done = subprocess.run([str(python), "-m", "deploy.ready_kernels"], cwd=ROOT, check=False)
+    done = subprocess.run([str(python), "-P", str(LAUNCHER), "deploy.ready_kernels"], check=False)
     if done.returncode:
         say("      compiling failed (see above); the first node to start tries again")
     else:

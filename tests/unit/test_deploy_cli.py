@@ -24,6 +24,7 @@ from shared.config.load import load, replaced
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import LocalConfig, ModelConfig, NodeConfig
+from shared.core import launcher
 from tests.support.ports import free_port
 
 ROUTER = "tcp://127.0.0.1:7001"
@@ -190,8 +191,9 @@ def test_children_s_commands_show_their_role_and_hold_the_config():
     ]
     roles = []
     for spec in specs:
-        assert spec.argv[:4] == (sys.executable, "-P", "-m", "deploy.cli")
-        args, config = parsed(spec.argv[4:])
+        own = tuple(launcher.command("deploy.cli"))
+        assert spec.argv[: len(own)] == own
+        args, config = parsed(spec.argv[len(own) :])
         roles.append(args.command)
         assert args.parent_pid == 42 and sections_of(config)["model"].dtype == "float32"
         if spec.name != "router":

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy import setup_env
+from shared.core import launcher
 
 TAG = "cp{}{}".format(*sys.version_info)
 ARCH = os.uname().machine
@@ -79,7 +80,7 @@ def test_kernels_are_compiled_and_a_failure_is_told(tmp_path, capsys, status, sa
     python.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit {status}\n')
     python.chmod(0o755)
     setup_env.compile_kernels(python)
-    assert (tmp_path / "asked").read_text().split() == ["-m", "deploy.ready_kernels"]
+    assert (tmp_path / "asked").read_text().split() == ["-P", launcher.__file__, "deploy.ready_kernels"]
     assert said in capsys.readouterr().out
 
 
