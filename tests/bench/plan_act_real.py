@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--hand-over-all", action="store_true", help="every prompt is computed by a prefill node")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    os.environ.update(SLEEPY, PYTHONPATH=f"{ROOT / 'tests/support/sleepy'}:{ROOT}")
+    os.environ.update(SLEEPY, PYTHONPATH=str(ROOT / "tests/support/sleepy"))
     pair = [
         Phase(args.phase_s, args.long_prompts * args.nodes, args.prompt_words, 20),
         Phase(args.phase_s, args.long_answers * args.nodes, 8, 200),

@@ -3,9 +3,12 @@ another clone. Whatever lies in the current directory or in PYTHONPATH, all proc
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -16,12 +19,13 @@ from shared.core.sampling_params import SamplingParams
 from shared.model.hashlm.reference import reference_stream
 from tests.support.cluster import Cluster, baton_up
 from tests.support.install_lines import dry_run
-from tests.support.installed import FOLDERS, ROOT, Environment, build_wheel, other_project, sources
+from tests.support.installed import BESIDE, FOLDERS, ROOT, Environment, build_sdist, build_wheel, other_project, sources
 from tests.support.mixed_clients import text_of
 from tests.support.patience import HANG_GUARD_S
 
 PROMPT = "One name in site-packages. " * 4
 FLAGS = ("--model", "hashlm", "--tp", "2", "--kv-bytes", "4MiB")
+PACKED = re.compile(r"\.(py|typed)$|^router/static/|^shared/model/heads/|^deploy/tools/head/.*\.jsonl$")
 # What a clone's modules print as they start: of the router, both nodes, and a rank other than 0.
 STARTED = ("router/app.py", "prefill_node/app.py", "decode_node/app.py", "shared/ranks/process.py")
 SPAWNED = """
@@ -66,10 +70,16 @@ def clone(tmp_path: Path) -> Path:
 def test_the_wheel_has_one_name_and_all_that_belongs_below_it(wheel: Path) -> None:
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
     assert {name.split("/")[0] for name in names} == {"baton_serve"}
-    data = re.compile(r"router/static/|shared/model/heads/|deploy/tools/head/.*\.jsonl$")
-    ours = [name for name in sources() if name.endswith((".py", ".typed")) or data.match(name)]
+    ours = list(filter(PACKED.search, sources()))
     moved = [name if name.startswith("baton_serve/") else f"baton_serve/_code/{name}" for name in ours]
     assert sorted(names) == sorted(moved)
+
+
+def test_a_source_distribution_has_all_that_a_wheel_needs(tmp_path: Path) -> None:
+    with tarfile.open(build_sdist(tmp_path)) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert names >= {*filter(PACKED.search, sources()), *BESIDE}
+    assert not [name for name in names if name.startswith(("tests", "build"))]
 
 
 def test_it_serves_in_a_clone_and_beside_another_project(
@@ -77,6 +87,7 @@ def test_it_serves_in_a_clone_and_beside_another_project(
 ) -> None:
     """A clone is the current directory, the other project is in PYTHONPATH. Afterwards pip leaves nothing behind."""
     env = Environment(tmp_path, wheel)
+    env.use_kernels_of_checkout()
     place = {"cwd": clone, "env": env.variables(PYTHONPATH=str(hostile))}
     with baton_up(tmp_path / "up.log", *FLAGS, program=[str(env.bin / "baton")], **place) as cluster:
         body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
@@ -108,6 +119,13 @@ def handoffs(cluster: Cluster) -> float:
 def test_the_command_starts_in_another_project(installed: Environment, hostile: Path, program: str) -> None:
     command = [str(installed.folder / program.split()[0]), *program.split()[1:], "up", "--help"]
     env = installed.variables(PYTHONPATH=str(hostile))
+    done = subprocess.run(command, cwd=hostile, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "baton up" in done.stdout, done.stderr
+
+
+def test_an_editable_installation_starts_in_another_project(hostile: Path) -> None:
+    command = [str(Path(sys.executable).with_name("baton")), "up", "--help"]
+    env = {**os.environ, "PYTHONPATH": str(hostile)}
     done = subprocess.run(command, cwd=hostile, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "baton up" in done.stdout, done.stderr
 

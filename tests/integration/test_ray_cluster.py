@@ -203,6 +203,7 @@ def an_actor_that_ray_gives_up_is_made_again(baton: BatonRay, address: str) -> N
 # ---- a Ray of its own
 
 
+@pytest.mark.long
 def test_a_ray_of_its_own_beside_another_project(make_baton: MakeBaton) -> None:
     """Ray would have its workers import from where `baton ray up` was typed, and from PYTHONPATH."""
     baton, _ = make_baton("", "")
