@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from baton_serve import __version__
 from deploy.cluster import admin, keys, local
 from deploy.cluster.restart import start_again
 from deploy.cluster.restart_policy import EXIT_CONFIG
@@ -200,7 +201,7 @@ def make_parser(*, explains_all: bool = False) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"baton {extras.own_version()}")
+    parser.add_argument("--version", action="version", version=f"baton {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, command in COMMANDS.items():
         add_command(commands, name, command, None if explains_all else USUAL_FLAGS)

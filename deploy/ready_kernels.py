@@ -1,8 +1,6 @@
 """Compile a node's kernels for the default model, so that its first start finds them on disk.
 
-  python -m deploy.ready_kernels        # takes seconds if they are compiled already
-
-Compiled code is beside the sources, or in NUMBA_CACHE_DIR. Other models compile more at their first start.
+`make setup` runs this. Other models compile more at their first start.
 """
 
 from __future__ import annotations

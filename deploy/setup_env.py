@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LAUNCHER = ROOT / "shared" / "core" / "launcher.py"
 STAMP = "baton-setup-stamp"
 MARKER = "baton-setup-made-this"  # only a folder with this file may be emptied
 FORMAT = "2"  # increment when the installation changes
@@ -132,8 +133,8 @@ def step(title: str) -> Iterator[None]:
 
 
 def start_kernels(python: Path) -> subprocess.Popen[str]:
-    command = [str(python), "-m", "deploy.ready_kernels"]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [str(python), "-P", str(LAUNCHER), "deploy.ready_kernels"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def end_kernels(process: subprocess.Popen[str]) -> None:

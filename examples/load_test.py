@@ -20,7 +20,7 @@ def main(url: str, flags: list[str]) -> int:
         # Send 2 requests a second for 20 seconds. No request waits for an earlier answer (an open loop).
         command = ["load", url, "--rate", "2", "--duration", "20", "--prompt-tokens", "128", "--output-tokens", "32"]
         command += ["--slo", PROMISE, "--quiet", "--out", folder, *flags]
-        done = subprocess.run([sys.executable, "-m", "deploy.cli", *command], check=False)
+        done = subprocess.run([sys.executable, "-m", "baton_serve", *command], check=False)
         if done.returncode == 2:
             return 2  # `baton load` has printed the reason
         report = json.loads((Path(folder) / "report.json").read_text("utf-8"))

@@ -13,6 +13,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import baton_serve
+
+baton_serve.put_code_first()  # Baton's packages, such as `deploy`, can be imported from here on
+
 from deploy import cli
 from router.policy import choose
 from router.policy.interface import Picked, Wanted

@@ -14,6 +14,10 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
+import baton_serve
+
+baton_serve.put_code_first()  # Baton's packages, such as `deploy`, can be imported from here on
+
 from deploy import cli
 
 CONFIG = {

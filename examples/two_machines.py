@@ -16,7 +16,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-BATON = [sys.executable, "-m", "deploy.cli"]
+BATON = [sys.executable, "-m", "baton_serve"]
 
 
 def machine(everything: Path, folder: Path, *secrets: str) -> str:

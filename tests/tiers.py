@@ -75,7 +75,7 @@ DRILL = replace(pytest_tier("drill", 220, "-rs"), needs=(sys.executable, "-m", "
 FULL = (
     pytest_tier("unit", 790, *on_every_core()),
     pytest_tier("simulation", 310, *on_every_core()),
-    pytest_tier("integration", 615),
+    pytest_tier("integration", 627),
     pytest_tier("chaos", 380),
     DRILL,
 )

@@ -27,6 +27,7 @@ from shared.config.json_file import read_json_if_there
 from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
 from shared.config.router_settings import RouterConfig
+from shared.core import launcher
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
 
@@ -204,9 +205,8 @@ def node_config(
 def spec(
     name: str, command: str, config: RouterProcessConfig | NodeProcessConfig, parent_pid: int, *, vital: bool = False
 ) -> ChildSpec:
-    """With -P, Python imports nothing from the working directory."""
-    program = (sys.executable, "-P", "-m", "deploy.cli", command, f"--parent-pid={parent_pid}")
-    argv = (*program, *to_argv(config, frozenset({"role"})))
+    own = (command, f"--parent-pid={parent_pid}")
+    argv = tuple(launcher.command("deploy.cli", *own, *to_argv(config, frozenset({"role"}))))
     return ChildSpec(name=name, argv=argv, vital=vital, stop_s=stop_s(config))
 
 

@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploy.cluster.local import free_port, is_ready, url
+from shared.core import launcher
 from shared.core.errors import ConfigError
 
 HOST = "127.0.0.1"
@@ -29,7 +29,7 @@ def own_cluster(flags: Sequence[str], log: Path, key: str = "") -> Iterator[str]
     """
     port = free_port(HOST)
     own = ("--port", str(port), "--admin-without-key", f"--parent-pid={os.getpid()}")
-    command = [sys.executable, "-P", "-m", "deploy.cli", "up", *own, *flags]
+    command = launcher.command("deploy.cli", "up", *own, *flags)
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True

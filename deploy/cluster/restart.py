@@ -13,7 +13,7 @@ def argv_as(role: str, original: Sequence[str], own: Sequence[str]) -> list[str]
 
     `original`: sys.orig_argv, with the interpreter's options. `own`: sys.argv[1:], beginning with the role.
 
-        python -P -m deploy.cli  decode --router ...  ->  python -P -m deploy.cli  prefill --router ...
+        baton  decode --router ...  ->  baton  prefill --router ...
     """
     before = list(original[: len(original) - len(own)])
     return [*before, role, *own[1:]]

@@ -8,7 +8,7 @@ import logging
 import pkgutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,13 @@ from deploy.ray.own_ray import RayRecord
 from deploy.ray.report import FAILED, IDLE, ROLES, ROUTER, RUNNING, ActorReport, StatusRow, StopOrder, role_of
 from shared.config.model_path import resolve_model
 from shared.config.processes import RayClusterConfig
+from shared.core import launcher
 from shared.core.errors import ConfigError
+from shared.core.extras import OURS
 
 POLL_S = 0.5
 CALL_TIMEOUT_S = 30.0
 CHECK_TIMEOUT_S = 120.0
-OURS = ("decode_node", "deploy", "prefill_node", "router", "shared")
 # If this file has the same bytes on a machine, the package `shared` there is ours.
 MARKER = "shared", "__init__.py"
 
@@ -48,16 +49,17 @@ def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[Non
     Ray's threads in this process print messages, e.g. that a machine died. Until the last of these threads ends, stdout
     goes to stderr. Print results afterwards.
     """
-    shipped = {"working_dir": working_dir, "excludes": left_out(Path(working_dir))} if working_dir else None
+    which_code = shipped(Path(working_dir).absolute()) if working_dir else {"worker_process_setup_hook": code_finder()}
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            ray.init(
-                address=address,
-                namespace=f"baton-{cluster}",
-                runtime_env=shipped,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            with contextlib.chdir(launcher.CODE):  # Ray puts this folder first on workers' path
+                ray.init(
+                    address=address,
+                    namespace=f"baton-{cluster}",
+                    runtime_env=which_code,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(f"no Ray cluster at {address}: {error}") from None
         try:
@@ -66,14 +68,27 @@ def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[Non
             ray.shutdown()
 
 
-def left_out(checkout: Path) -> list[str]:
-    """Return patterns for the files that Ray must not ship: all files of the checkout except our packages.
+def code_finder() -> Callable[[], None]:
+    """Return a function that lets a worker import its machine's Baton.
 
-    Raise ConfigError if the folder is not a checkout.
+    Ray sends an inner function as code, and an outer one by name, which the worker can't import yet.
     """
+
+    def find_code() -> None:
+        with contextlib.suppress(ImportError):  # told by check_installations
+            import baton_serve
+
+            baton_serve.put_code_first()
+
+    return find_code
+
+
+def shipped(checkout: Path) -> dict[str, Any]:
+    """Let Ray ship only our packages from a checkout. Raise ConfigError for another folder."""
     if not (checkout / "deploy" / "ray").is_dir():
         raise ConfigError(f"[ray] working_dir is {str(checkout)!r}: that is not a checkout of Baton")
-    return [f"/{entry.name}" for entry in sorted(checkout.iterdir()) if entry.name not in OURS] + ["__pycache__"]
+    left_out = [f"/{entry.name}" for entry in sorted(checkout.iterdir()) if entry.name not in OURS]
+    return {"working_dir": str(checkout), "excludes": [*left_out, "__pycache__"]}
 
 
 # ---- up

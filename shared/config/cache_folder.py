@@ -1,4 +1,4 @@
-"""The folder of this user's caches, by the XDG convention."""
+"""The folders of this user's caches, by the XDG convention."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from pathlib import Path
 
 
 def packed_folder() -> Path:
+    return baton_folder() / "packed"
+
+
+def kernels_folder() -> Path:
+    return baton_folder() / "kernels"
+
+
+def baton_folder() -> Path:
     named = os.environ.get("XDG_CACHE_HOME", "")
     caches = Path(named) if named.startswith("/") else Path("~/.cache").expanduser()
-    return caches / "baton" / "packed"
+    return caches / "baton"

@@ -10,14 +10,13 @@ import json
 import shlex
 import sys
 import urllib.parse
-from pathlib import Path
 
+from shared.core import launcher
 from shared.core.errors import ConfigError
 
 DISTRIBUTION = "baton-serve"
 PACKAGES = {"load": "matplotlib", "ray": "ray", "nixl": "nixl"}  # extra -> package
 OURS = frozenset({"decode_node", "deploy", "prefill_node", "router", "shared"})
-ROOT = Path(__file__).parents[2]
 
 
 def require(extra: str, user: str) -> None:
@@ -40,24 +39,14 @@ def missing_package(error: ModuleNotFoundError) -> str:
 
 def install_line(extra: str = "") -> str:
     wanted = f"[{extra}]" if extra else ""
-    if (ROOT / "pyproject.toml").is_file():  # install a link to the checkout, as `make setup` does
-        return pip_line("--editable", f"{ROOT}{wanted}")
+    if launcher.is_checkout():  # install a link to the checkout, as `make setup` does
+        return pip_line("--editable", f"{launcher.CODE}{wanted}")
     return pip_line(f"{origin()}{wanted}")
 
 
 def pip_line(*args: str) -> str:
     """Return a pip command for this environment, even if the shell uses another environment."""
     return shlex.join([sys.executable, "-m", "pip", "install", *args])
-
-
-def own_version() -> str:
-    """Return the installed version or, in a bare copy of the source, the one in pyproject.toml."""
-    import tomllib  # imported here, because few runs ask
-    from importlib import metadata
-
-    if (ROOT / "pyproject.toml").is_file():
-        return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
-    return metadata.version(DISTRIBUTION)
 
 
 def origin() -> str:
@@ -67,7 +56,7 @@ def origin() -> str:
     try:
         own = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:  # a bare copy of the source
-        return str(ROOT)
+        return str(launcher.CODE)
     address: str = json.loads(own.read_text("direct_url.json") or "{}").get("url", "")
     url = urllib.parse.urlsplit(address)
     if url.scheme == "file":

@@ -1,4 +1,4 @@
-"""Keeps compiled code on disk, beside the source or else in the user's cache directory.
+"""Keeps compiled code on disk: beside a checkout's source, or, because pip would not uninstall it, in the user's cache.
 
 numba has one index for all variants of a function, and takes no lock. If two processes saved different variants at the
 same time, one could later load the other's code. So here each variant has its own index and its own file of code. A
@@ -11,7 +11,11 @@ import hashlib
 import logging
 from typing import Any
 
+from numba.core import config
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+from shared.config.cache_folder import kernels_folder
+from shared.core.launcher import is_checkout
 
 
 class VariantFiles:
@@ -46,6 +50,9 @@ class KeptCode(FunctionCache):
 
 def keep_code(compiled: Any, function: Any) -> None:
     """Let `compiled`, which numba made from the function, load and save its code on disk."""
+    settings: Any = config
+    if not settings.CACHE_DIR and not is_checkout():
+        settings.CACHE_DIR = str(kernels_folder())
     try:
         compiled._cache = KeptCode(function)
     except RuntimeError as error:

@@ -12,7 +12,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
 from shared.config.processes import NodeProcessConfig
+from shared.core import launcher
 from shared.core.errors import RankLost
 from shared.device.group import RankGroup, file_store
 from shared.kv.pool import KVPool
@@ -149,8 +149,8 @@ def rank_argv(node_id: str, rank: int, descriptor: int, cores: CorePlan) -> Sequ
 
     The message Start has the other arguments.
     """
-    return (
-        *(sys.executable, "-P", "-m", "shared.ranks.process"),
+    return launcher.command(
+        "shared.ranks.process",
         *(f"--rank={rank}", f"--of={node_id}", f"--parent-pid={os.getpid()}", f"--orders={descriptor}"),
         *(f"--threads={core_plan.num_threads(cores)}", f"--cpus={','.join(map(str, cores.cpus))}"),
         f"--wait-policy={cores.wait_policy}",

@@ -1,4 +1,4 @@
-"""Run a node's rank other than 0: `python -m shared.ranks.process`, started by rank 0 only.
+"""Run a node's rank other than 0, started by rank 0 only.
 
 The process applies the core plan before heavy imports. It ignores SIGINT and SIGTERM, because rank 0 handles them and
 then closes the socket.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+
+from shared.core import launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_TIMEOUT_S = 900.0  # kernels that no cache has are compiled before
@@ -28,11 +28,10 @@ def free_port() -> int:
 def baton_up(*flags: str) -> Iterator[int]:
     """Yields the HTTP port."""
     port = free_port()
-    command = [sys.executable, "-m", "deploy.cli", "up", "--port", str(port), *flags]
-    command += ["--start-timeout-s", str(READY_TIMEOUT_S)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # its nodes, too, are of this checkout
+    own = ("--port", str(port), "--start-timeout-s", str(READY_TIMEOUT_S))
+    command = launcher.command("deploy.cli", "up", *own, *flags)
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             _wait_ready(port, process, Path(log.name))
             yield port

@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from deploy.cluster.own_cluster import own_cluster
 from deploy.tools.plan.router_load import put_load
+from shared.core import launcher
 
 TEXT = "the keeper of the northern tower wrote one line a day into a book that nobody was meant to read"
 
@@ -42,7 +42,7 @@ def by_generate(url: str, folder: Path, number: int, args: argparse.Namespace) -
     lines = enumerate(prompts("generate", number, args))
     file.write_text("".join(json.dumps(head | {"custom_id": str(i), "body": fixed | {"prompt": one}}) + "\n"
                             for i, one in lines))  # fmt: skip
-    command = [sys.executable, "-m", "deploy.cli", "generate", str(file), url, "--concurrency", str(args.concurrency)]
+    command = launcher.command("deploy.cli", "generate", str(file), url, "--concurrency", str(args.concurrency))
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return float(said.rsplit(", ", 1)[1].split()[0].replace(",", ""))
 

@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    os.environ.update(SLEEPY, PYTHONPATH=f"{ROOT / 'tests/support/sleepy'}:{ROOT}")
+    os.environ.update(SLEEPY, PYTHONPATH=str(ROOT / "tests/support/sleepy"))
     with tempfile.TemporaryDirectory() as folder:
         keys = keys_file(Path(folder), {})
         flags = ["--model", "hashlm", "--served-model-name", "bench", "--max-running", str(ROWS)]

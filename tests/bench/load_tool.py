@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shared.core import launcher
 from tests.bench.aiperf import Figures, Workload
 
 MOCK = Path("tests/support/mock_openai.py")
@@ -21,7 +22,7 @@ TIMEOUT_S = 1200.0
 def run_load(url: str, *flags: str) -> dict[str, Any]:
     """The whole report. RuntimeError when a truth check failed or nothing could be measured."""
     with tempfile.TemporaryDirectory(prefix="baton-load-") as name:
-        command = [sys.executable, "-m", "deploy.cli", "load", url, "--quiet", "--out", name, *flags]
+        command = launcher.command("deploy.cli", "load", url, "--quiet", "--out", name, *flags)
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         if done.returncode:
             raise RuntimeError(f"baton load ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")

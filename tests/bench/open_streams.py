@@ -78,7 +78,9 @@ def router_of(args: argparse.Namespace, lags: Path) -> RouterProcess:
     room = str(args.streams + SPARE)
     flags = ["--served-model-name", "bench", "--max-connections", room, "--max-open-requests", room]
     flags += ["--max-queued-requests", room, "--request-timeout-s", "3600"]
-    return RouterProcess(*flags, model=args.model, program=("-m", "tests.bench.probed_router", str(lags)))
+    return RouterProcess(
+        *flags, model=args.model, program=(sys.executable, "-m", "tests.bench.probed_router", str(lags))
+    )
 
 
 def wait_for_nodes(router: RouterProcess, count: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from deploy.cluster.own_cluster import own_cluster
 from deploy.tools.plan.router_load import put_load
+from shared.core import launcher
 from tests.bench.plan_act import Phase, shifting_trace
 from tests.bench.report import report
 
@@ -36,7 +37,7 @@ def measure(prefill: int, trace: Path, folder: Path, args: argparse.Namespace, *
     flags += ["--local-prefill-tokens", "0"] if args.hand_over_all else []
     log = folder / f"{name}.log"
     with own_cluster(flags, folder / f"{name}.cluster.log") as url:
-        words = [sys.executable, "-m", "deploy.cli", "plan", "act", url, "--slo", SLO]
+        words = launcher.command("deploy.cli", "plan", "act", url, "--slo", SLO)
         with log.open("wb") as sink:
             acting = subprocess.Popen(words, cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT) if acts else None
         try:
@@ -64,7 +65,7 @@ def main() -> int:
     parser.add_argument("--hand-over-all", action="store_true", help="every prompt is computed by a prefill node")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    os.environ.update(SLEEPY, PYTHONPATH=f"{ROOT / 'tests/support/sleepy'}:{ROOT}")
+    os.environ.update(SLEEPY, PYTHONPATH=str(ROOT / "tests/support/sleepy"))
     pair = [
         Phase(args.phase_s, args.long_prompts * args.nodes, args.prompt_words, 20),
         Phase(args.phase_s, args.long_answers * args.nodes, 8, 200),

@@ -117,7 +117,7 @@ def sleep_for_tokens(token_ms: float) -> None:
     """Let the devices of nodes that start from now on sleep for each token, unless `token_ms` is 0."""
     if token_ms:
         sleepy = {"SLEEPY_STEP_S": "0.002", "SLEEPY_TOKEN_S": str(token_ms / 1000)}
-        os.environ.update(sleepy, PYTHONPATH=f"{ROOT / 'tests/support/sleepy'}:{ROOT}")
+        os.environ.update(sleepy, PYTHONPATH=str(ROOT / "tests/support/sleepy"))
 
 
 def main() -> int:

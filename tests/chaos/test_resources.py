@@ -9,12 +9,12 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from shared.core import launcher
 from tests.support.chaos_cluster import ChaosCluster, ready_nodes
 from tests.support.cluster import ROOT
 from tests.support.metrics_page import read_metrics
@@ -145,7 +145,7 @@ def test_requests_while_the_router_has_no_descriptors(cluster: ChaosCluster) -> 
 
 def start_to_full_disk(*arguments: str) -> subprocess.Popen[bytes]:
     with Path("/dev/full").open("wb") as full:
-        command = [sys.executable, "-m", "deploy.cli", *arguments, "--model", "hashlm", "--log-level", "debug"]
+        command = launcher.command("deploy.cli", *arguments, "--model", "hashlm", "--log-level", "debug")
         return subprocess.Popen(command, cwd=ROOT, stdout=full, stderr=full)
 
 

@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,13 +21,14 @@ from typing import Any
 
 import httpx
 
+from shared.core import launcher
 from tests.drill.hosts import Host, Site
 from tests.support.chaos_cluster import ready_nodes
 from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
 from tests.support.patience import HANDS_OVER, HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
-BATON = (sys.executable, "-m", "deploy.cli")
+BATON = launcher.command("deploy.cli")
 ROUTERS, NODES = ("router0", "router1"), ("p0", "p1", "d0", "d1")
 URL = "http://127.0.0.1:8000"  # of each router, seen from its own host
 NODE_PORT = 7001

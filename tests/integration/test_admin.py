@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from shared.core import launcher
 from tests.support.cluster import ROOT, Cluster, baton_up
 from tests.support.key_folders import write_key
 from tests.support.mixed_clients import Client, make_client, stream_all, wait_until
@@ -33,10 +33,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 async def baton_admin(cluster: Cluster, *words: str) -> str:
     """As a user types it; gives what it printed."""
     key_file = cluster.log_path.with_name("key")
-    argv = ["-m", "deploy.cli", "admin", "--url", cluster.url, "--admin-key-file", str(key_file), *words]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    argv = launcher.command("deploy.cli", "admin", "--url", cluster.url, "--admin-key-file", str(key_file), *words)
+    process = await asyncio.create_subprocess_exec(*argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     printed, _ = await asyncio.wait_for(process.communicate(), HANG_GUARD_S)
     assert process.returncode == 0, printed.decode()
     return printed.decode()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from shared.core import launcher
 from tests.support.cluster import ROOT, baton_up
 from tests.support.key_folders import write_key
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
@@ -22,10 +22,8 @@ LOCAL = ("cpu", "memory", "disk", "files", "keys")  # of the machine that tests 
 
 
 def doctor(url: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
-    argv = ["-m", "deploy.cli", "doctor", "--url", url, "--interval", "1.5", "--json", *words]
-    done = subprocess.run(
-        [sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False
-    )
+    argv = launcher.command("deploy.cli", "doctor", "--url", url, "--interval", "1.5", "--json", *words)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(done.stdout)["findings"]
 
@@ -57,9 +55,7 @@ def test_nodes_that_are_no_pair(tmp_path: Path) -> None:
         assert any(one["level"] == "look" and "one role only" in one["what"] for one in found)
         endpoint = next(one["where"].split()[1] for one in found if one["where"].startswith("router tcp"))
         argv = ["prefill", "--model", "hashlm", "--page-size", "32", "--node-id", "other", "--router", endpoint]
-        with subprocess.Popen(
-            [sys.executable, "-m", "deploy.cli", *argv], cwd=ROOT, stderr=subprocess.DEVNULL
-        ) as other:
+        with subprocess.Popen(launcher.command("deploy.cli", *argv), cwd=ROOT, stderr=subprocess.DEVNULL) as other:
             try:
                 cluster.eventually(lambda: "other" in str(cluster.metrics()), "the other node is here")
                 status, found = doctor(cluster.url, "--admin-key-file", str(key))

@@ -191,7 +191,7 @@ def test_my_policy_sends_long_prompts_to_big_nodes() -> None:
 
 def test_my_policy_is_that_of_a_running_router(tmp_path: Path) -> None:
     """A long and a short prompt: the counters of the nodes say which one installed which."""
-    router = RouterProcess("--node-silence-s", PATIENCE_S, program=(str(EXAMPLES / "my_policy.py"),))
+    router = RouterProcess("--node-silence-s", PATIENCE_S, program=(sys.executable, str(EXAMPLES / "my_policy.py")))
     there, calm = Endpoint(router.nodes), ("--silence-s", PATIENCE_S)
     nodes = {name: NodeProcess(role, name, there, tmp_path, *calm) for role, name in NODES}  # type: ignore[arg-type]
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shared.core import launcher
 from tests.support.cluster import ROOT
 from tests.support.patience import HANG_GUARD_S
 
@@ -88,6 +89,6 @@ def test_a_stopped_run_resumes_and_leaves_no_process_running(
 
 def test_a_cluster_that_does_not_start_is_explained(tmp_path: Path) -> None:
     file = write(tmp_path / "r.jsonl", 1, max_tokens=1)
-    command = [sys.executable, "-m", "deploy.cli", "generate", str(file), "--model", "/nothing/here"]
+    command = launcher.command("deploy.cli", "generate", str(file), "--model", "/nothing/here")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S)
     assert done.returncode == 2 and "no such file or folder" in done.stderr and "Traceback" not in done.stderr

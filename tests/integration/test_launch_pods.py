@@ -4,13 +4,14 @@ on keys as Kubernetes mounts them."""
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shared.core import launcher
 from shared.core.errors import ConfigError
 from shared.wire.http_keys import read_key
 from shared.wire.keyring import ring_of_node, ring_of_router
@@ -33,7 +34,7 @@ def run(folder: Path, script: str, replaced: dict[str, str], **environment: str)
         script = script.replace(old, new)
     own = folder / "bin"
     own.mkdir(exist_ok=True)
-    (own / "baton").write_text(f'#!/bin/sh\nexec {sys.executable} -m deploy.cli "$@"\n')
+    (own / "baton").write_text(f'#!/bin/sh\nexec {shlex.join(launcher.command("deploy.cli"))} "$@"\n')
     (own / "baton").chmod(0o755)
     given = {**os.environ, "PATH": f"{own}:{os.environ['PATH']}", **environment}
     return subprocess.run(

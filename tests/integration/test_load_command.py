@@ -17,6 +17,7 @@ from rich.console import Console
 from deploy import cli
 from deploy.tools.load import harness, live, truth
 from deploy.tools.load import one_run as play
+from shared.core import launcher
 from tests.support.mock_openai import Behaviour, in_thread
 from tests.support.patience import HANG_GUARD_S
 
@@ -236,7 +237,7 @@ def test_progress_is_drawn_on_a_terminal_and_lines_elsewhere(capsys, monkeypatch
 def test_ctrl_c_ends_a_run_with_what_there_is(tmp_path):
     with in_thread(Behaviour(itl_s=0.05)) as mock:
         url, out = f"http://127.0.0.1:{mock.port}", tmp_path / "out"
-        command = [sys.executable, "-m", "deploy.cli", "load", url, "--rate", "50", "--golden", "0", "--out", str(out)]
+        command = launcher.command("deploy.cli", "load", url, "--rate", "50", "--golden", "0", "--out", str(out))
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             while len(mock.seen) < 20 and process.poll() is None:
                 time.sleep(0.01)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from shared.core import launcher
 from tests.support.cluster import ROOT, baton_up
 from tests.support.mixed_clients import make_client, stream_all
 from tests.support.patience import HANG_GUARD_S
@@ -41,18 +41,8 @@ def test_streams_of_any_pair_are_the_oracles(flags: tuple[str, ...], tmp_path: P
 
 
 def test_a_node_with_more_stages_than_layers_does_not_start() -> None:
-    command = (
-        sys.executable,
-        "-m",
-        "deploy.cli",
-        "decode",
-        "--router",
-        "tcp://127.0.0.1:1",
-        "--model",
-        "hashlm",
-        "--pp",
-        "3",
-    )
+    flags = ("--router", "tcp://127.0.0.1:1", "--model", "hashlm", "--pp", "3")
+    command = launcher.command("deploy.cli", "decode", *flags)
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False)
     assert ended.returncode != 0
     assert "--pp 3: hashlm has 2 layers" in ended.stderr and "Traceback" not in ended.stderr

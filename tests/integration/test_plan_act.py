@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from shared.core import launcher
 from tests.support.cluster import ROOT, Cluster, baton_up
 from tests.support.mixed_clients import under_load
 from tests.support.patience import HANG_GUARD_S
@@ -37,7 +37,7 @@ def roles(cluster: Cluster) -> list[str]:
 def start_act(cluster: Cluster, log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as sink:
         return subprocess.Popen(
-            [sys.executable, "-m", "deploy.cli", *ACT, cluster.url], cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT
+            launcher.command("deploy.cli", *ACT, cluster.url), cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT
         )
 
 

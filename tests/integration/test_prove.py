@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
+from shared.core import launcher
 from tests.support.cluster import ROOT
 from tests.support.patience import HANG_GUARD_S
 
 
 def test_hashlm_is_the_same_handed_over_and_local() -> None:
-    argv = ["-m", "deploy.cli", "prove", "--model", "hashlm", "--cells", "chunks-24", "--max-tokens", "16"]
-    done = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S)
+    argv = launcher.command("deploy.cli", "prove", "--model", "hashlm", "--cells", "chunks-24", "--max-tokens", "16")
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S)
     assert done.returncode == 0, done.stdout + done.stderr
     (plain,), (chunks,) = ([line.split() for line in done.stdout.splitlines() if line.startswith(name + " ")]
                            for name in ("local-plain", "chunks-24"))  # fmt: skip

@@ -29,7 +29,7 @@ PULLS, PAGES, STEPS = "baton_prefix_pulls_total", "baton_pulled_prefix_pages_tot
 
 @pytest.fixture(autouse=True)
 def slow_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests/support/sleepy'}:{ROOT}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/support/sleepy"))
     monkeypatch.setenv("SLEEPY_STEP_S", "0.002")
     monkeypatch.setenv("SLEEPY_TOKEN_S", str(TOKEN_S))
 

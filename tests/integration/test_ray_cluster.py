@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from shared.core import launcher
 from tests.support.key_folders import make_keys
 from tests.support.listening import listening
 from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
@@ -199,7 +200,22 @@ def an_actor_that_ray_gives_up_is_made_again(baton: BatonRay, address: str) -> N
     baton.until(lambda now: all_run(now) and changed(before, now) == {"decode-1"}, "it is back")
 
 
-# ---- a Ray of its own, the checkout shipped to it, roles that grow and shrink
+# ---- a Ray of its own
+
+
+@pytest.mark.long
+def test_a_ray_of_its_own_beside_another_project(make_baton: MakeBaton) -> None:
+    """Ray would have its workers import from where `baton ray up` was typed, and from PYTHONPATH."""
+    baton, _ = make_baton("", "")
+    baton.up()
+    family = everyone(baton)
+    daemons = [psutil.Process(row["pid"]).cmdline() for row in baton.rows().values()]
+    assert len(daemons) > len(NODES) and all(launcher.__file__ in command for command in daemons)
+    assert baton.run("down").returncode == 0
+    assert ends(family)
+
+
+# ---- the checkout shipped to it, roles that grow and shrink
 
 SHIPPED = f"""
 working_dir = "{ROOT}"

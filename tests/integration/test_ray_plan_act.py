@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shared.core import launcher
 from tests.support.metrics_page import nodes_of, read_metrics
 from tests.support.mixed_clients import Client, under_load, wait_until
 from tests.support.patience import HANG_GUARD_S
@@ -65,7 +65,7 @@ def url(baton: BatonRay) -> str:
 
 def start_act(baton: BatonRay, url: str, log: Path) -> subprocess.Popen[bytes]:
     flags = ("--window", "1", "--period", "0.2", "--slo", "tpot<60s", "--ray", str(baton.file))
-    command = [sys.executable, "-P", "-m", "deploy.cli", "plan", "act", url, *flags]
+    command = launcher.command("deploy.cli", "plan", "act", url, *flags)
     with log.open("wb") as sink:
         return subprocess.Popen(
             command, cwd=baton.home, env=environment(baton.home), stdout=sink, stderr=subprocess.STDOUT

@@ -20,6 +20,7 @@ import openai
 import pytest
 import zmq
 
+from shared.core import launcher
 from shared.wire.codec import encode
 from shared.wire.messages import Goodbye, Hello, TokenRun, Tokens
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
@@ -384,7 +385,7 @@ def test_sigterm_does_not_wait_for_ever(router: RouterProcess, pair: Pair) -> No
 
 def test_a_taken_port_is_a_clear_message(router: RouterProcess) -> None:
     port = router.url.rpartition(":")[2]
-    command = [sys.executable, "-m", "deploy.cli", "router", "--model", "hashlm", "--port", port]
+    command = launcher.command("deploy.cli", "router", "--model", "hashlm", "--port", port)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S)
     assert done.returncode != 0 and port in done.stderr and "Traceback" not in done.stderr
 

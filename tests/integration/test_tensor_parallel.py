@@ -7,13 +7,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from shared.core import launcher
 from tests.support.cluster import ROOT, Cluster, baton_up
 from tests.support.metrics_page import nodes_of
 from tests.support.mixed_clients import make_client, stream_all, wait_until
@@ -141,7 +141,7 @@ def test_no_rank_outlives_its_node(cluster: Cluster) -> None:
 def test_all_ranks_refuse_a_model_that_can_not_be_shared_out() -> None:
     """By rank 0's words alone, and nobody stays behind."""
     router = ("--router", "tcp://127.0.0.1:7001")  # nobody is there, and nobody is dialled for long
-    command = (sys.executable, "-m", "deploy.cli", "decode", "--model", "hashlm", "--tp", "3", "--node-id", "refused-0")
+    command = launcher.command("deploy.cli", "decode", "--model", "hashlm", "--tp", "3", "--node-id", "refused-0")
     done = subprocess.run((*command, *router), cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("--tp 3: hashlm has 4 lanes, which 3 does not divide")

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from catalogue import ROOT, CatalogueError, Mutant, find_tests, mutated, node_id, read_all
 
-FOLDERS = ("shared", "router", "prefill_node", "decode_node", "deploy", "tests")
-FILES = ("pyproject.toml",)
+FOLDERS = ("baton_serve", "shared", "router", "prefill_node", "decode_node", "deploy", "tests")
+FILES = ("pyproject.toml", "README.md", "LICENSE")
 TEST_TIMEOUT_S = 300
 GROUP_TIMEOUT_S = 1200  # of all tests of a mutant: pytest itself can hang, in C or at its end
 HANG_GUARD_S = 30  # of one wait in a test: a mutant that hangs fails there, by an assertion, before its time is up

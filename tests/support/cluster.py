@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from shared.core import launcher
 from tests.support.metrics_page import Metrics, at_rest, nodes_of, pages_partition, read_metrics
 from tests.support.patience import HANDS_OVER, HANG_GUARD_S, PATIENT_UP
 from tests.support.ports import free_port
@@ -20,16 +21,22 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Cluster:
-    """Owns the supervisor process; its children end with it."""
+    """Owns the supervisor process; its children end with it. `program`: the `baton` command."""
 
-    def __init__(self, log: Path, *flags: str) -> None:
+    def __init__(
+        self,
+        log: Path,
+        *flags: str,
+        program: Sequence[str] = launcher.command("deploy.cli"),
+        cwd: Path = ROOT,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.log_path = log
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "deploy.cli", "up", "--port", str(self.port), *PATIENT_UP]
-        command += [*HANDS_OVER, *flags]
+        command = [*program, "up", "--port", str(self.port), *PATIENT_UP, *HANDS_OVER, *flags]
         with log.open("wb") as sink:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(command, cwd=cwd, env=env, stdout=sink, stderr=subprocess.STDOUT)
         self._supervisor = psutil.Process(self.process.pid)
         self.eventually(self._is_ready, "the cluster is ready")
 
@@ -74,8 +81,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def baton_up(log: Path, *flags: str) -> Iterator[Cluster]:
-    cluster = Cluster(log, *flags)
+def baton_up(log: Path, *flags: str, **process: Any) -> Iterator[Cluster]:
+    """`process`: the Cluster's program, cwd and env."""
+    cluster = Cluster(log, *flags, **process)
     try:
         yield cluster
     finally:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 import psutil
 import zmq
 
+from shared.core import launcher
 from shared.wire.codec import to_wire
 from shared.wire.link import open_router
 from shared.wire.link_options import LinkOptions
@@ -131,7 +131,7 @@ class NodeProcess:
     def __init__(self, role: str, node_id: str, router: RouterStub, log_dir: Path, *flags: str) -> None:
         self.node_id = node_id
         self.log_path = log_dir / f"{node_id}.log"
-        argv = [sys.executable, "-m", "deploy.cli", role, "--model", "hashlm", "--router", router.endpoint]
+        argv = launcher.command("deploy.cli", role, "--model", "hashlm", "--router", router.endpoint)
         argv += ["--node-id", node_id, "--heartbeat-s", "0.1", "--threads", "1", *flags]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)

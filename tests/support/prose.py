@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 EXEMPT = Path(__file__).with_name("prose_exempt.txt")
-PRODUCT = ("router", "prefill_node", "decode_node", "shared", "deploy")
+PRODUCT = ("baton_serve", "router", "prefill_node", "decode_node", "shared", "deploy")
 FOLDERS = (*PRODUCT, "examples")
 NOT_OURS = {".venv", "build", "dist", "bench-out", "node_modules"}
 GENERATED = {"docs/flags.md", "docs/messages.md", "docs/metrics.md", "docs/rules.md"}  # read where they come from

@@ -22,6 +22,8 @@ from typing import Any
 import psutil
 
 from shared.config import ray_settings
+from shared.core import launcher
+from tests.support.installed import other_project
 from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,17 +33,25 @@ Rows = dict[str, dict[str, Any]]  # of `baton ray status --json`, by name
 
 
 def environment(home: Path) -> dict[str, str]:
-    return {**os.environ, **ray_settings.environment(""), "PYTHONPATH": str(ROOT), "HOME": str(home)}
+    """Where Ray runs and where `baton ray` is typed, another project has packages of our names."""
+    theirs = str(other_project(home))
+    return {**os.environ, **ray_settings.environment(""), "PYTHONPATH": theirs, "HOME": str(home)}
 
 
 class Machines:
     """Three of them at first, and one without cores, 127.0.0.1, which Ray itself can't lose."""
 
     def __init__(self, home: Path, cpus: int) -> None:
-        command = [sys.executable, str(Path(__file__)), str(cpus)]
+        command = [sys.executable, "-m", "tests.support.ray_machines", str(cpus)]
         with (home / "machines.log").open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(home)
+                command,
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment(home),
             )
         self.address = self._answer()
 
@@ -94,7 +104,7 @@ class BatonRay:
         self.file.write_text(toml)
 
     def run(self, word: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-P", "-m", "deploy.cli", "ray", word, *arguments]
+        command = launcher.command("deploy.cli", "ray", word, *arguments)
         return subprocess.run(
             command, cwd=self.home, env=environment(self.home), capture_output=True, text=True, timeout=HANG_GUARD_S
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from shared.core import launcher
 from tests.support.metrics_page import bearer, read_metrics
 from tests.support.patience import HANDS_OVER, HANG_GUARD_S
 
@@ -26,9 +26,9 @@ class RouterProcess:
         *flags: str,
         model: str = "hashlm",
         api_key: str = "",
-        program: Sequence[str] = ("-m", "deploy.cli", "router"),
+        program: Sequence[str] = launcher.command("deploy.cli", "router"),
     ) -> None:
-        command = [sys.executable, *program, "--model", model]
+        command = [*program, "--model", model]
         command += ["--port", "0", "--node-endpoint", "tcp://127.0.0.1:0", *HANDS_OVER, *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []

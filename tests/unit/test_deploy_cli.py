@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from dataclasses import replace
 
 import pytest
 
+import baton_serve
 from deploy import cli
 from deploy.cluster import local, own_cluster
 from shared.config import core_plan
@@ -26,6 +26,7 @@ from shared.config.options import flag_name
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import LocalConfig, ModelConfig, NodeConfig
+from shared.core import launcher
 from tests.support.ports import free_port
 
 ROUTER = "tcp://127.0.0.1:7001"
@@ -90,7 +91,7 @@ def test_help_shows_the_usual_flags_and_help_all_every_one(capsys):
 def test_the_version_is_the_project_s(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--version"])
-    assert capsys.readouterr().out == f"baton {importlib.metadata.version('baton-serve')}\n"
+    assert capsys.readouterr().out == f"baton {baton_serve.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -223,8 +224,9 @@ def test_children_s_commands_show_their_role_and_hold_the_config():
     ]
     roles = []
     for spec in specs:
-        assert spec.argv[:4] == (sys.executable, "-P", "-m", "deploy.cli")
-        args, config = parsed(spec.argv[4:])
+        own = tuple(launcher.command("deploy.cli"))
+        assert spec.argv[: len(own)] == own
+        args, config = parsed(spec.argv[len(own) :])
         roles.append(args.command)
         assert args.parent_pid == 42 and sections_of(config)["model"].dtype == "float32"
         if spec.name != "router":

@@ -39,7 +39,10 @@ def test_a_drained_node_is_not_restarted() -> None:
     assert policy.delay_after_death(0.0, 1) is not None
 
 
-@pytest.mark.parametrize("program", [["python", "-P", "-m", "deploy.cli"], ["/venv/bin/python", "/venv/bin/baton"]])
+@pytest.mark.parametrize(
+    "program",
+    [["python", "-P", "/baton/shared/core/launcher.py", "deploy.cli"], ["/venv/bin/python", "/venv/bin/baton"]],
+)
 def test_the_command_line_of_the_other_role(program: list[str]) -> None:
     own = ["decode", "--node-id=decode", "--router=tcp://127.0.0.1:1"]
     assert again.argv_as("prefill", [*program, *own], own) == [*program, "prefill", *own[1:]]

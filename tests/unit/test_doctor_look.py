@@ -34,6 +34,7 @@ from deploy.tools.doctor.look_router import NoRouterError, look_at_router
 from deploy.tools.doctor.report import as_json, as_text
 from deploy.tools.doctor.visit import dial_all, key_folders, user_of
 from shared.config.host_memory import read_pairs
+from shared.core import launcher
 from shared.core.errors import ConfigError
 from tests.support.doctor_facts import PAIR, cluster, machine
 from tests.support.key_folders import make_keys
@@ -150,7 +151,8 @@ def test_groups_and_governors_are_read_where_there_are_some(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("argv", "command"),
     [
-        (["python", "-P", "-m", "deploy.cli", "decode", "--threads=1"], "decode"),
+        (launcher.command("deploy.cli", "decode", "--threads=1"), "decode"),
+        (["python", "-m", "baton_serve", "decode"], "decode"),
         (["/opt/baton/bin/python", "/opt/baton/bin/baton", "prefill"], "prefill"),
         (["baton", "router"], "router"),
         (["baton", "up"], ""),

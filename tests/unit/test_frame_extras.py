@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from deploy import cli
 from shared.config import model_path
-from shared.core import extras
+from shared.core import extras, launcher
 from shared.core.errors import ConfigError
 from shared.transfer.transports import available_transports
 from tests.support.install_lines import dry_run, lines_in, wanted_by
@@ -76,7 +76,8 @@ def test_the_code_and_the_project_know_the_same_extras() -> None:
     assert set(EXTRAS) == set(extras.PACKAGES) | {"dev"}
     for extra, package in extras.PACKAGES.items():
         assert [Requirement(text).name for text in EXTRAS[extra]] == [package]
-    assert frozenset(name.split(".")[0] for name in PROJECT["tool"]["setuptools"]["packages"]) == extras.OURS
+    packages = {name.removeprefix("baton_serve._code.") for name in PROJECT["tool"]["setuptools"]["packages"]}
+    assert {name.split(".")[0] for name in packages} == extras.OURS | {"baton_serve"}
 
 
 @pytest.mark.slow
@@ -172,7 +173,7 @@ def test_the_line_names_what_baton_was_installed_from(
     if direct_url is not None:
         (info / "direct_url.json").write_text(direct_url)
     monkeypatch.setattr(metadata, "distribution", lambda name: metadata.PathDistribution(info))
-    monkeypatch.setattr(extras, "ROOT", tmp_path)
+    monkeypatch.setattr(launcher, "CODE", tmp_path)
     assert extras.install_line("ray") == f"{shlex.quote(sys.executable)} -m pip install {line}"
 
 

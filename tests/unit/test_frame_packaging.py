@@ -1,4 +1,4 @@
-"""What a fresh machine meets: pins, declared dependencies, make targets, a wheel that works from anywhere."""
+"""What a fresh machine meets: pins, declared dependencies, make targets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tomllib
-import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.clients.table import CLIENTS, Kind
-from tests.support.install_lines import dry_run
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("router", "prefill_node", "decode_node", "shared", "deploy")
+PACKAGES = ("baton_serve", "router", "prefill_node", "decode_node", "shared", "deploy")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # Found through other packages: the weights are data, the GPU's libraries come with torch.
@@ -155,64 +153,3 @@ def test_ci_calls_make_test():
     text = script.read_text("utf-8")
     assert os.access(script, os.X_OK) and text.startswith("#!/usr/bin/env bash")
     assert "set -euo pipefail" in text and "make test" in text
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Built without network from a copy: building writes into the tree."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    files = [*PACKAGES, "pyproject.toml", "README.md", "LICENSE"]
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *files],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    names = listed.stdout.split("\0") if listed.returncode == 0 else all_files()
-    for name in filter(None, names):
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*command, "--wheel-dir", str(folder), str(source)], check=True)
-    return next(folder.glob("baton_serve-*.whl"))
-
-
-def all_files() -> list[str]:
-    """For a source tree without git."""
-    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*") if "__pycache__" not in file.parts]
-    return [str(file.relative_to(ROOT)) for file in files] + ["pyproject.toml", "LICENSE"]
-
-
-def test_the_wheel_has_all_modules_and_pages_and_no_tests(wheel):
-    names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {name for name in all_files() if name.endswith(".py") or "/static/" in name and "." in Path(name).name}
-    assert not expected - names
-    assert not [name for name in names if name.startswith("tests/")]
-
-
-def test_the_wheel_runs_from_another_folder(wheel, tmp_path):
-    """Unpacked into a folder of its own, the checkout is out of the way: -I leaves both out of the path."""
-    unpacked = tmp_path / "site"
-    zipfile.ZipFile(wheel).extractall(unpacked)
-    code = f"import sys; sys.path.insert(0, {str(unpacked)!r}); from deploy import cli; print(cli.__file__); cli.main()"
-    command = [sys.executable, "-I", "-c", code, "up", "--help"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(str(unpacked)) and "baton up" in done.stdout
-
-
-def test_pip_takes_the_line_that_the_wheel_prints(wheel, tmp_path):
-    """Beside the wheel; where pip itself installed it, the line has the path that it came from."""
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); from shared.core import extras"
-    command = [sys.executable, "-I", "-c", f"{code}; print(extras.install_line('ray'))"]
-    line = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert line.endswith(f" './{wheel.name}[ray]'\n")
-    assert f"Processing ./{wheel.name}" in dry_run(line, "--no-deps", cwd=wheel.parent)
-
-
-def test_the_installed_command_works_from_another_folder(tmp_path):
-    script = Path(sys.executable).with_name("baton")
-    for folder in PACKAGES:
-        (tmp_path / folder).mkdir()  # names like ours in the working directory must not win
-    done = subprocess.run([str(script), "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "baton up" in done.stdout

@@ -15,7 +15,7 @@ import pytest
 from shared.config.load import all_concerns
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("router", "prefill_node", "decode_node", "shared", "deploy")
+PACKAGES = ("baton_serve", "router", "prefill_node", "decode_node", "shared", "deploy")
 SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 ASSETS = sorted(
@@ -121,12 +121,23 @@ def swallowed(tree: ast.AST) -> Iterator[str]:
             yield f"{node.lineno}: bare except"
 
 
+def started_with_m(tree: ast.AST) -> Iterator[str]:
+    """`python -m` may find another copy of a module of ours; `launcher.command` does not."""
+    for node in ast.walk(tree):
+        words = getattr(node, "elts", getattr(node, "args", []))
+        texts = [getattr(word, "value", None) for word in words] if isinstance(words, list) else []
+        for flag, module in zip(texts, texts[1:], strict=False):
+            if flag == "-m" and str(module).partition(".")[0] in PACKAGES:
+                yield f"{node.lineno}: -m {module}"
+
+
 RULES: dict[str, tuple[Rule, str]] = {
     "functions are short": (long_functions, "def f():\n" + "    x = 1\n" * MAX_FUNCTION),
     "nothing turns bytes into code": (dangerous, "import pickle"),
     "no global state": (global_state, "def f():\n    global x\n    x = 1"),
     "everything is typed": (untyped, "def f(a) -> None: ..."),
     "modules introduce themselves": (head, "x = 1"),
+    "modules of ours are started by the launcher": (started_with_m, "run([python, '-m', 'deploy.cli', 'up'])"),
     "no bare except": (swallowed, "try:\n    x = 1\nexcept:\n    pass"),
 }
 
@@ -206,9 +217,9 @@ def test_names_of_modules():
 
 def test_the_package_list_is_the_folders():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]
-    folders = sorted({relative(file.parent).replace("/", ".") for file in SOURCES})
-    assert listed == folders
-    assert all((ROOT / folder.replace(".", "/") / "__init__.py").exists() for folder in folders)
+    folders = sorted({relative(file.parent) for file in SOURCES})
+    assert [name.replace(".", "/").removeprefix("baton_serve/_code/") for name in listed] == folders
+    assert all((ROOT / folder / "__init__.py").exists() for folder in folders)
 
 
 def test_layers():

@@ -112,7 +112,7 @@ def test_kernels_are_compiled_and_a_failure_is_told(tmp_path, capsys, status, sa
     python.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\necho broken\nexit {status}\n')
     python.chmod(0o755)
     setup_env.end_kernels(setup_env.start_kernels(python))
-    assert (tmp_path / "asked").read_text().split() == ["-m", "deploy.ready_kernels"]
+    assert (tmp_path / "asked").read_text().split() == ["-P", str(setup_env.LAUNCHER), "deploy.ready_kernels"]
     assert said in capsys.readouterr().out
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ["shared", "router", "prefill_node", "decode_node", "deploy"]
+PACKAGES = ["baton_serve", "shared", "router", "prefill_node", "decode_node", "deploy"]
 SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 
 MOST_IGNORES = 12

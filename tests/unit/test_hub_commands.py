@@ -24,6 +24,7 @@ from deploy.tools.prove import command as prove
 from shared.config.hub_settings import HubConfig
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.settings import ModelConfig
+from shared.core import launcher
 from tests.support import plan_cases
 from tests.support.hub_rig import NAME, WEIGHTS, HubRig, hub_rig, tiny_repo
 
@@ -172,7 +173,7 @@ def test_a_local_model_loads_nothing_of_the_hub() -> None:
 def test_the_command_says_one_sentence(tmp_path: Path, rig: HubRig) -> None:
     """In a process of its own: the library reads the environment as it loads."""
     own = {"HF_ENDPOINT": rig.hub.endpoint, "HF_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
-    command = [sys.executable, "-m", "deploy.cli", "router", "--model", "tiny-org/other"]
+    command = launcher.command("deploy.cli", "router", "--model", "tiny-org/other")
     done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("baton router: --model tiny-org/other: there is no such file or folder")

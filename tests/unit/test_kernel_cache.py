@@ -67,11 +67,19 @@ print(words[0], twice(number))
 """
 
 
-def answer_of(folder: Path, *arguments: str) -> str:
+INSTALLED = """
+from pathlib import Path
+from shared.core import launcher
+
+launcher.CODE = Path("/nowhere")
+"""
+
+
+def answer_of(folder: Path, *arguments: str, variable: str = "NUMBA_CACHE_DIR") -> str:
     run = subprocess.run(
         [sys.executable, "caller.py", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(folder / "cache")},
+        env={**os.environ, "PYTHONPATH": str(ROOT), variable: str(folder / "cache")},
         capture_output=True,
         text=True,
         timeout=HANG_GUARD_S,
@@ -116,3 +124,15 @@ def test_a_file_that_was_cut_off_is_written_anew(tmp_path: Path, ending: str) ->
     assert answer_of(tmp_path, "3") == "3 6"
     kept = kept_in(tmp_path)
     assert kept.keys() == whole.keys() and all(len(kept[path]) > len(code) // 2 for path, code in whole.items())
+
+
+def test_an_installation_keeps_no_code_among_its_files(tmp_path: Path) -> None:
+    """pip would not uninstall it. A checkout keeps it beside the source, where `make clean` finds it."""
+    (tmp_path / "caller.py").write_text(INSTALLED + VARIANTS)
+    assert answer_of(tmp_path, "3", variable="XDG_CACHE_HOME") == "3 6"
+    kept = kept_in(tmp_path)
+    assert kept and all(tmp_path / "cache/baton/kernels" in path.parents for path in kept)
+    assert {*tmp_path.rglob("*.nb[ci]")} == set(kept)
+    (tmp_path / "caller.py").write_text(VARIANTS)
+    assert answer_of(tmp_path, "3", variable="XDG_CACHE_HOME") == "3 6"
+    assert {path.parent for path in {*tmp_path.rglob("*.nb[ci]")} - set(kept)} == {tmp_path / "__pycache__"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+import baton_serve
 from deploy.cluster.restart_policy import EXIT_CONFIG
 from shared.config.load import load
 from shared.config.model_path import DEFAULT_REQUIREMENT
@@ -18,6 +18,7 @@ from shared.config.processes import NodeProcessConfig, RouterProcessConfig
 from shared.core.exit_codes import EXIT_DRAINED
 from shared.observe.metric_names import QUEUE_STAGES
 from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, render
+from tests.support.installed import FOLDERS
 from tests.support.launch_lines import (
     CONFIG,
     LAUNCH,
@@ -33,7 +34,6 @@ ROOT = LAUNCH.parents[1]
 KUBERNETES, DOCKER = LAUNCH / "kubernetes", LAUNCH / "docker"
 COMPOSE = DOCKER / "compose.yaml"
 UNITS = sorted((LAUNCH / "systemd").iterdir())
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 # file -> its `baton` lines: a line that is not found is not checked
 LINES = {
@@ -120,8 +120,7 @@ def test_the_image_has_what_it_needs_in_the_pinned_versions() -> None:
     assert f'--no-deps "{DEFAULT_REQUIREMENT}"' in text
     copied = re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE)
     names = {name for line in copied for name in line.split()}
-    packages = {name.split(".")[0] for name in PROJECT["tool"]["setuptools"]["packages"]}
-    assert names == packages | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"}
+    assert names == set(FOLDERS) | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"}
     assert all((ROOT / name).exists() for name in names)
     ignored = (DOCKER / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
     assert {line[1:] for line in ignored if line.startswith("!")} == names and "*" in ignored
@@ -131,7 +130,7 @@ def test_the_image_has_what_it_needs_in_the_pinned_versions() -> None:
 def test_everybody_means_the_same_image() -> None:
     text = "".join(path.read_text("utf-8") for path in LAUNCH.rglob("*") if path.is_file())
     versions = {version for version in re.findall(r"\bbaton:([\d.]+\d)", text)}
-    assert versions == {PROJECT["project"]["version"]}
+    assert versions == {baton_serve.__version__}
     (uid,) = re.findall(r"--uid (\d+)", text)
     assert {one["runAsUser"] for path in KUBERNETES.glob("*.yaml") for one in dicts_in(documents(path))
             if "runAsUser" in one} == {int(uid)}  # fmt: skip

@@ -28,6 +28,7 @@ from deploy.tools.load.truth import (
     check_rest,
     check_stalls,
 )
+from shared.core import launcher
 from shared.core.errors import ConfigError
 from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, render
 
@@ -304,7 +305,7 @@ class Uids:
 
 
 def test_only_a_node_of_this_user_with_this_name_is_killed():
-    argv = ["python", "-m", "deploy.cli", "decode", "--parent-pid=1", "--node-id=decode-1"]
+    argv = launcher.command("deploy.cli", "decode", "--parent-pid=1", "--node-id=decode-1")
     assert is_node({"cmdline": argv, "uids": Uids(7)}, "decode-1", 7)
     assert not is_node({"cmdline": argv, "uids": Uids(7)}, "decode-11", 7)
     assert not is_node({"cmdline": argv, "uids": Uids(7)}, "decode", 7)

@@ -281,8 +281,8 @@ def test_a_second_up_at_the_same_moment_leaves_the_first_alone(monkeypatch):
 
 def test_what_is_shipped_is_our_packages_alone(tmp_path):
     session = pytest.importorskip("deploy.ray.session", reason="Ray is not installed")
-    excluded = session.left_out(ROOT)
+    excluded = session.shipped(ROOT)["excludes"]
     assert {"/tests", "/README.md"} <= set(excluded)
     assert not {f"/{package}" for package in session.OURS} & set(excluded)
     with pytest.raises(cli.ConfigError, match="not a checkout of Baton"):
-        session.left_out(tmp_path)
+        session.shipped(tmp_path)

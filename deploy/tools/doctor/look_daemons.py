@@ -19,6 +19,7 @@ from shared.config.load import load
 from shared.config.settings import SecurityConfig
 from shared.core.errors import ConfigError
 
+PROGRAMS = ("baton", "baton_serve", "deploy.cli")
 WORDS = ("router", "prefill", "decode")
 OUT_OF_SIGHT = "its working folder can't be read, and {} is relative to it"
 
@@ -44,7 +45,7 @@ def find_daemons() -> Iterable[DaemonFacts]:
 def command_of(argv: Sequence[str]) -> str:
     """Return "router", "prefill", "decode" or ""."""
     pairs = zip(argv, argv[1:], strict=False)
-    return next((b for a, b in pairs if b in WORDS and (a == "deploy.cli" or Path(a).name == "baton")), "")
+    return next((b for a, b in pairs if b in WORDS and Path(a).name in PROGRAMS), "")
 
 
 def cores_of(process: psutil.Process) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ import datetime
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from deploy.tools.plan.profile import NodeProfile, Profile, ProfiledCosts
 from shared.config.core_plan import CorePlan
 from shared.config.flags import to_argv
 from shared.config.processes import NodeProcessConfig
+from shared.core import launcher
 from shared.core.errors import ConfigError
 
 LARGEST_CHUNK = 1024  # large, so that the fit sees steps of many shapes
@@ -105,7 +105,7 @@ def child(config: NodeProcessConfig, cpus: tuple[int, ...], *words: str) -> list
     )
     node = NodeProcessConfig(parts, CorePlan(threads=len(cpus), cpus=cpus))
     own = (*words, f"--parent-pid={os.getpid()}")
-    return [sys.executable, "-P", "-m", "deploy.tools.plan.measure_steps", *own, *to_argv(node)]
+    return launcher.command("deploy.tools.plan.measure_steps", *own, *to_argv(node))
 
 
 def measured(config: NodeProcessConfig, cpus: tuple[int, ...], folder: Path, say: Say) -> MeasuredSteps:

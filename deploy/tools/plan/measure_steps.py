@@ -1,9 +1,6 @@
-"""Measure one node's steps on this process's cores, or keep these cores busy.
+"""Measure one node's steps on this process's cores (--out FILE), or keep these cores busy until killed (--busy).
 
-`measure.py` starts both kinds of process: the busy one is the measured node's neighbour.
-
-  python -m deploy.tools.plan.measure_steps --out FILE [node flags]    measures and ends
-  python -m deploy.tools.plan.measure_steps --busy [node flags]        prints "busy" and runs steps until killed
+`measure.py` starts both: the busy process is the measured node's neighbour.
 """
 
 from __future__ import annotations

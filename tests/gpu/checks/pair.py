@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -18,9 +17,10 @@ from pathlib import Path
 import httpx
 import tokenizers
 
+from shared.core import launcher
 from tests.gpu.place import Place
 from tests.gpu.plan import NotHere
-from tests.support.cluster import ROOT, Cluster, baton_up
+from tests.support.cluster import Cluster, baton_up
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.router_process import RouterProcess
 from tests.support.tiny_llama import VOCAB, write_tiny_llama
@@ -89,11 +89,11 @@ def two_nodes(logs: Path, model: str, transport: str, device: str) -> Iterator[s
     nodes = []
     try:
         for role, visible in (("prefill", "0,1"), ("decode", "1,0")):
-            command = [sys.executable, "-m", "deploy.cli", role, "--model", model, "--router", router.nodes]
+            command = launcher.command("deploy.cli", role, "--model", model, "--router", router.nodes)
             command += ["--device", device, "--transport", transport, *NODE_FLAGS]
             with (logs / f"{role}.log").open("wb") as log:
                 environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
-                nodes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log))
+                nodes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
         deadline = time.monotonic() + HANG_GUARD_S
         while sum("node is here" in line for line in router.lines) < len(nodes):
             assert time.monotonic() < deadline and all(node.poll() is None for node in nodes), logs_of(logs)
