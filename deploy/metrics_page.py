@@ -12,7 +12,7 @@ SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 RESTING_PAGES = (PageState.FREE, PageState.CACHED)
 OPEN = "baton_open_requests"
-TOTAL = "baton_kv_pages_total"  # a node's number of pages; one sample per node
+TOTAL = "baton_kv_pool_pages"  # a node's number of pages; one sample per node
 
 
 @dataclass(frozen=True, slots=True)

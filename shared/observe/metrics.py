@@ -153,7 +153,14 @@ class ClusterMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         place = ["node", "role"]
         self._pages = Gauge("baton_kv_pages", "KV pages by state", [*place, "state"], registry=registry)
-        self._pages_total = Gauge("baton_kv_pages_total", "KV pages of the node", place, registry=registry)
+        # the first is the name; a gauge should not end like a counter
+        self._pool_pages = tuple(
+            Gauge(name, told, place, registry=registry)
+            for name, told in (
+                ("baton_kv_pool_pages", "KV pages of the node"),
+                ("baton_kv_pages_total", "The old name of baton_kv_pool_pages, for one release"),
+            )
+        )
         self._rows = Gauge("baton_request_rows", "Request rows by state", [*place, "state"], registry=registry)
         self._waiting = Gauge("baton_waiting_requests", "Requests that wait for memory", place, registry=registry)
         self._width = Gauge(
@@ -253,7 +260,8 @@ class ClusterMetrics:
             self._pages.remove(node, role, state)
         for row_state in RowState:
             self._rows.remove(node, role, row_state)
-        self._pages_total.remove(node, role)
+        for gauge in self._pool_pages:
+            gauge.remove(node, role)
         self._waiting.remove(node, role)
         self._width.remove(node, role)
         self._missing.remove(node, role)
@@ -294,7 +302,8 @@ class ClusterMetrics:
             self._pages.labels(*place, state).set(report.pages.get(state, 0))
         for row_state in RowState:
             self._rows.labels(*place, row_state).set(report.rows.get(row_state, 0))
-        self._pages_total.labels(*place).set(report.pages_total)
+        for gauge in self._pool_pages:
+            gauge.labels(*place).set(report.pages_total)
         self._waiting.labels(*place).set(report.waiting)
         self._width.labels(*place).set(report.spec_width)
         self._missing.labels(*place).set(report.missing_routers)

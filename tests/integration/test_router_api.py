@@ -319,7 +319,7 @@ def test_metrics_show_requests_and_nodes(http: httpx.Client, router: RouterProce
     assert router.metric("baton_ttft_seconds_count") > 0 and router.metric("baton_itl_seconds_count") > 0
     states = ("free", "cached", "active", "granted", "held")
     total = sum(router.metric(f'baton_kv_pages{{node="d0",role="decode",state="{state}"}}') for state in states)
-    assert total == router.metric('baton_kv_pages_total{node="d0",role="decode"}') == 100
+    assert total == router.metric('baton_kv_pool_pages{node="d0",role="decode"}') == 100
     eventually(lambda: router.metric('baton_step_seconds_count{node="d0"}') > 0)
 
 

@@ -44,7 +44,7 @@ def at_rest(metrics: Metrics) -> bool:
 
 def pages_partition(metrics: Metrics) -> bool:
     """free + cached + active + granted + held == total, for each node."""
-    totals = {labels: value for (name, labels), value in metrics.items() if name == "baton_kv_pages_total"}
+    totals = {labels: value for (name, labels), value in metrics.items() if name == "baton_kv_pool_pages"}
     for labels, total in totals.items():
         node = NODE.search(labels)
         assert node

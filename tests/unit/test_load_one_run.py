@@ -13,7 +13,7 @@ from deploy.tools.load.loop_lag import BEAT_S, watching_lag
 from deploy.tools.load.summary import Lag
 from shared.core.errors import ConfigError
 
-PAGE = """baton_kv_pages_total{{node="d"}} 4
+PAGE = """baton_kv_pool_pages{{node="d"}} 4
 baton_kv_pages{{node="d",state="free"}} {free}
 baton_kv_pages{{node="d",state="held"}} {held}
 baton_open_requests {open}
@@ -99,10 +99,10 @@ def test_a_loop_that_was_blocked_shows_in_its_pulse():
 
 def test_several_routers_add_requests_but_count_each_node_once():
     """All of them show the same nodes."""
-    page = 'baton_requests_total{outcome="done"} %d\nbaton_kv_pages_total{node="d",role="decode"} 9\n'
+    page = 'baton_requests_total{outcome="done"} %d\nbaton_kv_pool_pages{node="d",role="decode"} 9\n'
     stage = stage_of((200, (page % 3).encode()))
     stage.others = (Server((200, (page % 4).encode())), Server((200, (page % 5).encode())))
     found = play.metrics_of(stage)
-    assert (found.total("baton_requests_total"), found.total("baton_kv_pages_total")) == (12, 9)
+    assert (found.total("baton_requests_total"), found.total("baton_kv_pool_pages")) == (12, 9)
     stage.others[1].answers = [(503, b"")]
     assert play.metrics_of(stage) is None

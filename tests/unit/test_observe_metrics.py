@@ -41,7 +41,8 @@ def test_gauges_of_a_node_partition_its_pages(registry):
     ClusterMetrics(registry).update(REPORT)
     pages = [registry.get_sample_value("baton_kv_pages", PLACE | {"state": state}) for state in PageState]
     assert pages == [6, 0, 4, 0, 0]
-    assert sum(pages) == registry.get_sample_value("baton_kv_pages_total", PLACE)
+    for name in ("baton_kv_pool_pages", "baton_kv_pages_total"):  # the second is the old name, for one release
+        assert sum(pages) == registry.get_sample_value(name, PLACE)
     assert registry.get_sample_value("baton_request_rows", PLACE | {"state": "running"}) == 1
     assert registry.get_sample_value("baton_waiting_requests", PLACE) == 2
 
@@ -102,10 +103,10 @@ def test_a_silent_node_loses_its_gauges_and_returns_counted_once(registry):
     metrics.update(REPORT)
     metrics.forget("decode-0")
     metrics.forget("decode-0")
-    assert registry.get_sample_value("baton_kv_pages_total", PLACE) is None
+    assert registry.get_sample_value("baton_kv_pool_pages", PLACE) is None
     assert registry.get_sample_value("baton_kv_pages", PLACE | {"state": "free"}) is None
     metrics.update(changed(counters={"steps": 6.0}))
-    assert registry.get_sample_value("baton_kv_pages_total", PLACE) == 10
+    assert registry.get_sample_value("baton_kv_pool_pages", PLACE) == 10
     assert registry.get_sample_value("baton_steps_total", {"node": "decode-0"}) == 6
 
 
@@ -158,8 +159,8 @@ def test_a_node_that_changes_its_role_is_shown_once(registry):
     metrics = ClusterMetrics(registry)
     metrics.update(REPORT)
     metrics.update(changed(role="prefill", epoch=2))
-    assert registry.get_sample_value("baton_kv_pages_total", PLACE) is None
-    assert registry.get_sample_value("baton_kv_pages_total", PLACE | {"role": "prefill"}) == 10
+    assert registry.get_sample_value("baton_kv_pool_pages", PLACE) is None
+    assert registry.get_sample_value("baton_kv_pool_pages", PLACE | {"role": "prefill"}) == 10
 
 
 def test_histograms_of_nodes(registry):

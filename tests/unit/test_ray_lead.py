@@ -40,7 +40,7 @@ def page(serving: Mapping[str, str], used: float) -> Page:
     for node, role in serving.items():
         labels = f'node="{node}",role="{role}"'
         lines += [
-            f"baton_kv_pages_total{{{labels}}} 100",
+            f"baton_kv_pool_pages{{{labels}}} 100",
             f'baton_kv_pages{{{labels},state="active"}} {100 * used}',
             f'baton_kv_pages{{{labels},state="free"}} {100 - 100 * used}',
         ]

@@ -105,8 +105,8 @@ def test_pressure_that_missed_latency_counts_as_full_for_a_while():
 
 
 PAGE = """
-baton_kv_pages_total{node="decode-0",role="decode"} 100
-baton_kv_pages_total{node="decode-1",role="decode"} 100
+baton_kv_pool_pages{node="decode-0",role="decode"} 100
+baton_kv_pool_pages{node="decode-1",role="decode"} 100
 baton_kv_pages{node="decode-0",role="decode",state="free"} 50
 baton_kv_pages{node="decode-0",role="decode",state="active"} 50
 baton_kv_pages{node="decode-1",role="decode",state="cached"} 100

@@ -15,7 +15,7 @@ from shared.observe.metric_names import (
 )
 
 REQUESTS, STEPS = "baton_requests_total", "baton_steps_total"
-PAGES, TOTAL, ROWS = "baton_kv_pages", "baton_kv_pages_total", "baton_request_rows"
+PAGES, TOTAL, ROWS = "baton_kv_pages", "baton_kv_pool_pages", "baton_request_rows"
 LEAK_ADVICE = (
     "ask again after --lease-s (a stalled hand-off frees its pages then); if they stay, it is a bug: please "
     "report it with the node's log, and `baton admin restart NODE` frees them"
