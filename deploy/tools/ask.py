@@ -13,11 +13,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from deploy.router_url import DEFAULT_URL, add_url_flag, no_answer, parse_url
+from deploy.router_url import DEFAULT_URL, USUAL, no_answer, parse_url
 from shared.core.errors import ConfigError
 
 ASK = """\
@@ -35,14 +35,15 @@ baton chat: a conversation in the terminal. Ctrl-C ends an answer, Ctrl-D the co
   baton chat --system "You are a patient teacher." --temperature 0.3
 """
 DEFAULT_MODEL = "smollm2"
-FIRST_ANSWER_S = 2.0  # longest wait for a server to say which models it has
+FIRST_ANSWER_S = 10.0  # longest wait for a server to say which models it has
 LONGEST_SILENCE_S = 600.0  # between two pieces of an answer, the first included
 SHOWN_EVERY_S = 3.0
+START_TIMEOUT_S = 24 * 3600.0  # a large model is fetched first; Ctrl-C ends it
 PROMPT = "> "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_url_flag(parser)
+    parser.add_argument("--url", metavar="URL", help=f"a server ({USUAL}; if none is there, a cluster of its own)")
     parser.add_argument("--model", metavar="MODEL", help=f"(default: the server's first, or {DEFAULT_MODEL})")
     parser.add_argument("--system", metavar="TEXT", help="how the model should behave")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: the server's)")
@@ -65,31 +66,39 @@ class Talk:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def say(self, text: str) -> Iterator[str]:
-        """Yield the answer's pieces. A piece that was yielded stays in the conversation, even if the rest is not read.
+        """Yield the answer's pieces. What was yielded stays in the conversation, with the question; nothing else does.
 
-        Raise ConfigError if the server refuses or fails."""
-        self.messages.append({"role": "user", "content": text})
-        body = {**self.knobs, "messages": list(self.messages), "stream": True}
-        answer = {"role": "assistant", "content": ""}
-        self.messages.append(answer)
-        with self.open(body) as response:
-            for piece in pieces(response):
-                answer["content"] += piece
-                yield piece
+        Raise ConfigError if the server refuses, fails or breaks off."""
+        said = [*self.messages, {"role": "user", "content": text}]
+        answer = ""
+        try:
+            with self.open({**self.knobs, "messages": said, "stream": True}) as response:
+                for piece in pieces(response):
+                    answer += piece
+                    yield piece
+        except (OSError, HTTPException) as error:
+            raise ConfigError(f"the server is gone: {error}") from None
+        finally:
+            if answer:
+                self.messages = [*said, {"role": "assistant", "content": answer}]
 
 
 def pieces(response: HTTPResponse) -> Iterator[str]:
     if response.status != 200:
         raise ConfigError(f"the server answered {response.status}: {error_of(response.read())}")
+    is_whole = False
     for line in response:
         if not line.startswith(b"data: {"):
             continue
         told = json.loads(line.removeprefix(b"data: "))
-        if "error" in told:
-            raise ConfigError(f"the answer broke off: {told['error'].get('message', told['error'])}")
+        if error := told.get("error"):
+            raise ConfigError(f"the answer broke off: {error.get('message') if isinstance(error, dict) else error}")
         for choice in told.get("choices", ()):
             if text := (choice.get("delta") or {}).get("content"):
                 yield text
+            is_whole = is_whole or bool(choice.get("finish_reason"))
+    if not is_whole:
+        raise ConfigError("the answer broke off: the connection ended")
 
 
 def error_of(body: bytes) -> str:
@@ -117,8 +126,12 @@ def chat(args: argparse.Namespace) -> int:
             except EOFError:
                 return 0
             if line.strip():
-                with contextlib.suppress(KeyboardInterrupt):  # ends the answer, not the conversation
+                try:
                     show(talk.say(line))
+                except ConfigError as error:  # the next line may be answered
+                    print(f"baton chat: {error.message}", file=sys.stderr)
+                except KeyboardInterrupt:  # ends the answer, not the conversation
+                    pass
 
 
 def show(answer: Iterator[str]) -> int:
@@ -143,7 +156,8 @@ def talk_of(args: argparse.Namespace) -> Iterator[Talk]:
         try:
             models = models_of(http)
         except UNREACHABLE as error:
-            if args.url is not None:
+            # a server that is slow is there: another model would make it slower
+            if args.url is not None or not isinstance(error, ConnectionRefusedError):
                 raise no_answer(http.url, error) from None
             model = args.model or DEFAULT_MODEL
             print(
@@ -152,7 +166,8 @@ def talk_of(args: argparse.Namespace) -> Iterator[Talk]:
             )  # fmt: skip
             log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-ask-"))) / "up.log"
             with shown(log):
-                base = stack.enter_context(own_cluster(("--model", model), log))
+                flags = ("--model", model, "--start-timeout-s", str(START_TIMEOUT_S))
+                base = stack.enter_context(own_cluster(flags, log, timeout_s=START_TIMEOUT_S))
             http = RouterHttp(parse_url(base), "")
             models = models_of(http)
         knobs = {"model": named(args, http, models)}
@@ -170,9 +185,12 @@ def shown(log: Path) -> Iterator[None]:
     over = threading.Event()
 
     def show_lines() -> None:
+        last = ""
         while not over.wait(SHOWN_EVERY_S):
             lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-            print("  " + (lines[-2] if len(lines) > 1 else "..."), file=sys.stderr, flush=True)
+            line = lines[-2] if len(lines) > 1 else ""
+            print("  " + (line if line != last else "..."), file=sys.stderr, flush=True)
+            last = line
 
     thread = threading.Thread(target=show_lines, daemon=True)
     thread.start()

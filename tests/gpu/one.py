@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+from shared.core.orphan_guard import die_with_parent
 from tests.gpu.place import DEVICES, make_place
 from tests.gpu.plan import CHECKS_PACKAGE, Check, NotHere, check_named
 
@@ -30,7 +31,10 @@ def main() -> int:
     parser.add_argument("name")
     parser.add_argument("--device", choices=DEVICES, default="cuda")
     parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--parent-pid", type=int, default=0, help="ends when this process ends")
     args = parser.parse_args()
+    if args.parent_pid:
+        die_with_parent(args.parent_pid)
     try:
         figures = run_check(check_named(args.name), args.device)
     except NotHere as reason:

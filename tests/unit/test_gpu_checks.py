@@ -28,7 +28,7 @@ from tests.gpu import pack, plan, run
 from tests.gpu.book import CUT_OFF, FAILED, FILE, PASSED, SKIPPED, Book, Outcome
 from tests.gpu.checks import kernels, real, streams, values
 from tests.gpu.one import run_check
-from tests.gpu.page import PAGE, SUMMARY
+from tests.gpu.page import PAGE, SUMMARY, measured_by, write_results
 from tests.gpu.place import MetaPlace, Place
 from tests.gpu.plan import CHECKS, MODELS, SCRIPTS, Check, NotHere
 from tests.support.patience import HANG_GUARD_S
@@ -101,6 +101,13 @@ def wrong_split(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(real.Exact, "attend", further)
 
 
+def wrong_merge(patch: pytest.MonkeyPatch) -> None:
+    from tests.support import interpreter
+
+    nowhere = lambda sums, parts, out, rows: out.fill_(float("nan"))  # noqa: E731
+    patch.setattr(interpreter.kernels("paged_attention"), "merge_splits", nowhere)
+
+
 def wrong_attention(patch: pytest.MonkeyPatch) -> None:
     real = kernels.TorchAttention.attend
     patch.setattr(kernels.TorchAttention, "attend", lambda self, *args: real(self, *args) + 1e-3)
@@ -155,6 +162,7 @@ def no_order(patch: pytest.MonkeyPatch) -> None:
         ("kernels, attention", wrong_attention, "from the reference"),
         ("kernels, draws", wrong_ids, "ids of case"),
         ("attention of Llama-3.1-8B", wrong_split, "from float64"),
+        ("merge of splits", wrong_merge, "nan of its size from float64"),
         ("streams, graphs", wrong_streams, "plain: AssertionError: r1: "),
         ("host waits in the steady state", a_hidden_wait, "syncs tests/unit/test_gpu_checks.py"),
         ("races", no_order, "is not ordered behind"),
@@ -232,8 +240,10 @@ def test_a_command_s_run_says_what_was_found_and_on_what(tmp_path: Path, capsys)
     page = (tmp_path / "kept" / PAGE).read_text()
     assert this_run["machine"]["CPU"] in page and "| doctor | passed |" in page and "process's own" in page
     assert "2 of 2 checks done" in capsys.readouterr().out
-    assert {file.name for file in (tmp_path / "kept").iterdir()} == {file.name for file in (tmp_path / "out").iterdir()}
-    with pytest.raises(SystemExit, match="right has no such check. It has: attention of"):
+    assert {file.name for file in (tmp_path / "kept").iterdir()} == {
+        file.name for file in (tmp_path / "out" / "virtual").iterdir()
+    }
+    with pytest.raises(SystemExit, match="there is no check 'nothing'. There are: attention of"):
         run.main([*words, "--only", "nothing"])
 
 
@@ -250,7 +260,7 @@ def test_without_a_gpu_nothing_is_run_and_nothing_passes(tmp_path: Path, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SystemExit, match="nothing was run: torch .* sees no GPU here"):
         run.main(["right", "--out", str(tmp_path)])
-    assert not (tmp_path / FILE).exists()
+    assert not list(tmp_path.rglob(FILE))
 
 
 def some(*names: str) -> list[Check]:
@@ -402,21 +412,21 @@ def test_a_failed_check_is_told_and_run_again_only_when_named(tmp_path: Path, mo
     wrong = Check("wrong", "rates.no_such_check", 1.0)
     monkeypatch.setattr(run, "CHECKS", (wrong,))
     monkeypatch.setitem(SCRIPTS, "fast", replace(SCRIPTS["fast"], checks=(wrong,)))
-    words = ["fast", "--device", "virtual", "--out", str(tmp_path)]
+    words, found = ["fast", "--device", "virtual", "--out", str(tmp_path)], tmp_path / "virtual"
     for again, begun in ((), 1), ((), 1), (("--only", "wrong"), 2):
         assert run.main([*words, *again]) == run.EXIT_FAILED
-        book = Book(tmp_path)
+        book = Book(found)
         assert book.outcome("wrong").state == FAILED and book.tries == {"wrong": 1}
-        assert "KeyError: 'wrong'" in (tmp_path / PAGE).read_text()  # the process knows the real list
-        assert (tmp_path / FILE).read_text().count('"begin"') == begun
+        assert "KeyError: 'wrong'" in (found / PAGE).read_text()  # the process knows the real list
+        assert (found / FILE).read_text().count('"begin"') == begun
 
 
 def test_the_whole_command_killed_in_the_middle_goes_on(tmp_path: Path) -> None:
     """Really killed, with a real check under way."""
     command = [sys.executable, "-m", "tests.gpu.run", "fast", "--device", "virtual", "--out", str(tmp_path)]
     first = subprocess.Popen(command, cwd=run.ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + HANG_GUARD_S
-    while not (tmp_path / FILE).exists() or '"begin"' not in (tmp_path / FILE).read_text():
+    deadline, found = time.monotonic() + HANG_GUARD_S, tmp_path / "virtual"
+    while not (found / FILE).exists() or '"begin"' not in (found / FILE).read_text():
         assert time.monotonic() < deadline and first.poll() is None
         time.sleep(0.02)
     children = psutil.Process(first.pid).children(recursive=True)
@@ -424,7 +434,7 @@ def test_the_whole_command_killed_in_the_middle_goes_on(tmp_path: Path) -> None:
     assert first.wait(HANG_GUARD_S) == 128 + signal.SIGTERM
     for child in children:
         wait_gone(child.pid)
-    book, check = Book(tmp_path), SCRIPTS["fast"].checks[0]
+    book, check = Book(found), SCRIPTS["fast"].checks[0]
     assert book.tries == {check.name: 1} and book.is_left(check.name)
     start = run.Processes("virtual", tmp_path / "log.txt", None)
     run.run(book, [check], start, time.monotonic() + HANG_GUARD_S, 1, lambda: None)
@@ -444,17 +454,45 @@ def test_each_script_is_thought_to_fit_into_its_time() -> None:
 
 
 def test_what_a_run_measured_is_what_later_ones_expect(tmp_path: Path, monkeypatch) -> None:
-    known = tmp_path / "measured.json"
-    monkeypatch.setattr(run, "MEASURED", known)
-    words = ["fast", "--device", "virtual", "--out", str(tmp_path / "out"), "--only", "copies, products, reads"]
-    assert run.main([*words, "--renew"]) == 0
-    told = json.loads(known.read_text())
-    assert told["machine"]["GPU"] == "virtual" and told["seconds"].keys() == told["figures"].keys()
-    figures = told["figures"]["copies, products, reads"]
+    """A check that failed, or was not run, keeps what was known of it."""
+    known = {
+        "machine": {},
+        "date": "",
+        "seconds": {"a": 1.0, "c": 3.0},
+        "figures": {"a": {"rate": 1}, "c": {"rate": 3}},
+    }
+    monkeypatch.setattr("tests.gpu.page.measured", lambda: known)
+    book = Book(tmp_path)
+    book.begin_run({"GPU": "new"}, "code")
+    book.end(Outcome("a", PASSED, 2.26, {"rate": 20.5}))
+    book.end(Outcome("c", FAILED, 9.0, {}))
+    told = measured_by(book, some("a", "b", "c"))
+    assert told["machine"] == {"GPU": "new"} and told["seconds"] == {"a": 2.3, "c": 3.0}
+    assert told["figures"] == {"a": {"rate": 20.5}, "c": {"rate": 3}}
     monkeypatch.setattr("tests.gpu.page.measured", lambda: told)
-    assert run.main(words) == 0
-    page = (tmp_path / "out" / PAGE).read_text()
-    assert f"| {figures['host to device, pinned, GB/s']:,.4g} |" in page and "Figures of before: virtual, 20" in page
+    write_results(book, some("a"), tmp_path)
+    assert (
+        "| rate | 20.5 | 20.5 |" in (tmp_path / PAGE).read_text() and "before: new, 20" in (tmp_path / PAGE).read_text()
+    )
+
+
+def test_checks_that_could_not_be_run_are_told_and_count_as_none(tmp_path: Path, capsys) -> None:
+    book = Book(tmp_path)
+    book.end(Outcome("a", SKIPPED, 1.0, {}, "one GPU"))
+    assert run.conclude(book, some("a"), tmp_path) == run.EXIT_NOT_HERE
+    assert "skipped: a: one GPU" in capsys.readouterr().out
+    book.end(Outcome("b", PASSED, 1.0, {}))
+    assert run.conclude(book, some("a", "b"), tmp_path) == 0
+
+
+def test_results_of_another_machine_say_nothing_of_this_one() -> None:
+    assert run.code_digest({"GPU": "H100"}) == run.code_digest({"GPU": "H100"}) != run.code_digest({"GPU": "H200"})
+
+
+def test_what_a_check_leaves_goes_and_its_logs_are_kept(tmp_path: Path) -> None:
+    code = "import tempfile, os; f = tempfile.mkdtemp(); open(f + '/up.log', 'w').write('why'); print(f); os.abort()"
+    outcome = ended(run.Process("leaving", [sys.executable, "-c", code], dict(os.environ), FAR, tmp_path / "log.txt"))
+    assert not Path(outcome.told.split()[0]).exists() and "-- up.log\nwhy" in (tmp_path / "log.txt").read_text()
 
 
 def test_packed_packages_are_those_a_node_needs_beside_torch() -> None:
@@ -476,7 +514,7 @@ def test_packs_are_filled_to_their_size_and_joined_again(tmp_path: Path, monkeyp
     last = packs[-1].rename(tmp_path / "not here")
     (part,) = last.iterdir()
     hidden = part.rename(last / "hidden")
-    with pytest.raises(NotHere, match="not all: model.part1, model.part2"):
+    with pytest.raises(NotHere, match="not all: model.part01, model.part02"):
         pack.find_model(tmp_path)
     hidden.rename(part)
     assert Path(pack.find_model(tmp_path)).read_bytes() == whole

@@ -33,6 +33,7 @@ PROMPTS = (
     " ".join(map(str, range(1, 60))),
 )  # fmt: skip
 TOKENS, TINY_TOKENS = 64, 8
+ALONE = 8  # requests one after the other
 KILLED_OF, TINY_KILLED_OF = 300, 1500  # tokens of each stream over a node that is killed: some are left when it is
 # one request with each kind of parameter; all must be answered
 KINDS: dict[str, dict[str, Any]] = {
@@ -61,8 +62,15 @@ class Stream:
 
     ids: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    is_over: bool = False  # whole, or failed
 
     def ask(self, url: str, body: dict[str, Any]) -> None:
+        try:
+            self._read(url, body)
+        finally:
+            self.is_over = True
+
+    def _read(self, url: str, body: dict[str, Any]) -> None:
         began = time.perf_counter()
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=HANG_GUARD_S) as answer:
             assert answer.status_code == 200, answer.read()
@@ -136,10 +144,10 @@ def latency(place: Place) -> dict[str, object]:
         with baton_up(logs / "latency.log", *flags) as cluster:
             bodies = [
                 {**body_of("", out, place, "model"), "prompt": [2 + (7 * number + at) % 100 for at in range(prompt)]}
-                for number in range(many)
+                for number in range(ALONE + many)
             ]
-            alone = [at_once(cluster.url, [body])[0] for body in bodies[:8]][1:]  # the first one warms up
-            together = at_once(cluster.url, bodies)
+            alone = [at_once(cluster.url, [body])[0] for body in bodies[:ALONE]][1:]  # the first one warms up
+            together = at_once(cluster.url, bodies[ALONE:])
     figures = {f"{name}, alone": value for name, value in told(alone).items()}
     return figures | {f"{name}, {many} at once": value for name, value in told(together).items()}
 
@@ -208,7 +216,7 @@ def at_once(
             pool.submit(stream.ask, url, {**body, "stream": True}) for stream, body in zip(streams, bodies, strict=True)
         ]
         if meanwhile is not None:
-            striker = threading.Thread(target=meanwhile, args=(streams,))
+            striker = threading.Thread(target=meanwhile, args=(streams,), daemon=True)
             striker.start()
             striker.join(HANG_GUARD_S)
         for one in asked:
@@ -219,10 +227,10 @@ def at_once(
 
 
 def kill_one(cluster: Cluster, streams: list[Stream], tokens: int) -> None:
-    """In the middle of the streams; not at all where they are over too soon."""
-    lengths = [0]
-    while not is_time(lengths, tokens) and min(lengths) < tokens:
+    """In the middle of the streams; not at all where one is over too soon."""
+    while not is_time([len(stream.ids) for stream in streams], tokens):
+        if any(stream.is_over for stream in streams):
+            return
         time.sleep(0.002)
-        lengths = [len(stream.ids) for stream in streams]
     with contextlib.suppress(ProcessLookupError):
         os.kill(cluster.node_pid("--node-id=decode-1"), signal.SIGKILL)
