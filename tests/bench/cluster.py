@@ -28,7 +28,7 @@ def free_port() -> int:
 def baton_up(*flags: str) -> Iterator[int]:
     """Yields the HTTP port."""
     port = free_port()
-    command = [sys.executable, "-m", "deploy.cli", "up", "--port", str(port), *flags]
+    command = [sys.executable, "-m", "deploy.cli", "up", "--port", str(port), "--sampling-defaults", "neutral", *flags]
     command += ["--start-timeout-s", str(READY_TIMEOUT_S)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # its nodes, too, are of this checkout
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
