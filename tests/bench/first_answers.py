@@ -126,8 +126,49 @@ CANDIDATES: tuple[tuple[str, str], ...] = (
     ("Which vitamin do we get from oranges?", "c"),
     ("What do caterpillars turn into?", "butterfly|butterflies|moth|moths"),
 )
-# The candidates that float32 answered rightly in at least one of eight draws, the first forty of them.
-QUESTIONS: tuple[str, ...] = ()
+# The first forty candidates that float32 answered rightly in at least one of eight draws (`--select`).
+QUESTIONS = (
+    "What is the capital of France?",
+    "What is the capital of Italy?",
+    "What is the capital of Japan?",
+    "What is the capital of Germany?",
+    "What is the capital of Spain?",
+    "What is the capital of Egypt?",
+    "What is the capital of England?",
+    "What is the capital of Russia?",
+    "What is the capital of China?",
+    "What is the capital of Greece?",
+    "Which planet is closest to the Sun?",
+    "Which planet is known as the Red Planet?",
+    "What is the largest planet in the solar system?",
+    "Which planet has large rings?",
+    "What is the largest ocean on Earth?",
+    "What is the longest river in Africa?",
+    "What is the highest mountain on Earth?",
+    "On which continent is Brazil?",
+    "On which continent is Kenya?",
+    "Which country has the city of Sydney?",
+    "What is the chemical symbol of water?",
+    "Which gas do plants take from the air?",
+    "Which gas do humans need to breathe?",
+    "What is frozen water called?",
+    "At how many degrees Celsius does water boil?",
+    "At how many degrees Celsius does water freeze?",
+    "What force pulls objects towards the Earth?",
+    "What does the Earth orbit?",
+    "What orbits the Earth?",
+    "How many legs does a spider have?",
+    "How many legs does a dog have?",
+    "How many days are in a week?",
+    "How many months are in a year?",
+    "How many hours are in a day?",
+    "How many minutes are in an hour?",
+    "How many sides does a triangle have?",
+    "How many sides does a square have?",
+    "What is 2 plus 2?",
+    "What is 5 plus 3?",
+    "What is 3 times 3?",
+)
 
 
 @dataclass(frozen=True, slots=True)
