@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from router.api.fields import GenerationFields
+from shared.config import shipped_model
 from shared.config.gguf_metadata import read_pairs
 from shared.config.json_file import read_json_if_there
 from shared.config.model_path import ModelKind, resolve_model
@@ -21,8 +22,6 @@ NAMES = tuple(field.name for field in fields(NEUTRAL))
 GGUF_PREFIX = "general.sampling."
 GGUF_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}  # other names are equal
 READ_ELSEWHERE = frozenset({"eos_token_id", "decoder_start_token_id"})
-# For a model whose file has no values.
-SHIPPED = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}  # as on its model card
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,8 @@ def load_sampling_defaults(wanted: str, model: str) -> SamplingDefaults:
         if not path.is_file():
             raise ConfigError(f"--sampling-defaults {wanted}: there is no such file; write model, neutral or a file")
         return _checked(read_json_if_there(path), wanted)
-    if model in SHIPPED:
-        return _checked(SHIPPED[model], f"Baton's table for {model}")
+    if model == shipped_model.NAME:
+        return SamplingDefaults(shipped_model.SAMPLING, "Baton")
     source = resolve_model(model, with_weights=False)
     if source.path is None:
         return SamplingDefaults(NEUTRAL, model)

@@ -3,9 +3,8 @@
     python -m tests.bench.first_answers [--formats auto,int8,bfloat16] [--settings "default,0.2 / 0.9"] [--seeds 4]
     python -m tests.bench.first_answers --select     which candidates float32 answers rightly in one of eight draws
 
-Every answer may have 400 tokens. One that has not ended by then counts as a loop: a fact needs a sentence. `chosen`
-and `held out` are the two halves of the questions; only the first one may be used to choose a setting. `over` is the
-difference to the first row, in standard errors of the mean over questions.
+An answer that has not ended after 400 tokens counts as a loop. Only the half `chosen` of the questions may choose a
+setting, not `held out`. `over`: difference to the first row, in standard errors.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from shared.config.shipped_model import TEMPLATES_SYSTEM
 from tests.bench.cluster import baton_up
 from tests.bench.report import report
 
@@ -183,12 +183,12 @@ def sampled(temperature: float, top_p: float = 1.0, **more: float) -> dict[str, 
     return NEUTRAL | {"temperature": temperature, "top_p": top_p, **more}
 
 
-TEMPLATES_OWN = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 SYSTEMS = {
-    "": TEMPLATES_OWN,
+    "": TEMPLATES_SYSTEM,
     ", blank": " ",
     ", helpful": "You are a helpful assistant.",
     ", brief": "Answer the question in one short sentence.",
+    ", facts": "You are a helpful assistant. Answer with correct facts.",
 }
 SAMPLINGS = {
     "1 / 1": sampled(1.0),
@@ -227,7 +227,6 @@ def is_right(question: str, text: str) -> bool:
 
 
 async def ask_all(port: int, setting: Setting, questions: Sequence[str], seeds: Sequence[int]) -> list[list[Answer]]:
-    """Return the answers of each question, one per seed."""
     limit = asyncio.Semaphore(AT_ONCE)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
 
@@ -247,7 +246,6 @@ async def ask_all(port: int, setting: Setting, questions: Sequence[str], seeds: 
 
 
 def shares(questions: Sequence[str], answers: Sequence[Sequence[Answer]]) -> list[float]:
-    """Return the share of right answers to each question."""
     return [
         statistics.mean(is_right(question, one.text) for one in own)
         for question, own in zip(questions, answers, strict=True)
@@ -269,7 +267,6 @@ def figures_of(answers: Sequence[Sequence[Answer]], first: Sequence[float]) -> d
 
 
 def select() -> int:
-    """Ask float32 the candidates, four draws with the template's own prompt and four with a blank one."""
     questions, rights = [question for question, _ in CANDIDATES], [0.0] * len(CANDIDATES)
     with baton_up(*FLAGS["float32"]) as port:
         for name in ("0.7 / 0.95", "0.7 / 0.95, blank"):

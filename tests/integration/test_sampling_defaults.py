@@ -36,7 +36,6 @@ HAS = {"/v1/completions": 5, "/v1/chat/completions": 5, "/v1/messages": 3, "/v1/
 
 
 def write_folder(folder: Path) -> Path:
-    """What a router reads of a model's folder."""
     write_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "max_position_embeddings": 512}))
     own = {**dict(zip(NAMES, OWN, strict=True)), "do_sample": True, "eos_token_id": 0}
@@ -144,7 +143,6 @@ def events_of(answer: httpx.Response) -> list[Event]:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_stream_keeps_them_at_another_router(tmp_path: Path, nodes: list[FakeNode], path: str) -> None:
-    """The second router has other defaults."""
     key = tmp_path / "key"
     key.write_text("sesame\n")
     key.chmod(0o600)

@@ -17,8 +17,9 @@ from router.api.messages import MESSAGES, Messages
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.responses import RESPONSES, Responses, echo_of
-from router.api.sampling_defaults import NAMES, SHIPPED, load_sampling_defaults
+from router.api.sampling_defaults import NAMES, load_sampling_defaults
 from router.text.hashlm import hash_text_model
+from shared.config import shipped_model
 from shared.config.settings import LimitsConfig
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import NEUTRAL, SamplingValues
@@ -55,8 +56,6 @@ def test_a_folder_without_values_is_neutral(tmp_path: Path) -> None:
 
 
 def write_gguf(path: Path) -> Path:
-    """Keys as llama.cpp's converter writes them."""
-
     def add(writer: gguf.GGUFWriter) -> None:
         writer.add_float32("general.sampling.temp", 0.7)
         writer.add_float32("general.sampling.top_p", 0.8)
@@ -80,7 +79,7 @@ def test_a_gguf_file_without_values_is_neutral(tmp_path: Path) -> None:
 
 
 def test_the_shipped_model_s_values_are_in_a_table() -> None:
-    assert load_sampling_defaults("model", "smollm2").values == SamplingValues(**SHIPPED["smollm2"]) != NEUTRAL
+    assert load_sampling_defaults("model", "smollm2").values == shipped_model.SAMPLING != NEUTRAL
 
 
 @pytest.mark.parametrize("model", ["hashlm", "scripted"])
