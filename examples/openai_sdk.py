@@ -24,7 +24,7 @@ def main(url: str) -> None:
     model = client.models.list().data[0].id
 
     # 1. A whole answer. The same seed gives the same answer, on any node.
-    question = [{"role": "user", "content": "Why is the sky blue?"}]
+    question = [{"role": "user", "content": "What is the capital of Japan?"}]
     answer = client.chat.completions.create(model=model, messages=question, max_tokens=40, seed=7)
     print("answer:", answer.choices[0].message.content)
 

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -22,6 +22,7 @@ from router.api.handlers import Handlers
 from router.api.playground import Playground
 from router.api.resolve import Resolver
 from router.api.routes import build_routes
+from router.api.sampling_defaults import load_sampling_defaults
 from router.api.stream_token import Signer
 from router.api.web_rules import WebRules
 from router.dispatch import Dispatcher, DispatchLimits
@@ -42,6 +43,7 @@ from router.text.interface import TextModel
 from router.text.load import load_text_model
 from router.tools.formats import tool_format
 from shared.config.processes import RouterProcessConfig
+from shared.core.sampling_params import SamplingValues
 from shared.device.malloc import share_one_heap
 from shared.observe.library_logs import capture_libraries
 from shared.observe.log import Logger
@@ -79,11 +81,18 @@ def run(config: RouterProcessConfig) -> int:
     listener = bind_http(config.router.host, config.router.port)
     try:
         text = load_text_model(config.model.model, config.text)
+        defaults = load_sampling_defaults(config.text.sampling_defaults, config.model.model)
+        log.info(
+            "requests without sampling values get these",
+            **asdict(defaults.values),
+            source=defaults.source,
+            unused=",".join(defaults.unused) or "none",
+        )
         tool_format({}, config.text.tool_format or None)  # raises for an unknown name
         link = open_link(config, ring)  # opened last, because unread connections have no limits
         try:
             gc.freeze()  # exempt the constant vocabulary from garbage collection
-            return uvloop.run(serve_all(config, listener, link, text, log, keys))
+            return uvloop.run(serve_all(config, listener, link, text, defaults.values, log, keys))
         finally:
             link.close()
     finally:
@@ -110,6 +119,7 @@ async def serve_all(
     listener: socket.socket,
     link: RouterLink,
     text: TextModel,
+    defaults: SamplingValues,
     log: Logger,
     keys: RouterKeys,
 ) -> int:
@@ -121,7 +131,7 @@ async def serve_all(
     desk = Desk(keys.tenants, TenantMetrics(prometheus), LogOnce(log))
     gateway = make_gateway(config, registry, link, ClusterMetrics(prometheus), log, keys.tenants, desk.limits)
     handlers = Handlers(
-        Resolver(config.model.public_name, text, config.limits, registry.adapters, config.text.tool_format),
+        Resolver(config.model.public_name, text, config.limits, registry.adapters, config.text.tool_format, defaults),
         gateway,
         registry,
         metrics,

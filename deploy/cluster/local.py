@@ -19,6 +19,7 @@ from deploy.cluster.child import ChildSpec
 from deploy.cluster.supervisor import Readiness, Supervisor
 from deploy.hub.local_model import with_local_model
 from deploy.router_http import seers_key
+from shared.config import shipped_model
 from shared.config.core_plan import ClusterCores, CorePlan, plan_cores, usable_cores
 from shared.config.encoder_decoder import has_encoder
 from shared.config.endpoints import MAX_PORT, bracketed
@@ -244,7 +245,16 @@ def example(config: ClusterConfig) -> tuple[str, str]:
     folder = resolve_model(config.nodes.model.model).path
     if folder is not None and has_encoder(read_json_if_there(folder / "config.json")):
         return "completions", '"prompt": "translate English to German: Good morning."'
-    return "chat/completions", '"messages": [{"role": "user", "content": "Hi!"}]'
+    return (
+        "chat/completions",
+        '"max_tokens": 100, "messages": [{"role": "user", "content": "What is the capital of Japan?"}]',
+    )
+
+
+def better_model(config: ClusterConfig) -> str:
+    if config.nodes.model.model != shipped_model.NAME:
+        return ""
+    return "  a larger model        baton up --model Qwen/Qwen2.5-1.5B-Instruct   (3.1 GB on disk)\n"
 
 
 def announce(config: ClusterConfig, routers: Sequence[RouterConfig]) -> None:
@@ -258,6 +268,7 @@ def announce(config: ClusterConfig, routers: Sequence[RouterConfig]) -> None:
         f"\nBaton is ready: {base}\n{more}{browser}"
         f"  from a shell          curl -N {base}/v1/{path} -H 'Content-Type: application/json' \\\n"
         f"                          -d '{body}'\n"
+        f"{better_model(config)}"
         f'  with the openai SDK   OpenAI(base_url="{base}/v1", api_key="none")\n'
         "  stop                  Ctrl-C\n",
         sys.stdout,

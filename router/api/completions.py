@@ -34,7 +34,7 @@ COMPLETIONS = generation_table(
     about={
         "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
         "echo": "the answer begins with the prompt; with logprobs, the prompt's tokens have theirs",
-        "max_tokens": "longest answer; 0: only what other fields ask about the prompt",
+        "max_tokens": "longest answer; default: 16; 0: only what other fields ask about the prompt",
         "logprobs": "the log-probability of every token, and of this many of the likeliest ones",
         "best_of": "must equal n",
         "add_special_tokens": "false: no begin token before a prompt that is text",

@@ -16,6 +16,9 @@ INTRODUCTION = """# The HTTP API, field by field
 Made from the parser's own tables (`python -m router.api.field_page`).
 
 - A field that is null counts as absent.
+- "The model's" default is in its generation_config.json, or in `general.sampling` of its GGUF file.
+  [`--sampling-defaults`](flags.md) names other values. `/v1/models` shows the values as `sampling_defaults`. They also
+  hold for parameters that an endpoint has no field for.
 - Unknown fields and fields without effect are ignored. The header `x-baton-ignored-fields` names the first sixteen,
   and `baton_ignored_fields_total` counts them. With `--strict-fields` unknown fields are refused.
 - A field that would change the answer in an unsupported way is refused with a 400 that names it. A value that asks for
@@ -24,14 +27,14 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   makes one. The router's log names this id with every failure. The field `request_id` wins over the header.
 - With the header `X-Stream-Ids` (any value) each event of a stream has an `id`. Errors, `ping` and the comment
   `: waiting` have none. The first id is `TOKEN/POSITION`; later ids have only the position. TOKEN is signed, and holds
-  the seed, the limit on the answer's length and a digest of the request. POSITION holds the number of events. For each
-  choice it also holds the number of tokens and a digest of their ids. To resume a stream, send the same body to any
-  router with the same `--api-key-file`, with the header `Last-Event-ID: TOKEN/POSITION`: the token, and the position of
-  the last event received. The router computes the answer again and sends only the events after that event. `usage`
-  counts the whole answer. `resume_mismatch` (422, or an event) means that the answer can't be reproduced.
-  `unknown_stream` (400) means that no router with this key began the stream. Without `--api-key-file` the routers need
-  the same `--admin-key-file`; without either, only the router that began a stream can resume it. Streams of more than
-  32 choices have no ids.
+  the seed, the limit on the answer's length, the sampling values and a digest of the request. POSITION holds the number
+  of events. For each choice it also holds the number of tokens and a digest of their ids. To resume a stream, send the
+  same body to any router with the same `--api-key-file`, with the header `Last-Event-ID: TOKEN/POSITION`: the token,
+  and the position of the last event received. The router computes the answer again and sends only the events after that
+  event. `usage` counts the whole answer. `resume_mismatch` (422, or an event) means that the answer can't be
+  reproduced. `unknown_stream` (400) means that no router with this key began the stream. Without `--api-key-file` the
+  routers need the same `--admin-key-file`; without either, only the router that began a stream can resume it. Streams
+  of more than 32 choices have no ids.
 - `Idempotency-Key` (1 to 255 characters) is for answers that are not streamed. For ten minutes the same router answers
   a repeat of the same request and key with the same answer, and `idempotent-replayed: true`. A repeat waits while the
   first request runs. The same key with another body is a 422. A request with this header is computed to its end even if

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -320,4 +320,5 @@ class Handlers:
             "owned_by": "baton",
             "max_model_len": self.max_context(),
             "context_length": self.max_context(),
+            "sampling_defaults": asdict(self._resolver.defaults),
         }

@@ -10,6 +10,7 @@ from msgspec import Meta
 from router.api.chat_messages import thinking_kwargs
 from router.api.chat_task import ChatTask, named_as, plan_of
 from router.api.fields import (
+    ABOUT_GENERATION,
     Body,
     CacheSalt,
     FieldTable,
@@ -116,9 +117,9 @@ MESSAGES = FieldTable(
     | {
         "max_tokens": "longest answer, cut to the rest of the context; 0: only read the prompt",
         "stream": "server-sent events instead of one answer",
-        "temperature": "0: always the likeliest token",
-        "top_p": "draw only from the likeliest tokens that together have this probability",
-        "top_k": "draw only from this many of the likeliest tokens",
+        "temperature": ABOUT_GENERATION["temperature"],
+        "top_p": ABOUT_GENERATION["top_p"],
+        "top_k": ABOUT_GENERATION["top_k"],
         "stop_sequences": "strings that end the answer",
         "seed": "beyond Anthropic's: the same seed and request give the same answer, on any node and after any fault",
         "cache_salt": "beyond Anthropic's: only requests with the same salt share cached prompts",

@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from router.api.errors import PromptTooLong
 from router.api.fields import GenerationFields
@@ -29,7 +29,7 @@ from router.text.interface import TextModel, Tokenizer, decode_ids
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
-from shared.core.sampling_params import SamplingParams
+from shared.core.sampling_params import NEUTRAL, SamplingParams, SamplingValues
 
 CHARS_PER_TOKEN = 64  # the least result of chars_per_token
 GONE = "gone"  # stands for a digest if the adapter's last node has just left
@@ -40,13 +40,15 @@ class Resolver:
     """The function `adapters` returns all adapters' digests by name. Each use calls it anew, because nodes come and
     go.
 
-    `max_chars`: the most characters of a text. For longer texts a tokenizer would take gigabytes."""
+    `defaults`: for fields that a request lacks. `max_chars`: the most characters of a text. For longer texts a
+    tokenizer would take gigabytes."""
 
     model_name: str
     text: TextModel
     limits: LimitsConfig
     adapters: Callable[[], Mapping[str, str]] = dict
     tool_format: str = ""  # format of the model's calls; "": the chat template's format
+    defaults: SamplingValues = NEUTRAL
     max_chars: int = sys.maxsize
 
     def for_tenant(self, tenant: Tenant) -> Resolver:
@@ -199,13 +201,9 @@ class Resolver:
             raise InvalidRequest(f"min_tokens is {min_tokens}, above max_tokens {max_tokens}", param="min_tokens")
         sampling = SamplingParams(
             max_tokens=max(1, max_tokens),
-            temperature=_given(body.temperature, 1.0),
-            top_k=self._top_k(body.top_k),
-            top_p=_given(body.top_p, 1.0),
-            min_p=_given(body.min_p, 0.0),
-            repetition_penalty=_given(body.repetition_penalty, 1.0),
-            presence_penalty=_given(body.presence_penalty, 0.0),
-            frequency_penalty=_given(body.frequency_penalty, 0.0),
+            **asdict(self._values(body)),
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
             logit_bias=bias_of(body.logit_bias or {}, self.limits.max_logit_bias, vocab_size),
             allowed_token_ids=allowed_ids_of(body.allowed_token_ids, vocab_size),
             bad_words=bad_words_of(
@@ -234,17 +232,15 @@ class Resolver:
         except InvalidRequest as error:
             raise InvalidRequest(error.message, param=field) from error
 
-    def _top_k(self, top_k: int | None) -> int:
-        return 0 if top_k is None or top_k < 0 else min(top_k, self.text.tokenizer.facts.vocab_size)
+    def _values(self, body: GenerationFields) -> SamplingValues:
+        own = {field.name: value for field in fields(NEUTRAL) if (value := getattr(body, field.name)) is not None}
+        values = replace(self.defaults, **own)
+        return replace(values, top_k=min(max(0, values.top_k), self.text.tokenizer.facts.vocab_size))
 
 
 def chars_per_token(tokenizer: Tokenizer) -> int:
     longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.facts.vocab_size))
     return max(CHARS_PER_TOKEN, longest)
-
-
-def _given(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _seed(seed: int | None) -> int:

@@ -10,6 +10,7 @@ from msgspec import Meta
 from router.api.chat_messages import thinking_kwargs
 from router.api.chat_task import ChatTask, named_as, plan_of
 from router.api.fields import (
+    ABOUT_GENERATION,
     NOT_YET,
     NOTHING,
     Body,
@@ -34,6 +35,7 @@ from router.text.conversation import Conversation
 from router.tools.choice import parse_tool_choice
 from router.tools.declared import parse_tools, skipped_tools
 from shared.core.errors import InvalidRequest
+from shared.core.sampling_params import SamplingParams
 
 OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens", "messages": "input"}
 FUNCTIONS = ("function",)
@@ -89,10 +91,10 @@ RESPONSES = FieldTable(
         "model": "the served model or one of its adapters; default: the model",
         "input": "a text, or the conversation as items: messages, reasoning, calls and their outputs",
         "instructions": "text before the conversation",
-        "max_output_tokens": "longest answer, cut to the rest of the context",
+        "max_output_tokens": "longest answer, cut to the rest of the context, which is the default",
         "stream": "server-sent events instead of one answer",
-        "temperature": "0: always the likeliest token",
-        "top_p": "draw only from the likeliest tokens that together have this probability",
+        "temperature": ABOUT_GENERATION["temperature"],
+        "top_p": ABOUT_GENERATION["top_p"],
         "tools": "functions that the model may call; tools of other types are skipped, and the header names them",
         "tool_choice": "`none`, `auto`, `required`, or the one function that must be called",
         "parallel_tool_calls": "false: one call at most",
@@ -169,7 +171,7 @@ class Responses:
         return skipped_tools(body.tools, FUNCTIONS)
 
     def writer(self, body: ResponsesRequest, facts: AnswerFacts) -> Writer:
-        return ResponsesWriter(facts, echo_of(body))
+        return ResponsesWriter(facts, echo_of(body, facts.plan.sampling))
 
 
 def format_of(text: TextFields | None) -> ResponseFormat | None:
@@ -180,7 +182,7 @@ def format_of(text: TextFields | None) -> ResponseFormat | None:
     return ResponseFormat(type=wanted.type, json_schema=described)
 
 
-def echo_of(body: ResponsesRequest) -> dict[str, object]:
+def echo_of(body: ResponsesRequest, sampling: SamplingParams) -> dict[str, object]:
     effort = body.reasoning.effort if body.reasoning is not None else None
     wanted = body.text.format if body.text is not None else None
     shown = {name: value for name in TextFormat.__struct_fields__ if (value := getattr(wanted, name, None)) is not None}
@@ -190,9 +192,9 @@ def echo_of(body: ResponsesRequest) -> dict[str, object]:
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": {"effort": effort, "summary": None},
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": sampling.temperature,
         "text": {"format": shown or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": [tool for tool in body.tools or () if tool.get("type") in FUNCTIONS],
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": sampling.top_p,
     }

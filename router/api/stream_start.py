@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -46,15 +46,15 @@ def begin_stream(
             return plan, None
         plan = drawn_from(plan, body, plan.jobs[0].seed)
         digest = digest_of(path, body, plan)
-        facts = StreamFacts(
-            int(time.time()), plan.jobs[0].seed, plan.sampling.max_tokens, digest, secrets.token_bytes(8)
-        )
+        sampling, nonce = plan.sampling, secrets.token_bytes(8)
+        facts = StreamFacts(int(time.time()), plan.jobs[0].seed, sampling.max_tokens, digest, nonce, sampling.values)
         start = start_of(signer.sign(facts), facts, None)
     else:
         token, seen = read_id(last_event_id)
         facts = signer.read(token)
         plan = drawn_from(plan, body, facts.seed)
-        plan = replace(plan, sampling=replace(plan.sampling, max_tokens=facts.max_tokens))
+        made = asdict(facts.sampling) | {"max_tokens": facts.max_tokens}
+        plan = replace(plan, sampling=replace(plan.sampling, **made))
         if digest_of(path, body, plan) != facts.digest or len(seen.choices) != num_choices:
             raise ResumeMismatch("this request differs from the one that began the stream")
         start = start_of(token, facts, seen)

@@ -1,6 +1,6 @@
 """Sign and read a stream's token. With this token any router can recompute the answer. The token contains no text.
 
-created, seed, longest answer, nonce, digest of body and prompt   +   HMAC-SHA256, cut to 16 bytes
+version, created, seed, longest answer, nonce, digest of body and prompt, sampling   +   HMAC-SHA256, cut to 16 bytes
 
 Routers with the same key file read each other's tokens.
 """
@@ -11,26 +11,29 @@ import base64
 import hmac
 import secrets
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from hashlib import blake2b
 
 from router.api.errors import UnknownStream
+from shared.core.sampling_params import SamplingValues
 
-LAYOUT = struct.Struct(">BQQI8s16s")
-VERSION = 1
+LAYOUT = struct.Struct(">BQQI8s16sddIdd")
+VERSION = 2
 MAC_BYTES = 16
 PURPOSE = b"baton: tokens of streams"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """`created`: seconds since 1970. `digest` covers body and prompt ids."""
+    """`created`: seconds since 1970. `digest` covers body and prompt ids. `sampling`: with the first router's defaults,
+    because another router may have others."""
 
     created: int
     seed: int
     max_tokens: int
     digest: bytes
     nonce: bytes
+    sampling: SamplingValues
 
 
 class Signer:
@@ -41,7 +44,8 @@ class Signer:
         self._secret = hmac.digest(key, PURPOSE, "sha256")
 
     def sign(self, facts: StreamFacts) -> str:
-        payload = LAYOUT.pack(VERSION, facts.created, facts.seed, facts.max_tokens, facts.nonce, facts.digest)
+        head = (VERSION, facts.created, facts.seed, facts.max_tokens, facts.nonce, facts.digest)
+        payload = LAYOUT.pack(*head, *astuple(facts.sampling))
         return base64.urlsafe_b64encode(payload + self._mac(payload)).decode().rstrip("=")
 
     def read(self, token: str) -> StreamFacts:
@@ -50,13 +54,13 @@ class Signer:
             raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
         except ValueError:
             raw = b""
-        payload, mac = raw[: LAYOUT.size], raw[LAYOUT.size :]
-        if len(payload) < LAYOUT.size or not hmac.compare_digest(mac, self._mac(payload)):
+        payload, mac = raw[:-MAC_BYTES], raw[-MAC_BYTES:]
+        if not payload or not hmac.compare_digest(mac, self._mac(payload)):
             raise UnknownStream("this router knows no such stream: its token was signed with another key")
-        version, created, seed, max_tokens, nonce, digest = LAYOUT.unpack(payload)
-        if version != VERSION:
+        if payload[0] != VERSION:
             raise UnknownStream("this router knows no such stream: its token is of another version")
-        return StreamFacts(created, seed, max_tokens, digest, nonce)
+        _, created, seed, max_tokens, nonce, digest, *sampling = LAYOUT.unpack(payload)
+        return StreamFacts(created, seed, max_tokens, digest, nonce, SamplingValues(*sampling))
 
     def _mac(self, payload: bytes) -> bytes:
         return hmac.digest(self._secret, payload, "sha256")[:MAC_BYTES]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,11 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     return inner
 
 
-def load_gguf(path: Path, options: TextConfig) -> TextModel:
+def load_gguf(path: Path, options: TextConfig, edit: Callable[[str], str] = str) -> TextModel:
+    """`edit` changes the default chat template."""
     metadata = read_metadata(path)
+    if metadata.get(TEMPLATE_KEY):
+        metadata[TEMPLATE_KEY] = edit(metadata[TEMPLATE_KEY])
     entries: list[str] = metadata["tokenizer.ggml.tokens"]
     special = of_type(metadata, CONTROL_TYPE)
     index = {entry: i for i, entry in enumerate(entries)}

@@ -7,6 +7,7 @@ from router.text.gguf_tokenizer import load_gguf
 from router.text.hashlm import hash_text_model
 from router.text.interface import TextModel
 from router.text.scripted import scripted_text_model
+from shared.config import shipped_model
 from shared.config.model_path import ModelKind, resolve_model
 from shared.config.text_settings import TextConfig
 
@@ -22,5 +23,6 @@ def load_text_model(model: str, options: TextConfig = DEFAULTS) -> TextModel:
         return scripted_text_model()
     if source.path is None:
         return hash_text_model()
-    load = load_folder if source.kind is ModelKind.HF_FOLDER else load_gguf
-    return load(source.path, options)
+    if source.kind is ModelKind.HF_FOLDER:
+        return load_folder(source.path, options)
+    return load_gguf(source.path, options, shipped_model.with_system if model == shipped_model.NAME else str)

@@ -36,7 +36,7 @@ class ModelConfig:
     weight_dtype: str = option(
         "auto",
         "format of weights; auto: as --dtype; file: a GGUF file's own blocks, fast with VNNI; codes: these, rounded "
-        "for AMX (auto, if there is AMX); int8: one byte per weight, fastest for prompts; fp8: one scale per output",
+        "for AMX (auto with AMX); int8: a byte per weight (auto with VNNI but no BF16); fp8: one scale per output",
         choices=("auto", "file", "codes", "int8", "fp8"),
     )
     served_model_name: str = option("", "name that clients use; empty: the model's own name", metavar="NAME")

@@ -1,4 +1,4 @@
-"""The router's settings for making prompts."""
+"""The router's settings for turning requests into prompts and sampling parameters."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from shared.config.options import check_fields, option
 from shared.core.errors import ConfigError
 
+MODELS_OWN = "model"
+
 
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """How the router makes prompts from chats."""
+    """How the router makes prompts from chats, and what requests leave out."""
 
     chat_template_kwargs: str = option(
         "",
@@ -20,6 +22,13 @@ class TextConfig:
     )
     allow_control_tokens: bool = option(
         False, "treat spellings of control tokens in messages, e.g. <|im_end|>, as these tokens; else they are text"
+    )
+    sampling_defaults: str = option(
+        MODELS_OWN,
+        "values of temperature, top_p, top_k, min_p and repetition_penalty for requests without them; model: the "
+        "model's own (generation_config.json, or general.sampling of a GGUF file); neutral: 1, 1, 0, 0, 1; FILE: a "
+        "JSON object",
+        metavar="model|neutral|FILE",
     )
     tool_format: str = option(
         "", "format of the model's tool calls, e.g. hermes; empty: read from its chat template", metavar="NAME"

@@ -14,6 +14,20 @@ MAX_GRAMMAR_CHARS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingValues:
+    """The parameters for which a model may have defaults. Without arguments: neutral, so no probability changes."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # for tokens in the prompt or the output
+
+
+NEUTRAL = SamplingValues()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """One request's parameters.
 
@@ -27,10 +41,10 @@ class SamplingParams:
 
     max_tokens: int
     temperature: float = 1.0
-    top_k: int = 0  # 0: no limit
+    top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0  # for tokens in the prompt or the output
+    repetition_penalty: float = 1.0
     presence_penalty: float = 0.0  # this and frequency_penalty: for tokens in the output
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -46,3 +60,7 @@ class SamplingParams:
     def needs_history(self) -> bool:
         has_penalty = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         return has_penalty or any(len(word) > 1 for word in self.bad_words)
+
+    @property
+    def values(self) -> SamplingValues:
+        return SamplingValues(self.temperature, self.top_p, self.top_k, self.min_p, self.repetition_penalty)

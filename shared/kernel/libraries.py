@@ -26,6 +26,17 @@ def has_amx() -> bool:
 
 
 @functools.cache
+def multiplies_bytes_best() -> bool:
+    """Return whether this processor has VNNI, but neither BF16 nor AMX: there int8 weights are faster than blocks."""
+    if not has_numba():
+        return False
+    from shared.kernel.jit import processor_features
+
+    features = processor_features()
+    return bool(features.get("avx512vnni")) and not features.get("avx512bf16") and not has_amx()
+
+
+@functools.cache
 def has_triton() -> bool:
     """Return whether triton can be imported."""
     return _can_import("triton", "plain torch kernels, much slower")

@@ -24,7 +24,7 @@ from shared.core.overshoot import loop_depth, overshoot
 from shared.device.gpu import MemoryInfo, gib
 from shared.kernel.attention import page_hadamard
 from shared.kernel.block_weights import int8_format
-from shared.kernel.libraries import has_amx
+from shared.kernel.libraries import has_amx, multiplies_bytes_best
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
@@ -173,21 +173,26 @@ def open_named(name: str, options: LoadOptions, device: str = "cpu") -> OpenedMo
 
 
 def settled(options: LoadOptions, source: TensorSource | None = None, device: str = "cpu") -> LoadOptions:
-    """Replace dtype "auto" by bfloat16. On a CPU a GGUF file then keeps its blocks, or with AMX codes for them. With
+    """Replace dtype "auto" by bfloat16. On a CPU a GGUF file then keeps its blocks, or becomes codes or int8. With
     weights in blocks, keys and values become int8 if attention multiplies them as integers.
 
-    Machines with and without AMX then disagree.
+    Machines with other instructions then disagree.
     """
     if options.dtype != AUTO:
         return options
     formats = options.formats
     if device == "cpu" and source is not None:
         if formats.weights == "auto" and in_blocks(source):
-            uses_codes = source.has_codes and options.kernels in COMPILED and has_amx()
-            formats = replace(formats, weights="codes" if uses_codes else "file")
+            formats = replace(formats, weights=_best_of_blocks(source, options))
         if formats.kv == "auto" and formats.weights in IN_BLOCKS and keeps_integers(source.config):
             formats = replace(formats, kv="int8")
     return replace(options, dtype="bfloat16", formats=formats)
+
+
+def _best_of_blocks(source: GgufFile, options: LoadOptions) -> str:
+    if options.kernels in COMPILED and source.has_codes and has_amx():
+        return "codes"
+    return "int8" if options.kernels in COMPILED and multiplies_bytes_best() else "file"
 
 
 def keeps_integers(config: LlamaConfig) -> bool:

@@ -28,7 +28,7 @@ def free_port() -> int:
 def baton_up(*flags: str) -> Iterator[int]:
     """Yields the HTTP port."""
     port = free_port()
-    own = ("--port", str(port), "--start-timeout-s", str(READY_TIMEOUT_S))
+    own = ("--port", str(port), "--start-timeout-s", str(READY_TIMEOUT_S), "--sampling-defaults", "neutral")
     command = launcher.command("deploy.cli", "up", *own, *flags)
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)

@@ -34,7 +34,7 @@ import urllib.request
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from shared.config import core_plan
 from shared.config.load import load
 from shared.config.processes import ClusterConfig
 from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
+from shared.core.sampling_params import NEUTRAL
 from tests.bench.cluster import READY_TIMEOUT_S, free_port
 from tests.bench.report import report
 
@@ -140,6 +141,7 @@ def ask(port: int, text: str) -> Seen:
         "model": "bench",
         "messages": [{"role": "user", "content": text}],
         "max_tokens": 2,
+        **asdict(NEUTRAL),
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,

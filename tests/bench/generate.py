@@ -12,11 +12,13 @@ import argparse
 import json
 import subprocess
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from deploy.cluster.own_cluster import own_cluster
 from deploy.tools.plan.router_load import put_load
 from shared.core import launcher
+from shared.core.sampling_params import NEUTRAL
 
 TEXT = "the keeper of the northern tower wrote one line a day into a book that nobody was meant to read"
 
@@ -37,7 +39,7 @@ def by_load(url: str, folder: Path, number: int, args: argparse.Namespace) -> fl
 
 def by_generate(url: str, folder: Path, number: int, args: argparse.Namespace) -> float:
     file = folder / f"requests-{number}.jsonl"
-    fixed = {"model": "bench", "max_tokens": args.tokens, "ignore_eos": True, "temperature": 0}
+    fixed = {"model": "bench", "max_tokens": args.tokens, "ignore_eos": True, **asdict(NEUTRAL), "temperature": 0}
     head = {"method": "POST", "url": "/v1/completions"}
     lines = enumerate(prompts("generate", number, args))
     file.write_text("".join(json.dumps(head | {"custom_id": str(i), "body": fixed | {"prompt": one}}) + "\n"

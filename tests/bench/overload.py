@@ -20,10 +20,11 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from deploy.cluster.own_cluster import own_cluster
+from shared.core.sampling_params import NEUTRAL
 from tests.bench.report import report
 from tests.bench.sse_client import Refused, Stream, stream_completion
 from tests.support.metrics_page import Metrics, read_metrics
@@ -57,7 +58,8 @@ class Load:
 
     async def one(self, tally: Tally) -> None:
         prompt = [self._rng.randrange(100, 40_000) for _ in range(PROMPT_TOKENS)]
-        body = {"model": "bench", "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
+        body = {"model": "bench", "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+        body |= asdict(NEUTRAL) | {"temperature": 0}
         try:
             stream = await stream_completion(self._port, body)
         except Refused as refused:

@@ -16,13 +16,14 @@ import signal
 import tempfile
 import time
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import httpx
 import psutil
 
 from deploy.cluster.own_cluster import own_cluster
+from shared.core.sampling_params import NEUTRAL
 from tests.bench.sse_client import percentile
 
 POLL_S = 0.01
@@ -46,7 +47,7 @@ class Stream:
 async def one(http: httpx.AsyncClient, number: int, args: argparse.Namespace, stream: Stream) -> None:
     sampled = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0.0}
     body = {"model": "bench", "prompt": 5 * TEXT.format(number), "max_tokens": args.tokens, "stream": True}
-    body |= {"ignore_eos": True, "return_token_ids": True, **sampled}
+    body |= {"ignore_eos": True, "return_token_ids": True, **asdict(NEUTRAL), **sampled}
     async with http.stream("POST", "/v1/completions", json=body) as response:
         async for line in response.aiter_lines():
             if not line.startswith("data: {"):

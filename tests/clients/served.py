@@ -15,6 +15,7 @@ from pathlib import Path
 
 from router.text.gguf_tokenizer import build_tokenizer, read_metadata
 from shared.config.model_path import bundled_gguf
+from shared.config.shipped_model import with_system
 from tests.support.cluster import baton_up
 
 MODEL = "smollm2"
@@ -56,7 +57,7 @@ def write_tokenizer(folder: Path) -> Path:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": tokens[metadata["tokenizer.ggml.bos_token_id"]],
         "eos_token": tokens[metadata["tokenizer.ggml.eos_token_id"]],
-        "chat_template": metadata["tokenizer.chat_template"],
+        "chat_template": with_system(metadata["tokenizer.chat_template"]),
     }
     folder.mkdir()
     build_tokenizer(metadata).save(str(folder / "tokenizer.json"))

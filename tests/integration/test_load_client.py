@@ -68,7 +68,8 @@ def test_every_token_is_noted(api, per_chunk):
 
 def test_a_foreign_server_is_asked_in_plain_openai_words():
     mock, records = load(Behaviour(ours=False))
-    assert set(mock.seen[0]) == {"model", "max_tokens", "temperature", "stream", "stream_options", "messages"}
+    fields = {"model", "max_tokens", "temperature", "top_p", "stream", "stream_options", "messages"}
+    assert set(mock.seen[0]) == fields
     assert all(record.is_whole and not record.ids and record.num_tokens == 6 for record in records)
 
 

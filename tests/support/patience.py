@@ -11,6 +11,8 @@ HANG_GUARD_S = float(os.environ.get("BATON_TEST_HANG_GUARD_S", "300"))
 SILENCE_S = 4.0
 # By cost an idle decode node takes nearly all prompts: a test about hand-offs says how long one has to be.
 HANDS_OVER = ("--local-prefill-tokens", "32")
+# Requests of tests say themselves how tokens are drawn; what they leave out does not depend on the model.
+NEUTRAL_DEFAULTS = ("--sampling-defaults", "neutral")
 # What those who ask wait for a node that is being started again, and a supervisor for processes that end: no test is
 # about these bounds.
 PATIENT_UP = ("--resume-wait-s", str(HANG_GUARD_S), "--stop-timeout-s", str(HANG_GUARD_S))

@@ -14,7 +14,7 @@ import httpx
 
 from shared.core import launcher
 from tests.support.metrics_page import bearer, read_metrics
-from tests.support.patience import HANDS_OVER, HANG_GUARD_S
+from tests.support.patience import HANDS_OVER, HANG_GUARD_S, NEUTRAL_DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVING = re.compile(r"serving url=(\S+) nodes=(\S+)")
@@ -29,7 +29,7 @@ class RouterProcess:
         program: Sequence[str] = launcher.command("deploy.cli", "router"),
     ) -> None:
         command = [*program, "--model", model]
-        command += ["--port", "0", "--node-endpoint", "tcp://127.0.0.1:0", *HANDS_OVER, *flags]
+        command += ["--port", "0", "--node-endpoint", "tcp://127.0.0.1:0", *HANDS_OVER, *NEUTRAL_DEFAULTS, *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self.key = api_key  # what `metric` shows the router; the caller passes --api-key-file

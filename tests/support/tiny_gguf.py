@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -32,9 +33,11 @@ def write(
     tensors: dict[str, tuple[np.ndarray, Kind]],
     arch: str = "llama",
     without: tuple[str, ...] = (),
+    more: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
     **fields: int | str | list[str],
 ) -> Path:
-    """A network of one layer; `tensors` hold raw blocks (uint8) or plain values with their type, for its own."""
+    """A network of one layer; `tensors` hold raw blocks (uint8) or plain values with their type, for its own.
+    `more` writes further keys."""
     tensors = {name: value for name, value in (network(arch) | tensors).items() if name not in without}
     writer = gguf.GGUFWriter(str(path), arch)
     writer.add_name("tiny")
@@ -50,6 +53,7 @@ def write(
     for key, value in fields.items():
         add = {int: writer.add_uint32, str: writer.add_string, list: writer.add_array}[type(value)]
         add(f"{arch}.{key.replace('__', '.')}", value)  # type: ignore[arg-type]
+    more(writer)
     for name, (data, kind) in tensors.items():
         writer.add_tensor(name, data, raw_dtype=None if data.dtype == np.float32 else kind)
     writer.write_header_to_file()

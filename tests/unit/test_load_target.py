@@ -74,6 +74,9 @@ def test_bodies():
     plain = body_of(RequestBuilder(other, "completions", temperature=0.5))
     assert (plain["prompt"], plain["temperature"]) == ("Be brief.\nWhy?", 0.5)
     assert "ignore_eos" not in plain and "messages" not in plain
+    values = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # a server's defaults have no say
+    assert [chat[name] for name in values] == [0.0, 1.0, 0, 0.0, 1.0]
+    assert plain["top_p"] == 1.0 and not {*values[2:]} & set(plain)  # not every server knows the others
 
 
 def test_extra_fields_go_over_all_else_and_null_takes_away():

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from router.api import stream_token
 from router.api.errors import ResumeMismatch, UnknownStream
 from router.api.marks import MAX_CHOICES, read_id
 from router.api.stream_start import begin_stream
-from router.api.stream_token import Signer
+from router.api.stream_token import Signer, StreamFacts
 from shared.core.errors import BatonError
+from shared.core.sampling_params import NEUTRAL, SamplingValues
 from shared.observe.metrics import RequestMetrics
 from tests.support.lost_streams import Asked, Event, last_id, read
 
@@ -115,6 +117,29 @@ def test_answer_ids_call_ids_and_the_seed_are_the_same_elsewhere() -> None:
     assert start.name in whole[0].data["id"] and again.show.form.request_id == start.name
 
 
+def test_sampling_is_the_same_at_a_router_with_other_defaults() -> None:
+    asked = Asked("chat", ("abc",))
+    values = SamplingValues(0.6, 0.9, 20, 0.1, 1.05)
+    plan = replace(asked.plan(), sampling=replace(asked.plan().sampling, **asdict(values)))
+    _, begun = begin_stream("/v1/chat", asked.body(), plan, Signer(KEY), None)
+    assert begun is not None
+    seen = f"{begun.token}/1.0.0-{'0' * 16}"
+    try:
+        again, _ = begin_stream("/v1/chat", asked.body(), asked.plan(), Signer(KEY), seen)
+    except ResumeMismatch:
+        pytest.fail("the digest was made of this router's defaults")
+    assert again.sampling == plan.sampling
+
+
+def test_a_token_of_another_version_is_refused_as_such() -> None:
+    facts = StreamFacts(0, 0, 0, bytes(16), bytes(8), NEUTRAL)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(stream_token, "VERSION", 1)
+        token = Signer(KEY).sign(facts)
+    with pytest.raises(UnknownStream, match="of another version"):
+        Signer(KEY).read(token)
+
+
 def test_what_is_computed_again_is_counted() -> None:
     asked, registry = Asked("completions", ("abcdef",)), CollectorRegistry()
     seen = read(asked, [1], Signer(KEY)).events[:4]
@@ -187,7 +212,7 @@ def test_the_token_holds_neither_text_nor_ids() -> None:
         read(replace(asked, prompt=prompt), [1], Signer(KEY)).events[0].id.partition("/")[0]
         for prompt in ((1,), tuple(range(90)))
     )
-    assert len(short) == len(long) == 82
+    assert len(short) == len(long) == 130
 
 
 def test_a_stream_of_too_many_choices_has_no_ids() -> None:

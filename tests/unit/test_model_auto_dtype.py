@@ -9,6 +9,7 @@ import gguf
 import pytest
 
 from shared.config.model_path import bundled_gguf
+from shared.kernel.libraries import multiplies_bytes_best
 from shared.model.kernels import Formats
 from shared.model.opened import LoadOptions, OpenedModel, open_model, open_named, settled
 from shared.model.weights import TensorSource
@@ -46,6 +47,9 @@ def opened(name: str, options: LoadOptions, device: str = "cpu") -> OpenedModel:
         ("gguf", "cpu", Formats(), Formats("int8", "file")),
         ("gguf", "cpu, AMX", Formats(), Formats("int8", "codes")),
         ("eight bits", "cpu, AMX", Formats(), Formats("int8", "file")),
+        ("gguf", "cpu, bytes", Formats(), Formats("int8", "int8")),
+        ("gguf", "cpu, bytes", Formats(weights="file"), Formats("int8", "file")),
+        ("folder", "cpu, bytes", Formats(), Formats()),
         ("gguf", "cpu, AMX", Formats(weights="file"), Formats("int8", "file")),
         ("gguf", "cpu", Formats(weights="codes"), Formats("int8", "codes")),
         ("gguf", "cuda", Formats(), Formats()),  # blocks have no kernel there
@@ -62,14 +66,34 @@ def opened(name: str, options: LoadOptions, device: str = "cpu") -> OpenedModel:
 def test_auto_is_bfloat16_and_on_a_cpu_the_blocks_of_a_file(
     name: str, device: str, asked: Formats, settles: Formats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device, _, amx = device.partition(", ")
-    monkeypatch.setattr("shared.model.opened.has_amx", lambda: bool(amx))
+    device, _, best = device.partition(", ")
+    monkeypatch.setattr("shared.model.opened.has_amx", lambda: best == "AMX")
+    monkeypatch.setattr("shared.model.opened.multiplies_bytes_best", lambda: best == "bytes")
     found = settled(LoadOptions("auto", formats=asked), source_of(files()[name]), device)
     assert (found.dtype, found.formats) == ("bfloat16", settles)
 
 
-def test_plain_torch_has_no_use_for_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.model.opened.has_amx", lambda: True)
+@pytest.mark.parametrize(
+    ("features", "is_best"),
+    [
+        ({"avx512vnni": True}, True),
+        ({"avx512vnni": True, "avx512bf16": True}, False),
+        ({"avxvnni": True}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_bytes_are_best_with_vnni_alone(
+    features: dict[str, bool], is_best: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.kernel.jit.processor_features", lambda: features)
+    monkeypatch.setattr("shared.kernel.libraries.has_amx", lambda: False)
+    assert multiplies_bytes_best.__wrapped__() is is_best
+
+
+@pytest.mark.parametrize("best", ["has_amx", "multiplies_bytes_best"])
+def test_plain_torch_keeps_the_blocks(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"shared.model.opened.{best}", lambda: True)
     assert settled(LoadOptions("auto", kernels="torch"), source_of(GGUF)).formats.weights == "file"
 
 
@@ -84,6 +108,7 @@ def test_auto_and_the_blocks_asked_for_are_one_fingerprint(
     has_amx: bool, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.model.opened.has_amx", lambda: has_amx)
+    monkeypatch.setattr("shared.model.opened.multiplies_bytes_best", lambda: False)
     auto, by_name = opened(GGUF, LoadOptions("auto")), opened(GGUF, LoadOptions(formats=Formats("int8", form)))
     assert auto.spec() == by_name.spec()
     others = [opened(GGUF, LoadOptions(formats=Formats("int8", other))) for other in ("auto", "file", "codes")]

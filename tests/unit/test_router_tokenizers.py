@@ -19,10 +19,12 @@ from router.text import gguf_tokenizer
 from router.text.chat_prompt import chat_text
 from router.text.conversation import Conversation
 from router.text.folder_tokenizer import load_folder
+from router.text.gguf_tokenizer import load_gguf
 from router.text.interface import TextModel, decode_ids
 from router.text.load import load_text_model
 from shared.config.gguf_metadata import read_pairs
 from shared.config.model_path import bundled_gguf
+from shared.config.shipped_model import SYSTEM, TEMPLATES_SYSTEM, with_system
 from shared.config.text_settings import TextConfig
 from shared.config.vocab_bytes import byte_level_alphabet
 from shared.config.vocabulary import folder_vocabulary
@@ -119,6 +121,19 @@ def test_the_default_models_chat_template(smollm2: TextModel) -> None:
     text = chat_text(smollm2, Conversation([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]))
     assert text == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
     assert smollm2.tokenizer.encode(text, add_special=False)[0] == 1
+
+
+def test_the_default_model_has_our_system_prompt_alone(smollm2: TextModel) -> None:
+    user = "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    asked = Conversation([{"role": "user", "content": "U"}])
+    assert chat_text(smollm2, asked) == f"<|im_start|>system\n{SYSTEM}<|im_end|>\n{user}"
+    file = load_gguf(bundled_gguf(), TextConfig())  # any other name of the file keeps the file's own
+    assert chat_text(file, asked) == f"<|im_start|>system\n{TEMPLATES_SYSTEM}<|im_end|>\n{user}"
+
+
+def test_a_default_model_with_another_template_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not the expected one"):
+        with_system("{{ messages }}")
 
 
 def test_the_byte_alphabet_is_the_librarys() -> None:

@@ -12,7 +12,7 @@ DESCRIPTION = """\
 baton generate: answer a file of requests, offline. FILE has OpenAI's batch format, one request per line:
 
   {"custom_id": "a-1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "smollm2", \
-"messages": [{"role": "user", "content": "Hi!"}]}}
+"max_tokens": 100, "messages": [{"role": "user", "content": "What is 5 plus 3?"}]}}
 
   baton generate requests.jsonl                     its own cluster, like `baton up`, until all is answered
   baton generate requests.jsonl --model FILE        the same, with your model

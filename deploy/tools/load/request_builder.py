@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
 
 from deploy.tools.load.driver import Messages
 from deploy.tools.load.target import Target
+from shared.core.sampling_params import NEUTRAL
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """The form of a run's requests. They are greedy by default, as golden answers need."""
+    """The form of a run's requests. They are greedy by default, as golden answers need, and without the server's own
+    defaults, as comparisons need. Only top_p is known to every server.
+    """
 
     target: Target
     api: str = "chat"
@@ -50,6 +53,7 @@ class RequestBuilder:
         body: dict[str, Any] = {
             "model": self.target.model,
             "max_tokens": max_tokens,
+            "top_p": NEUTRAL.top_p,
             "temperature": self.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -59,5 +63,5 @@ class RequestBuilder:
         else:
             body["prompt"] = "\n".join(text for _, text in messages)
         if self.target.is_ours:
-            body |= {"ignore_eos": True, "return_token_ids": True}
+            body = asdict(NEUTRAL) | body | {"ignore_eos": True, "return_token_ids": True}
         return body

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from shared.core.sampling_params import NEUTRAL
 
 FOX = "The quick brown fox jumps over the lazy dog. "
 STORY = (
@@ -12,8 +14,9 @@ STORY = (
 )
 CODE = "def add(a, b): return a + b   # the sum of two numbers.   def mul(a, b): return a * b   # the product of "
 NUMBERS = "1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, "
-SAMPLED = {"temperature": 0.8, "seed": 7}
-GREEDY = {"temperature": 0.0}
+# With every value, so that no server's defaults matter.
+SAMPLED = asdict(NEUTRAL) | {"temperature": 0.8, "seed": 7}
+GREEDY = asdict(NEUTRAL) | {"temperature": 0.0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from tests.support.router_process import RouterProcess
 from tests.support.tiny_llama import VOCAB, write_tiny_llama
 
 STREAMS, TINY_STREAMS = 8, 4  # rounding may turn one draw in some hundred thousand: so not too many
-TOKENS, TINY_TOKENS = 120, 300  # the last stream must have begun before the first ends
+TOKENS, TINY_TOKENS = 120, 1500  # the last stream must have begun before the first ends
 SHORTEST = 40  # prompt: a shorter one would be computed where it is decoded, without a hand-off
 KILLED_AFTER = 8  # tokens of each stream
 FLAGS = (
@@ -42,7 +42,7 @@ def pair(place: Place, transport: str) -> dict[str, object]:
     if place.tiny and transport == "cuda_ipc":
         raise NotHere("the memory of a virtual GPU is its process's own")
     with tempfile.TemporaryDirectory() as name:
-        folder = write_tiny_llama(Path(name) / "model")
+        folder = write_tiny_llama(Path(name) / "model", context=2048)
         write_tokenizer(folder)
         flags = ("--model", str(folder), *FLAGS)
         wanted = run(Path(name), (*flags, "--device", "cpu"), None, place.tiny)[0]
@@ -68,7 +68,7 @@ def across(place: Place, transport: str) -> dict[str, object]:
     if not place.tiny and place.gpu.device_count() < 2:
         raise NotHere("this machine has one GPU")
     with tempfile.TemporaryDirectory() as name:
-        folder = write_tiny_llama(Path(name) / "model")
+        folder = write_tiny_llama(Path(name) / "model", context=2048)
         write_tokenizer(folder)
         wanted = run(Path(name), ("--model", str(folder), *FLAGS, "--device", "cpu"), None, place.tiny)[0]
         on = {"cuda_ipc": "shm", "nccl": "gloo"}[transport] if place.tiny else transport
@@ -117,7 +117,7 @@ def parts(place: Place) -> dict[str, object]:
     if not place.tiny and place.gpu.device_count() < 2:
         raise NotHere("this machine has one GPU")
     with tempfile.TemporaryDirectory() as name:
-        folder = write_tiny_llama(Path(name) / "model")
+        folder = write_tiny_llama(Path(name) / "model", context=2048)
         write_tokenizer(folder)
         flags = ("--model", str(folder), *FLAGS, "--device", "cpu" if place.tiny else "auto")
         wanted, got = (run(Path(name), (*flags, *more), None, place.tiny)[0] for more in ((), ("--tp", "2")))

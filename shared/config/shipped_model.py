@@ -1,0 +1,19 @@
+"""What Baton sets for the shipped model, as tests/bench/first_answers.py measured."""
+
+from __future__ import annotations
+
+from shared.core.errors import ConfigError
+from shared.core.sampling_params import SamplingValues
+
+NAME = "smollm2"
+SAMPLING = SamplingValues(temperature=0.2, top_p=0.9)
+# The system prompt of chats without one. The template's own makes the model talk about itself.
+TEMPLATES_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+SYSTEM = "You are a helpful assistant. Answer with correct facts."
+
+
+def with_system(template: str) -> str:
+    """Return the model's template with Baton's default. Raise ConfigError if the template has another one."""
+    if template.count(TEMPLATES_SYSTEM) != 1:
+        raise ConfigError(f"--model {NAME}: its chat template is not the expected one; install the package again")
+    return template.replace(TEMPLATES_SYSTEM, SYSTEM)
