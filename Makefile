@@ -15,7 +15,7 @@ PEERS ?=
 ROWS ?=
 GPU_FLAGS ?=
 
-.PHONY: help setup setup-dev run test test-fast test-long bench lint mutants mutants-sampled sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
+.PHONY: help setup setup-dev run test test-fast test-long bench pictures lint mutants mutants-sampled sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make setup-dev  the same, with what tests, lint and benches need; they ask for it themselves"
 	@echo "make lint       style, types, layers, mutants that fit, prose"
 	@echo "make bench      measure, beside transformers; PEERS=1: beside llama.cpp and vLLM, built into build/peers; ROWS=decode,server"
+	@echo "make pictures   README's pictures, from a real run"
 	@echo "make mutants    take safety away piece by piece; a named test must fail each time"
 	@echo "make mutants-sampled   150 changes drawn by seed where nothing may break silently; 85 % must be noticed"
 	@echo "make sim        the whole cluster simulated under faults, SEEDS=1000 random lives; says how to replay a failure"
@@ -65,6 +66,9 @@ lint: setup-dev
 
 bench: setup-dev
 	@$(BIN)/python -m $(if $(PEERS),tests.bench.peers.run --rows '$(ROWS)',tests.bench.run)
+
+pictures: setup-dev
+	@$(BIN)/python -m tests.bench.pictures
 
 mutants: setup-dev
 	@$(BIN)/python tests/mutants/run.py

@@ -36,7 +36,7 @@ cluster.toml has the tables of `baton up` and three more, [ray], [share] and [sc
   model = "/models/llama"         # at this path on every machine
 
 Only Ray's own authentication, which is off by default, keeps others from running code through
-its ports. Run it in a network of machines that you trust (SECURITY.md).
+its ports. Run it in a network of machines that you trust (docs/security.md).
 """
 
 

@@ -9,8 +9,8 @@ A part takes more memory than its bytes, and libzmq does not tell how many parts
 also adds up the growth of the process's memory in two cases: while a connection brings bytes but no message, and while
 it may have had a long handshake. libzmq keeps 40 bytes for each byte of a handshake.
 
-SECURITY.md says which connections the watch shuts down. It also shuts down a mute connection: TCP has received nothing
-for `mute_s`, although the dialling peer pings, and nothing waits to be read.
+docs/security.md says which connections the watch shuts down. It also shuts down a mute connection: TCP has received
+nothing for `mute_s`, although the dialling peer pings, and nothing waits to be read.
 """
 
 from __future__ import annotations

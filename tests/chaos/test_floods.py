@@ -20,7 +20,7 @@ FLOOD_S = 15.0
 @pytest.mark.parametrize("has_keys", [True, False], ids=["keys", "no_keys"])
 def test_a_flood_from_outside_ends_nobody(tmp_path: Path, has_keys: bool) -> None:
     """With keys an outsider gets no further than the handshake: a message that never ends does not begin there. Without
-    keys huge whole messages from several connections at once still take more than this bound (SECURITY.md)."""
+    keys huge whole messages from several connections at once still take more than this bound (docs/security.md)."""
     cluster = FuzzCluster(tmp_path, has_keys=has_keys)
     try:
         asyncio.run(serve(cluster, 2.0))  # what they hold at work

@@ -40,6 +40,7 @@ TARGETS = (
     "test-fast",
     "test-long",
     "bench",
+    "pictures",
     "drill",
     "lint",
     "mutants",

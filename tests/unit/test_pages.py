@@ -15,7 +15,7 @@ PAGES = [
     ROOT / "examples/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-MAX_README_WORDS = 1200
+MAX_README_WORDS = 700
 SURFACE = (ROOT / "tests/unit/surface.txt").read_text("utf-8")
 SUFFIXES = ("_bucket", "_sum", "_count", "")  # a histogram's series are shown by these names
 # Flags of programs of others, which pages name.
