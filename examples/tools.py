@@ -1,7 +1,6 @@
 """Let a model call a function of ours, and answer with the result: python examples/tools.py [URL]
 
-Needs `pip install openai`, and a model that can call tools. If its chat template has no tools, name the format of its
-calls: `baton up --tool-format hermes`.
+Needs `pip install openai`, and a model that can call tools. The shipped one is too small to choose a tool by itself.
 """
 
 from __future__ import annotations

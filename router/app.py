@@ -41,7 +41,7 @@ from router.tenants.rate_limit import RateLimits
 from router.tenants.spending import Ledger
 from router.text.interface import TextModel
 from router.text.load import load_text_model
-from router.tools.formats import tool_format
+from router.tools.as_text import with_tools
 from shared.config.processes import RouterProcessConfig
 from shared.core.sampling_params import SamplingValues
 from shared.device.malloc import share_one_heap
@@ -80,7 +80,7 @@ def run(config: RouterProcessConfig) -> int:
     )
     listener = bind_http(config.router.host, config.router.port)
     try:
-        text = load_text_model(config.model.model, config.text)
+        text = with_tools(load_text_model(config.model.model, config.text), config.text.tool_format)
         defaults = load_sampling_defaults(config.text.sampling_defaults, config.model.model)
         log.info(
             "requests without sampling values get these",
@@ -88,7 +88,6 @@ def run(config: RouterProcessConfig) -> int:
             source=defaults.source,
             unused=",".join(defaults.unused) or "none",
         )
-        tool_format({}, config.text.tool_format or None)  # raises for an unknown name
         link = open_link(config, ring)  # opened last, because unread connections have no limits
         try:
             gc.freeze()  # exempt the constant vocabulary from garbage collection

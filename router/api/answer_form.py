@@ -12,6 +12,7 @@ from router.api.generation_plan import AnswerForm
 from router.api.structured import blamed_on, grammar_of
 from router.text import grammars
 from router.text.interface import TextModel, Tokenizer, VocabFacts
+from router.tools import as_text
 from router.tools.choice import ChoiceMode, ToolChoice
 from router.tools.formats import ToolFormat, tool_format
 from router.tools.grammar import behind_thought, tool_grammar, with_body
@@ -22,15 +23,11 @@ from shared.core.errors import InvalidRequest
 def format_of(text: TextModel, name: str, choice: ToolChoice) -> ToolFormat | None:
     """Return the model's format of tool calls, or None if calls are not allowed.
 
-    `name`: the value of --tool-format; "" means the template's format. Raise InvalidRequest for an unknown format.
+    `name`: the value of --tool-format; "" means the template's format or, if it has none, that of tools as text.
     """
     if choice.mode is ChoiceMode.NONE:
         return None
-    row = tool_format(text.template.sources, name or None)
-    if row is None:
-        why = "the model's chat template shows no known format of tool calls; name one with --tool-format"
-        raise InvalidRequest(f"tools: {why}", param="tools")
-    return row
+    return tool_format(text.template.sources, name or None) or as_text.FORMAT
 
 
 def form_of(
