@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
+import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -27,8 +28,10 @@ from shared.model.kernels import Kernels, Packing
 from shared.model.opened import OpenedModel
 from shared.model.packed_file import MappedFile, PackedWriter
 from shared.model.packed_folder import PackedKey, PackedRefused
+from shared.model.progress import with_progress
 from shared.model.weights import IN_BLOCKS, products_of, read_product
 
+_log = logging.getLogger(__name__)
 EMBED = "embed"
 CPU = torch.device("cpu")
 CODE = tuple(Path(__file__).parents[1] / folder for folder in ("kernel", "model"))
@@ -110,7 +113,7 @@ def write_weights(writer: PackedWriter, opened: OpenedModel, packing: Packing, k
     """Write the products one by one, so that memory holds only one at a time. Raises PackedRefused if the model's files
     change."""
     source, dtype, form = opened.source, opened.dtype, opened.options.formats.weights
-    for product in products_of(source.config):
+    for product in with_progress(products_of(source.config), _log, "packing weights, once for this machine"):
         weight, bias = read_product(source, product, dtype, CPU, form)
         packed = packing.pack(weight, bias, product.is_head)
         if packed is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,6 +23,9 @@ from shared.kernel.linear import Head, HeadFactory, Linear, Weight, WeightFactor
 from shared.kernel.packed import Packed
 from shared.kernel.rope import inverse_frequencies, rope_tables, yarn_frequencies
 from shared.model.config import LlamaConfig, RopeConfig
+from shared.model.progress import with_progress
+
+_log = logging.getLogger(__name__)
 
 
 class TensorSource(Protocol):
@@ -127,7 +131,10 @@ def load_weights(
     local = config.local_rope
     return LlamaWeights(
         embed=embed,
-        layers=tuple(_load_layer(source, n, dtype, device, make_one, make_head) for n in range(config.num_layers)),
+        layers=tuple(
+            _load_layer(source, n, dtype, device, make_one, make_head)
+            for n in with_progress(range(config.num_layers), _log, "loading weights")
+        ),
         norm=source.tensor("norm").to(device, torch.float32) + config.style.norm_offset,
         head=head(),
         rope=_on(device, rope_of(source, max_context)),
