@@ -78,9 +78,8 @@ def check_crowd(node: DaemonFacts, crowd: list[int], shared: dict[int, float]) -
     if node.spins:
         why = "its idle threads spin: a step takes many times as long beside a busy process"
         return Finding("cpu", say(node), BROKEN, f"{what}; {why}", "--wait-policy passive, and --cpus of its own")
-    return Finding(
-        "cpu", say(node), LOOK, what, "give each node --cpus of its own (`baton up` does), or fewer --threads"
-    )
+    advice = "give each node --cpus of its own (one `baton up` does; another cluster here competes), or fewer --threads"
+    return Finding("cpu", say(node), LOOK, what, advice)
 
 
 def say(daemon: DaemonFacts) -> str:

@@ -60,7 +60,7 @@ def lines_of(first: LoadReport, second: LoadReport) -> list[Line]:
     ]
     return [
         *latencies,
-        Line("requests answered /s", a.requests_per_s, b.requests_per_s, False),
+        Line("requests that ended /s", a.requests_per_s, b.requests_per_s, False),
         Line("output tokens /s", a.output_tokens_per_s, b.output_tokens_per_s, False),
         Line("share within the SLO", a.slo_share, b.slo_share, False),
         Line("goodput /s", a.goodput, b.goodput, False),

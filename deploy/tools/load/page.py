@@ -73,9 +73,9 @@ def latencies_html(summary: Summary) -> str:
 
 def rates_html(summary: Summary) -> str:
     rows = [
-        ["requests answered", with_interval(summary.requests_per_s)],
+        ["requests that ended", with_interval(summary.requests_per_s)],
         ["output tokens", with_interval(summary.output_tokens_per_s)],
-        [f"goodput: requests with {summary.slo}", with_interval(summary.goodput)],
+        [f"goodput: requests that arrived, and had {summary.slo}", with_interval(summary.goodput)],
         ["share of requests within the SLO", with_interval(summary.slo_share)],
         ["smooth goodput, tokens", with_interval(summary.smooth_goodput)],
     ]
@@ -103,7 +103,7 @@ def sweep_html(report: LoadReport) -> str:
 def plots_html(report: LoadReport) -> str:
     from deploy.tools.load.plots import plots_of  # needs the extra `load`
 
-    figures = [f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>" for title, svg in plots_of(report)]
+    figures = [f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>" for title, svg in plots_of(report)]
     return f'<h2>Plots</h2><div class="plots">{"".join(figures)}</div>' if figures else ""
 
 

@@ -79,9 +79,9 @@ def latencies_table(summary: Summary) -> Table:
 
 def rates_table(summary: Summary) -> Table:
     table = Table("per second", "with 95 % interval")
-    table.add_row("requests answered", with_interval(summary.requests_per_s))
+    table.add_row("requests that ended", with_interval(summary.requests_per_s))
     table.add_row("output tokens", with_interval(summary.output_tokens_per_s))
-    table.add_row(f"goodput: requests with {summary.slo}", with_interval(summary.goodput))
+    table.add_row(f"goodput: requests that arrived, and had {summary.slo}", with_interval(summary.goodput))
     table.add_row("their share", with_interval(summary.slo_share))
     table.add_row("smooth goodput, tokens", with_interval(summary.smooth_goodput))
     return table
