@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -210,14 +211,18 @@ def has_pip(python: Path) -> bool:
         return False
 
 
+@functools.cache
 def find_uv() -> str | None:
-    return None if os.environ.get("PIP_INDEX_URL") or os.environ.get("PIP_FIND_LINKS") else shutil.which("uv")
+    """Return uv's path. Return None if it is missing, or if pip has indexes, of which uv knows nothing."""
+    uv = shutil.which("uv")
+    if uv is None:
+        return None
+    own = run_quietly([sys.executable, "-m", "pip", "config", "list"]).stdout
+    return None if re.search(r"index-url|find-links|no-index", own) else uv
 
 
 def add(python: Path, *args: str) -> None:
-    """Install packages with uv, or with pip if uv is missing or fails. Raise SetupError.
-
-    uv knows nothing of indexes that pip is set up for."""
+    """Install packages with uv, or with pip if uv is missing or fails. Raise SetupError."""
     uv = find_uv()
     if uv is not None:
         if run_quietly([uv, "pip", "install", "--python", str(python), *args]).returncode == 0:

@@ -141,6 +141,12 @@ class Series:
     shown: dict[str, float] = field(default_factory=dict)
 
 
+POOL_PAGES = (
+    ("baton_kv_pool_pages", "KV pages of the node"),
+    ("baton_kv_pages_total", "The old name of baton_kv_pool_pages, for one release"),
+)
+
+
 class ClusterMetrics:
     """Gauges, counters and histograms of all nodes.
 
@@ -153,14 +159,7 @@ class ClusterMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         place = ["node", "role"]
         self._pages = Gauge("baton_kv_pages", "KV pages by state", [*place, "state"], registry=registry)
-        # the first is the name; a gauge should not end like a counter
-        self._pool_pages = tuple(
-            Gauge(name, told, place, registry=registry)
-            for name, told in (
-                ("baton_kv_pool_pages", "KV pages of the node"),
-                ("baton_kv_pages_total", "The old name of baton_kv_pool_pages, for one release"),
-            )
-        )
+        self._pool_pages = tuple(Gauge(name, told, place, registry=registry) for name, told in POOL_PAGES)
         self._rows = Gauge("baton_request_rows", "Request rows by state", [*place, "state"], registry=registry)
         self._waiting = Gauge("baton_waiting_requests", "Requests that wait for memory", place, registry=registry)
         self._width = Gauge(

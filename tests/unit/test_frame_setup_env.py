@@ -261,3 +261,20 @@ def test_only_the_command_line_names_another_environment(given, folder):
     exported = os.environ | {"VENV": "/of/another/project", "MAKEFLAGS": ""}  # perhaps `make` runs this test
     done = subprocess.run(command, cwd=setup_env.ROOT, env=exported, capture_output=True, text=True, check=True)
     assert f"--venv {folder}\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "is_used"),
+    [("", True), ("global.index-url='https://mirror/simple'\n", False), (":env:.find-links='/w'\n", False)],
+)
+def test_uv_is_not_used_past_indexes_that_pip_has(tmp_path, monkeypatch, config, is_used):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nprintf '%s' \"{config}\"\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(setup_env.shutil, "which", lambda name: "/bin/uv")
+    setup_env.find_uv.cache_clear()
+    try:
+        assert setup_env.find_uv() == ("/bin/uv" if is_used else None)
+    finally:
+        setup_env.find_uv.cache_clear()

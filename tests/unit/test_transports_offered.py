@@ -62,7 +62,7 @@ def test_what_auto_leaves_out_is_said() -> None:
     assert about_transports("cpu") == ""
     said = about_transports("cuda")
     assert said.startswith("through pinned host memory; cuda_ipc") and said.endswith(
-        "only by name: never run on hardware"
+        "only by name: not tried between GPUs"
     )
 
 
