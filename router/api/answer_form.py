@@ -23,11 +23,16 @@ from shared.core.errors import InvalidRequest
 def format_of(text: TextModel, name: str, choice: ToolChoice) -> ToolFormat | None:
     """Return the model's format of tool calls, or None if calls are not allowed.
 
-    `name`: the value of --tool-format; "" means the template's format or, if it has none, that of tools as text.
+    `name`: the value of --tool-format; "" means the template's format or, if it has none, that of tools as text. Raise
+    InvalidRequest for a model without a template.
     """
     if choice.mode is ChoiceMode.NONE:
         return None
-    return tool_format(text.template.sources, name or None) or as_text.FORMAT
+    row = tool_format(text.template.sources, name or None)
+    if row is None and not text.template.sources:
+        why = "the model has no chat template, so the format of its calls is not known; name one with --tool-format"
+        raise InvalidRequest(f"tools: {why}", param="tools")
+    return row or as_text.FORMAT
 
 
 def form_of(

@@ -27,10 +27,10 @@ Call a function only if it helps with the request. Otherwise answer in your own 
 
 
 def with_tools(text: TextModel, asked: str) -> TextModel:
-    """Return the model with tools as text, if its template shows no format of calls.
+    """Return the model with tools as text, if it has a template that shows no format of calls.
 
     `asked`: --tool-format. Raise ConfigError for an unknown name."""
-    if tool_format(text.template.sources, asked or None) is not None:
+    if tool_format(text.template.sources, asked or None) is not None or not text.template.sources:
         return text
     return replace(text, template=ToolsAsText(text.template))
 

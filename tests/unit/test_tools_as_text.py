@@ -6,12 +6,14 @@ import json
 
 import pytest
 
+from router.api.answer_form import format_of
 from router.text.chat_template import JinjaTemplate
 from router.text.conversation import Conversation
 from router.text.hashlm import hash_text_model
 from router.text.interface import TextModel
 from router.tools.as_text import FORMAT, ToolsAsText, with_tools
-from shared.core.errors import ConfigError
+from router.tools.choice import ChoiceMode, ToolChoice
+from shared.core.errors import ConfigError, InvalidRequest
 
 PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
 NAMES_SYSTEM = "{# system #}" + PLAIN
@@ -37,6 +39,11 @@ def test_a_template_with_a_format_or_a_named_format_stays() -> None:
     own = model(KNOWS)
     assert with_tools(own, "") is own
     assert with_tools(model(PLAIN), "hermes").template.__class__ is JinjaTemplate
+    without = hash_text_model()
+    assert with_tools(without, "") is without
+    with pytest.raises(InvalidRequest, match="no chat template, .* --tool-format"):
+        format_of(without, "", ToolChoice(ChoiceMode.AUTO))
+    assert format_of(model(PLAIN), "", ToolChoice(ChoiceMode.AUTO)) is FORMAT
     with pytest.raises(ConfigError, match="no tool format 'none such'"):
         with_tools(own, "none such")
 
