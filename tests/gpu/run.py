@@ -161,8 +161,8 @@ def conclude(book: Book, checks: Sequence[Check], out: Path) -> int:
     print(f"\n{len(checks) - len(left)} of {len(checks)} checks done; results: {out / 'report.md'}")
     if bad:
         print(f"not well: {'; '.join(bad)}")
-    for outcome in skipped:
-        print(f"skipped: {outcome.name}: {outcome.told}")
+    for why in dict.fromkeys(outcome.told for outcome in skipped):
+        print(f"skipped, {why}: {'; '.join(outcome.name for outcome in skipped if outcome.told == why)}")
     if left:
         print(f"left: {names(left)}\ngo on with the same command")
     if bad or left:

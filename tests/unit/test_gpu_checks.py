@@ -480,7 +480,7 @@ def test_checks_that_could_not_be_run_are_told_and_count_as_none(tmp_path: Path,
     book = Book(tmp_path)
     book.end(Outcome("a", SKIPPED, 1.0, {}, "one GPU"))
     assert run.conclude(book, some("a"), tmp_path) == run.EXIT_NOT_HERE
-    assert "skipped: a: one GPU" in capsys.readouterr().out
+    assert "skipped, one GPU: a" in capsys.readouterr().out
     book.end(Outcome("b", PASSED, 1.0, {}))
     assert run.conclude(book, some("a", "b"), tmp_path) == 0
 
