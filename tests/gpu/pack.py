@@ -1,6 +1,6 @@
 """`make gpu-pack`: what a GPU machine without network needs, in packs that are small enough to be sent one by one.
 
-    python -m tests.gpu.pack [--python 3.12] [--has FILE] [--mib 57.5] [--out build/gpu-pack]
+    python -m tests.gpu.pack [--python 3.12] [--has FILE] [--mib 58.5] [--out build/gpu-pack]
 
 Each script of tests/gpu/plan.py is sent with a checkout and one more pack, and runs there by one short command:
 
@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--python", default="3.12", help="of the GPU machine (default: %(default)s)")
     parser.add_argument("--has", type=Path, default=HAS, help="names of packages that it has (default: %(default)s)")
     parser.add_argument(
-        "--mib", type=float, default=57.5, help="most of the checkout and one pack together (default: %(default)g)"
+        "--mib", type=float, default=58.5, help="most of the checkout and one pack together (default: %(default)g)"
     )
     parser.add_argument("--out", type=Path, default=OUT, help="(default: %(default)s)")
     args = parser.parse_args()
