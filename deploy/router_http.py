@@ -97,3 +97,11 @@ def seers_key(api_key_file: str, admin_key_file: str) -> str:
     except ConfigError as error:
         raise ConfigError(f"{FLAG}: {error.message}") from None
     return read_key(admin_key_file, "--admin-key-file") if key is None else read_key(api_key_file, FLAG)
+
+
+def error_message(body: bytes) -> str:
+    """Return what an error's body says, or "" if it says nothing in OpenAI's form."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return ""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.router_url import DEFAULT_URL, USUAL, no_answer, parse_url
+from shared.config import shipped_model
 from shared.core.errors import ConfigError
 
 ASK = """\
@@ -34,7 +35,6 @@ baton chat: a conversation in the terminal. Ctrl-C ends an answer, Ctrl-D the co
   baton chat
   baton chat --system "You are a patient teacher." --temperature 0.3
 """
-DEFAULT_MODEL = "smollm2"
 FIRST_ANSWER_S = 10.0  # longest wait for a server to say which models it has
 LONGEST_SILENCE_S = 600.0  # between two pieces of an answer, the first included
 SHOWN_EVERY_S = 3.0
@@ -44,7 +44,7 @@ PROMPT = "> "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", metavar="URL", help=f"a server ({USUAL}; if none is there, a cluster of its own)")
-    parser.add_argument("--model", metavar="MODEL", help=f"(default: the server's first, or {DEFAULT_MODEL})")
+    parser.add_argument("--model", metavar="MODEL", help=f"(default: the server's first, or {shipped_model.NAME})")
     parser.add_argument("--system", metavar="TEXT", help="how the model should behave")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: the server's)")
     parser.add_argument("--temperature", type=float, metavar="X", help="(default: the server's)")
@@ -84,8 +84,12 @@ class Talk:
 
 
 def pieces(response: HTTPResponse) -> Iterator[str]:
+    from deploy.router_http import error_message
+
     if response.status != 200:
-        raise ConfigError(f"the server answered {response.status}: {error_of(response.read())}")
+        body = response.read()
+        why = error_message(body) or body.decode("utf-8", "replace")[:500]
+        raise ConfigError(f"the server answered {response.status}: {why}")
     is_whole = False
     for line in response:
         if not line.startswith(b"data: {"):
@@ -99,13 +103,6 @@ def pieces(response: HTTPResponse) -> Iterator[str]:
             is_whole = is_whole or bool(choice.get("finish_reason"))
     if not is_whole:
         raise ConfigError("the answer broke off: the connection ended")
-
-
-def error_of(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body.decode("utf-8", "replace")[:500]
 
 
 def ask(args: argparse.Namespace) -> int:
@@ -154,12 +151,12 @@ def talk_of(args: argparse.Namespace) -> Iterator[Talk]:
     http = RouterHttp(parse_url(args.url or DEFAULT_URL), key, args.ca)
     with contextlib.ExitStack() as stack:
         try:
-            models = models_of(http)
+            model = named(args.model, http)
         except UNREACHABLE as error:
             # a server that is slow is there: another model would make it slower
             if args.url is not None or not isinstance(error, ConnectionRefusedError):
                 raise no_answer(http.url, error) from None
-            model = args.model or DEFAULT_MODEL
+            model = args.model or shipped_model.NAME
             print(
                 f"no server at {http.url}: starting {model} here, just for this. `baton up {model}` keeps one running.",
                 file=sys.stderr, flush=True,
@@ -169,8 +166,8 @@ def talk_of(args: argparse.Namespace) -> Iterator[Talk]:
                 flags = ("--model", model, "--start-timeout-s", str(START_TIMEOUT_S))
                 base = stack.enter_context(own_cluster(flags, log, timeout_s=START_TIMEOUT_S))
             http = RouterHttp(parse_url(base), "")
-            models = models_of(http)
-        knobs = {"model": named(args, http, models)}
+            model = named(None, http)
+        knobs: dict[str, Any] = {"model": model}
         knobs |= {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
         knobs |= {} if args.temperature is None else {"temperature": args.temperature}
         system = [{"role": "system", "content": args.system}] if args.system else []
@@ -211,13 +208,13 @@ def models_of(http: Any) -> list[str]:
         raise ConfigError(f"{http.url} is not a server of models: it answered {status} to /v1/models") from None
 
 
-def named(args: argparse.Namespace, http: Any, models: list[str]) -> str:
-    """Return the model to ask for: of our own cluster, its only one."""
+def named(wanted: str | None, http: Any) -> str:
+    """Return the model to ask for. Raise ConfigError if the server does not have it."""
+    models = models_of(http)
     if not models:
         raise ConfigError(f"{http.url} has no model")
-    is_own = args.url is None and str(http.url) != DEFAULT_URL
-    if args.model is None or is_own:
+    if wanted is None:
         return models[0]
-    if args.model not in models:
-        raise ConfigError(f"{http.url} has no model {args.model!r}; it has {', '.join(models)}")
-    return str(args.model)
+    if wanted not in models:
+        raise ConfigError(f"{http.url} has no model {wanted!r}; it has {', '.join(models)}")
+    return wanted

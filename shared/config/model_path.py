@@ -7,6 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.config import shipped_model
 from shared.core import extras
 from shared.core.errors import ConfigError
 
@@ -41,7 +42,7 @@ def resolve_model(name: str, *, with_weights: bool = True) -> ModelSource:
     """Raise ConfigError if the model is missing."""
     if name in ("hashlm", "scripted"):
         return ModelSource(ModelKind(name), None)
-    if name == "smollm2":
+    if name == shipped_model.NAME:
         return ModelSource(ModelKind.GGUF, bundled_gguf())
     path = Path(name).expanduser()
     if path.is_dir():

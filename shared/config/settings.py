@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.config import shipped_model
 from shared.config.endpoints import MAX_PORT, check_bind_host, check_router
 from shared.config.model_path import MODEL_CHOICES
 from shared.config.options import check_fields, option
@@ -20,7 +21,7 @@ MIB = 1 << 20
 class ModelConfig:
     """The model, and the name it is served under."""
 
-    model: str = option("smollm2", MODEL_CHOICES, metavar="MODEL")
+    model: str = option(shipped_model.NAME, MODEL_CHOICES, metavar="MODEL")
     dtype: str = option(
         "auto",
         "number format of weights and KV; auto: bfloat16; on a CPU a GGUF file's blocks or codes, mostly with int8 KV",

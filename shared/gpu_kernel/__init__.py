@@ -1,1 +1,1 @@
-"""Kernels in Triton. Import this package only where Triton is installed."""
+"""Kernels in Triton. All modules but real_models need Triton."""

@@ -12,8 +12,9 @@ import triton.language as tl
 from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.noise import gumbel, noise_bits, row_keys
 from shared.gpu_kernel.ranks import BLOCK
+from shared.gpu_kernel.real_models import REAL_MODELS
 from shared.gpu_kernel.sample import GREEDY
-from shared.gpu_kernel.signatures import REAL_BATCH, REAL_MODELS, Signature
+from shared.gpu_kernel.signatures import REAL_BATCH, Signature
 
 EXACT = True  # see noise.py
 

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from shared.gpu_kernel.launcher import launch, recorded
-from shared.gpu_kernel.signatures import REAL_MODELS, Signature
+from shared.gpu_kernel.real_models import REAL_MODELS
+from shared.gpu_kernel.signatures import Signature
 
 WORD = 8
 BLOCK = 2048  # items per program

@@ -16,7 +16,8 @@ import triton.language as tl
 
 from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.ranks import BLOCK
-from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_MODELS, Signature
+from shared.gpu_kernel.real_models import REAL_MODELS
+from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, Signature
 from shared.kernel import sample_rules
 
 EXACT = True  # see noise.py

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from shared.gpu_kernel.launcher import launch, recorded
-from shared.gpu_kernel.signatures import REAL_BATCH, REAL_DTYPES, REAL_MODELS, Signature
+from shared.gpu_kernel.real_models import REAL_MODELS
+from shared.gpu_kernel.signatures import REAL_BATCH, REAL_DTYPES, Signature
 
 BLOCK = 1024
 

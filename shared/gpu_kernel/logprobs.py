@@ -15,7 +15,8 @@ import triton.language as tl
 from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.noise import log_mass, weight
 from shared.gpu_kernel.ranks import BLOCK, NO_RANK, id_of, ids_of_split, key_of, ranked, splits_of, value_of
-from shared.gpu_kernel.signatures import REAL_BATCH, REAL_MODELS, Signature
+from shared.gpu_kernel.real_models import REAL_MODELS
+from shared.gpu_kernel.signatures import REAL_BATCH, Signature
 
 EXACT = True  # see noise.py
 MOST_BEST = 20  # the limit of OpenAI's API

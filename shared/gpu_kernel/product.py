@@ -15,7 +15,8 @@ import triton.language as tl
 
 from shared.gpu_kernel.gate import gate, gated
 from shared.gpu_kernel.launcher import launch, recorded
-from shared.gpu_kernel.signatures import REAL_BATCH, REAL_DTYPES, REAL_MODELS, Signature
+from shared.gpu_kernel.real_models import REAL_MODELS
+from shared.gpu_kernel.signatures import REAL_BATCH, REAL_DTYPES, Signature
 from shared.gpu_kernel.stored_bytes import as_bytes, kind_of, unit_of, widened
 from shared.kernel.quantized import quantize
 

@@ -9,7 +9,8 @@ import torch
 
 from shared.gpu_kernel.paged_step import Layer, Rows
 from shared.gpu_kernel.places import Places
-from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_DTYPES, REAL_MODELS, RealModel
+from shared.gpu_kernel.real_models import REAL_MODELS, RealModel
+from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_DTYPES
 from shared.kernel.attention import AttentionShape
 
 PAGE_SIZE = 16

@@ -36,7 +36,8 @@ from shared.gpu_kernel.ranks import (
     splits_of,
     value_of,
 )
-from shared.gpu_kernel.signatures import REAL_BATCH, REAL_MODELS, Signature
+from shared.gpu_kernel.real_models import REAL_MODELS
+from shared.gpu_kernel.signatures import REAL_BATCH, Signature
 
 EXACT = True  # see noise.py
 

@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 import torch
 
+from shared.gpu_kernel.real_models import REAL_MODELS
 from shared.model.config import LlamaConfig, RopeConfig
 from shared.model.kernels import AS_DTYPE, Formats
 from tests.support import ahead
@@ -49,7 +50,7 @@ class Served:
 
     @property
     def config(self) -> LlamaConfig:
-        model = next(one for one in signatures.REAL_MODELS if one.name == self.model)
+        model = next(one for one in REAL_MODELS if one.name == self.model)
         family = "qwen3" if "Qwen3" in model.name else "llama"
         sizes = (model.vocab_size, model.hidden_size, model.intermediate_size, 3)
         heads = (model.num_heads, model.num_kv_heads, model.head_dim)
@@ -59,7 +60,7 @@ class Served:
         )
 
 
-MODELS = {model.name: Served(model.name) for model in signatures.REAL_MODELS}
+MODELS = {model.name: Served(model.name) for model in REAL_MODELS}
 WAYS = {
     "float16": Served(USUAL, dtype=torch.float16),
     "int8 KV": Served(USUAL, Formats(kv="int8")),

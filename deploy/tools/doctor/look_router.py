@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from deploy.metrics_page import Page, parse_page
-from deploy.router_http import UNREACHABLE, RouterHttp
+from deploy.router_http import UNREACHABLE, RouterHttp, error_message
 from deploy.router_url import no_answer
 from deploy.tools.doctor.facts import Cluster, Misfit, ReadyFacts, SeenNode, SeenPair, Status
 from shared.wire.messages import Hello
@@ -108,7 +108,7 @@ def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
     status, body = ask(http, "/admin/status")
     answered_s = time.time()
     if status != OK:
-        return None, f"/admin/status answers {status}: {said(body)}"
+        return None, f"/admin/status answers {status}: {error_message(body) or 'no reason given'}"
     try:
         answer = decode(body, StatusAnswer, "/admin/status")
     except NoRouterError as error:
@@ -126,10 +126,3 @@ def decode(body: bytes, kind: type[T], path: str) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as error:
         raise NoRouterError(f"{path} can't be read: {error}") from None
-
-
-def said(body: bytes) -> str:
-    try:
-        return str(msgspec.json.decode(body)["error"]["message"])
-    except (msgspec.MsgspecError, LookupError, TypeError):
-        return "no reason given"

@@ -22,11 +22,11 @@ from deploy.tools.generate.asker import Asker, Patience
 from deploy.tools.generate.http_client import HttpClient
 from deploy.tools.generate.line_file import BatchStopped, LineFile, answered_in
 from deploy.tools.generate.lines import is_answered, read_lines, survey
-from deploy.tools.generate.options import DEFAULT_MODEL
 from deploy.tools.generate.progress import shown
 from deploy.tools.generate.runner import Results, run_all
 from deploy.tools.generate.stop_signals import StopSignals
 from deploy.tools.generate.tally import Tally, summary_text
+from shared.config import shipped_model
 from shared.core.errors import ConfigError
 
 EXIT_FAILED = 1
@@ -140,7 +140,7 @@ def server_of(args: argparse.Namespace) -> Iterator[Server]:
         require_answer(server)
         yield server
         return
-    model = args.model or DEFAULT_MODEL
+    model = args.model or shipped_model.NAME
     if not args.quiet:
         print(f"starting {model} on this machine ...", file=sys.stderr, flush=True)
     flags = ("--model", model, *up_flags(args.up))

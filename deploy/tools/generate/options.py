@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from deploy.router_url import add_url
+from shared.config import shipped_model
 
-DEFAULT_MODEL = "smollm2"
 DESCRIPTION = """\
 baton generate: answer a file of requests, offline. FILE has OpenAI's batch format, one request per line:
 
@@ -65,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asking.add_argument("--ca", type=Path, metavar="FILE", help="CA of the router's certificate, if not a public CA")
     asking.add_argument("--quiet", action="store_true", help="print neither progress nor summary, only errors")
     own = parser.add_argument_group("the command's own cluster, if no URL is given")
-    own.add_argument("--model", metavar="MODEL", help=f"a model as for `baton up --model` (default: {DEFAULT_MODEL})")
+    own.add_argument(
+        "--model", metavar="MODEL", help=f"a model as for `baton up --model` (default: {shipped_model.NAME})"
+    )
     own.add_argument(
         "--up",
         default="",

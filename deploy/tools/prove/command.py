@@ -21,7 +21,7 @@ from deploy.tools.prove.cases import CASES
 from deploy.tools.prove.cells import CELLS, Cell, chosen_cells
 from deploy.tools.prove.client import ProveClient
 from deploy.tools.prove.compare import Answers, ComparedRow, Difference, differences, table
-from shared.config import core_plan
+from shared.config import core_plan, shipped_model
 from shared.config.core_plan import CorePlan
 from shared.config.hub_settings import OFFLINE_HELP
 from shared.core.errors import ConfigError
@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", action="append", default=[], metavar="URL", help="the same as the argument URL; repeat it for two URLs"
     )
-    parser.add_argument("--model", default="smollm2", help="model of the command's own clusters (default: %(default)s)")
+    parser.add_argument(
+        "--model", default=shipped_model.NAME, help="model of the command's own clusters (default: %(default)s)"
+    )
     parser.add_argument("--offline", action="store_true", help=OFFLINE_HELP)
     parser.add_argument(
         "--dtype",

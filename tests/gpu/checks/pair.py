@@ -41,17 +41,28 @@ def pair(place: Place, transport: str) -> dict[str, object]:
     """On the virtual GPU, whose memory is one process's, nodes are the CPU's."""
     if place.tiny and transport == "cuda_ipc":
         raise NotHere("the memory of a virtual GPU is its process's own")
-    with tempfile.TemporaryDirectory() as name:
-        folder = write_tiny_llama(Path(name) / "model", context=2048)
-        write_tokenizer(folder)
-        flags = ("--model", str(folder), *FLAGS)
-        wanted = run(Path(name), (*flags, "--device", "cpu"), None, place.tiny)[0]
+    with folder_and_model() as (logs, model):
+        flags = ("--model", str(model), *FLAGS)
+        wanted = run(logs, (*flags, "--device", "cpu"), None, place.tiny)[0]
         device = "cpu" if place.tiny else "cuda"
-        got, resumed = run(Path(name), (*flags, "--device", device, "--transport", transport), kill_one, place.tiny)
-        assert f"transport={transport}" in (Path(name) / "up.log").read_text(), "no hand-off took it"
-    assert got == wanted, f"{sum(a != b for a, b in zip(got, wanted, strict=True))} of {len(wanted)} streams differ"
+        got, resumed = run(logs, (*flags, "--device", device, "--transport", transport), kill_one, place.tiny)
+        assert f"transport={transport}" in (logs / "up.log").read_text(), "no hand-off took it"
+    check_equal(got, wanted)
     assert resumed > 0, "no stream was the killed node's"
     return {"streams": len(got), "tokens": sum(map(len, got)), "resumed": resumed}
+
+
+def check_equal(got: Streams, wanted: Streams) -> None:
+    assert got == wanted, f"{sum(a != b for a, b in zip(got, wanted, strict=True))} of {len(wanted)} streams differ"
+
+
+@contextlib.contextmanager
+def folder_and_model() -> Iterator[tuple[Path, Path]]:
+    """A folder for logs, and a tiny model in it."""
+    with tempfile.TemporaryDirectory() as name:
+        model = write_tiny_llama(Path(name) / "model", context=2048)
+        write_tokenizer(model)
+        yield Path(name), model
 
 
 def run(folder: Path, flags: tuple[str, ...], strike: Strike | None, tiny: bool) -> tuple[Streams, int]:
@@ -67,15 +78,13 @@ def across(place: Place, transport: str) -> dict[str, object]:
     compute on the CPU, and take a transport of the CPU's."""
     if not place.tiny and place.gpu.device_count() < 2:
         raise NotHere("this machine has one GPU")
-    with tempfile.TemporaryDirectory() as name:
-        folder = write_tiny_llama(Path(name) / "model", context=2048)
-        write_tokenizer(folder)
-        wanted = run(Path(name), ("--model", str(folder), *FLAGS, "--device", "cpu"), None, place.tiny)[0]
+    with folder_and_model() as (logs, model):
+        wanted = run(logs, ("--model", str(model), *FLAGS, "--device", "cpu"), None, place.tiny)[0]
         on = {"cuda_ipc": "shm", "nccl": "gloo"}[transport] if place.tiny else transport
-        with two_nodes(Path(name), str(folder), on, "cpu" if place.tiny else "cuda") as url:
+        with two_nodes(logs, str(model), on, "cpu" if place.tiny else "cuda") as url:
             got = asyncio.run(stream_all(url, place.tiny))
-        assert f"transport={on}" in (Path(name) / "prefill.log").read_text(), logs_of(Path(name))
-    assert got == wanted, f"{sum(a != b for a, b in zip(got, wanted, strict=True))} of {len(wanted)} streams differ"
+        assert f"transport={on}" in (logs / "prefill.log").read_text(), logs_of(logs)
+    check_equal(got, wanted)
     return {"streams": len(got), "tokens": sum(map(len, got))}
 
 
@@ -116,12 +125,10 @@ def parts(place: Place) -> dict[str, object]:
     """A decode and a prefill node of two ranks each, beside nodes of one process. Ranks compute on the CPU so far."""
     if not place.tiny and place.gpu.device_count() < 2:
         raise NotHere("this machine has one GPU")
-    with tempfile.TemporaryDirectory() as name:
-        folder = write_tiny_llama(Path(name) / "model", context=2048)
-        write_tokenizer(folder)
-        flags = ("--model", str(folder), *FLAGS, "--device", "cpu" if place.tiny else "auto")
-        wanted, got = (run(Path(name), (*flags, *more), None, place.tiny)[0] for more in ((), ("--tp", "2")))
-    assert got == wanted, f"{sum(a != b for a, b in zip(got, wanted, strict=True))} of {len(wanted)} streams differ"
+    with folder_and_model() as (logs, model):
+        flags = ("--model", str(model), *FLAGS, "--device", "cpu" if place.tiny else "auto")
+        wanted, got = (run(logs, (*flags, *more), None, place.tiny)[0] for more in ((), ("--tp", "2")))
+    check_equal(got, wanted)
     return {"streams": len(got), "tokens": sum(map(len, got))}
 
 

@@ -18,6 +18,7 @@ import torch
 
 from shared.engine.future_map import FutureMap
 from shared.engine.prepare import Prepared, prepare_by_torch
+from shared.gpu_kernel.real_models import REAL_MODELS, RealModel
 from shared.kernel.attention import (
     AttentionInputs,
     AttentionShape,
@@ -44,21 +45,8 @@ LAYERS, LAYER = 2, 1
 MOST_CONTEXT = 131_072
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """As in signatures.RealModel, which needs Triton."""
-
-    name: str
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-
-
-TINY = Sizes("tiny", 32, 48, 4, 2, 16, 97)
-WIDEST = Sizes("the widest norm", 16_384, 53_248, 128, 8, 128, 128_256)
+TINY = RealModel("tiny", 32, 48, 4, 2, 16, 97)
+WIDEST = RealModel("the widest norm", 16_384, 53_248, 128, 8, 128, 128_256)
 USUAL = "Llama-3.1-8B"  # all dtypes, trees and windows are tried with its heads, as in real_steps
 KEYS, TINY_KEYS = (257, 600, 4100, 9000, 31, 256), (17, 70, 9)  # from 1 split to 32
 BOUNDS, TINY_BOUNDS = (16_384, MOST_CONTEXT), (128,)
@@ -68,12 +56,8 @@ FAR = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 2e-4}
 FAR_IN_BYTES = 3  # times as far: mixed queries and scaled weights are rounded once more
 
 
-def models(place: Place) -> list[Any]:
-    if place.tiny:
-        return [TINY]
-    from shared.gpu_kernel.signatures import REAL_MODELS
-
-    return list(REAL_MODELS)
+def models(place: Place) -> tuple[RealModel, ...]:
+    return (TINY,) if place.tiny else REAL_MODELS
 
 
 # Attention
@@ -342,7 +326,7 @@ def blocks(place: Place) -> dict[str, object]:
     return {"largest difference of norm and gate": far}
 
 
-def blocks_differ(place: Place, ours: BlockKernels, plain: BlockKernels, model: Sizes, dtype: torch.dtype) -> float:
+def blocks_differ(place: Place, ours: BlockKernels, plain: BlockKernels, model: RealModel, dtype: torch.dtype) -> float:
     rows, hidden, device = 3 if place.tiny else 129, model.hidden_size, device_of(place)
     residual, weight = torch.empty(rows, hidden, device=device).normal_(), torch.ones(hidden, device=device)
     delta = torch.empty(rows, hidden, device=device).normal_().to(dtype)
@@ -395,7 +379,7 @@ def products(place: Place) -> dict[str, object]:
 
 
 def products_differ(
-    place: Place, ours: Any, wanted: Callable[[torch.Tensor], torch.Tensor], model: Sizes, dtype: torch.dtype
+    place: Place, ours: Any, wanted: Callable[[torch.Tensor], torch.Tensor], model: RealModel, dtype: torch.dtype
 ) -> float:
     far, inputs = 0.0, model.hidden_size
     for rows in TINY_ROWS if place.tiny else ROWS:
