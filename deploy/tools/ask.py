@@ -38,7 +38,8 @@ baton chat: a conversation in the terminal. Ctrl-C ends an answer, Ctrl-D the co
 FIRST_ANSWER_S = 10.0  # longest wait for a server to say which models it has
 LONGEST_SILENCE_S = 600.0  # between two pieces of an answer, the first included
 SHOWN_EVERY_S = 3.0
-START_TIMEOUT_S = 24 * 3600.0  # a large model is fetched first; Ctrl-C ends it
+MOST_WAIT_S = 24 * 3600.0  # a large model is fetched first; Ctrl-C ends it
+MOST_START_S = 3600.0  # the most that `baton up` takes; fetching does not count
 PROMPT = "> "
 
 
@@ -163,8 +164,8 @@ def talk_of(args: argparse.Namespace) -> Iterator[Talk]:
             )  # fmt: skip
             log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-ask-"))) / "up.log"
             with shown(log):
-                flags = ("--model", model, "--start-timeout-s", str(START_TIMEOUT_S))
-                base = stack.enter_context(own_cluster(flags, log, timeout_s=START_TIMEOUT_S))
+                flags = ("--model", model, "--start-timeout-s", str(MOST_START_S))
+                base = stack.enter_context(own_cluster(flags, log, timeout_s=MOST_WAIT_S))
             http = RouterHttp(parse_url(base), "")
             model = named(None, http)
         knobs: dict[str, Any] = {"model": model}

@@ -15,6 +15,9 @@ import pytest
 
 from deploy import cli
 from deploy.tools import ask
+from shared.config.flags import given_values
+from shared.config.load import load
+from shared.config.processes import ClusterConfig
 from tests.support.patience import HANG_GUARD_S
 from tests.support.ports import free_port
 
@@ -185,6 +188,7 @@ def test_without_a_server_one_is_started_for_this_and_ended(server: Server, caps
 
     @contextlib.contextmanager
     def own_cluster(flags: tuple[str, ...], log: Path, timeout_s: float) -> Iterator[str]:
+        load(ClusterConfig, given_values(cli.make_parser().parse_args(["up", *flags])))  # `baton up` takes them
         log.write_text("loading\nhalf a li")
         life.append((flags, log))
         yield server.url
