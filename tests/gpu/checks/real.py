@@ -151,8 +151,12 @@ class Step:
 
     def run(self, backend: Any, bound: int = 0) -> torch.Tensor:
         """`bound`: of the rows' keys, as the host knows it; 0: exactly the longest's."""
+        return self.attend(backend, self.inputs(bound))
+
+    def inputs(self, bound: int = 0) -> AttentionInputs:
+        """Copied to the device, which a graph's capture refuses."""
         starts = np.cumsum([0, *self.lens]).astype(np.int32)
-        inputs = AttentionInputs(
+        return AttentionInputs(
             positions=self.positions,
             cu_q_lens=torch.from_numpy(starts).to(self.kv.device),
             page_table=self.table,
@@ -162,6 +166,8 @@ class Step:
             visible=self.visible,
             host=HostLengths(starts, None, None, 0 if self.chunk else len(self.lens)),
         )
+
+    def attend(self, backend: Any, inputs: AttentionInputs) -> torch.Tensor:
         backend.begin(inputs, self.kv, self.scales)
         attended: torch.Tensor = backend.attend(LAYER, self.qkv, *(self.norms or (None, None)))
         return attended.clone()
@@ -220,7 +226,8 @@ def one_step(place: Place, triton: ModuleType, shape: AttentionShape, step: Step
         alone = step.row(number).run(ours)
         assert torch.equal(alone, part), f"{kind}: row {number} has other bits alone"
     if not place.tiny and not step.chunk:
-        replayed = captured(place, lambda: step.run(ours, MOST_CONTEXT))
+        inputs = step.inputs(MOST_CONTEXT)
+        replayed = captured(place, lambda: step.attend(ours, inputs))
         assert torch.equal(replayed, got), f"{kind}: other bits from a graph"
     return float(far.max())
 
