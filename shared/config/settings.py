@@ -335,9 +335,7 @@ class LimitsConfig:
     max_logit_bias: int = option(300, "largest number of tokens in logit_bias", low=0, high=300)
     max_scores: int = option(1 << 18, "largest number of log-probabilities of prompt tokens in one answer", low=0)
     max_open_requests: int = option(512, "limit on requests that are open on nodes; others wait", low=1, high=65536)
-    max_queued_requests: int = option(
-        512, "largest number of requests that wait in the router for nodes; others get 503", low=0, high=65536
-    )
+    max_queued_requests: int = option(512, "limit on requests that wait for nodes; others get 503", low=0, high=65536)
 
     def __post_init__(self) -> None:
         check_fields(self)

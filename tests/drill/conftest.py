@@ -60,6 +60,7 @@ def warm_up(cluster: DrillCluster, numbers: itertools.count[int]) -> None:
     """Every kernel that clients need is compiled before anybody's pause is measured."""
     load = Load(cluster.site.hosts[ROUTERS[0]], URL, Strangers(numbers), num_slots=2 * NUM_KINDS)
     load.begin()
+    load.meet_tokens()
     load.end()
 
 

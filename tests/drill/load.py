@@ -82,8 +82,10 @@ class Load:
     _running: Future[None] | None = None
 
     def begin(self) -> None:
-        """Return when every slot has tokens."""
         self._running = self.host.begin(asyncio.run, self._all_slots())
+
+    def meet_tokens(self) -> None:
+        """Return when every slot has tokens."""
         self._until(lambda: len(self.requests) >= self.num_slots and self.is_flowing, "all slots stream")
 
     @property

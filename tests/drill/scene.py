@@ -78,6 +78,8 @@ class Scene:
         try:
             for load in loads:
                 load.begin()
+            for load in loads:
+                load.meet_tokens()
             assert (cluster.lost_nodes(), self._resumed()) == (lost, resumed), "before anything happened"
             yield loads
             cluster.heal()

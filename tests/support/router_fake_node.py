@@ -155,7 +155,8 @@ class FakeNode:
 
     def _handle(self, links: NodeLinks, message: Message) -> None:
         if isinstance(message, Welcome):
-            self.welcomed.set()
+            if message.connection:  # 0 answers a heartbeat that came before the Hello
+                self.welcomed.set()
         elif isinstance(message, Abort):
             self.aborts.append(message)
             target = key_of(message.key)
