@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from router.api.fields import Body, ShortText
+from router.api.insertions import system_text
 from router.text.conversation import Conversation, Scalar
 from router.tools.declared import Tool
 from shared.core.errors import InvalidRequest
@@ -118,8 +119,10 @@ def turns_of(messages: Sequence[ChatMessage]) -> list[Turn]:
 def turn_of(message: ChatMessage, path: str) -> Turn:
     if message.audio is not None:
         raise InvalidRequest(f"{path}.audio is not supported: this model reads text only", param=f"{path}.audio")
-    text, reasoning = texts_of(message, f"{path}.content")
-    turn: Turn = {"role": ROLES.get(message.role, message.role), "content": text or message.refusal or ""}
+    texts, reasoning = texts_of(message, f"{path}.content")
+    role = ROLES.get(message.role, message.role)
+    text = system_text(texts) if role == "system" else "".join(texts)
+    turn: Turn = {"role": role, "content": text or message.refusal or ""}
     reasoning = message.reasoning_content or message.reasoning or reasoning
     if reasoning:
         turn["reasoning_content"] = reasoning
@@ -140,10 +143,10 @@ def call_of(call: ToolCall) -> dict[str, object]:
     return {"id": call.id or "", "type": call.type, "function": function}
 
 
-def texts_of(message: ChatMessage, path: str) -> tuple[str, str]:
-    """Return (text, reasoning)."""
+def texts_of(message: ChatMessage, path: str) -> tuple[list[str], str]:
+    """Return (texts of the parts, reasoning)."""
     if message.content is None or isinstance(message.content, str):
-        return message.content or "", ""
+        return [message.content or ""], ""
     texts: list[str] = []
     thoughts: list[str] = []
     for index, part in enumerate(message.content):
@@ -155,7 +158,7 @@ def texts_of(message: ChatMessage, path: str) -> tuple[str, str]:
             thoughts.append(field_of(part, REASONING_PARTS[part.type], f"{path}[{index}]"))
         else:
             raise not_text(part.type, f"{path}[{index}]")
-    return "".join(texts), "".join(thoughts)
+    return texts, "".join(thoughts)
 
 
 def not_text(kind: str, path: str) -> InvalidRequest:

@@ -13,7 +13,6 @@ from router.api.fields import Body, ShortText
 from router.api.turns import Turns
 from shared.core.errors import InvalidRequest
 
-BILLING = "x-anthropic-billing-header:"
 FAILED = "Error: "  # before a failed tool's output
 
 
@@ -50,8 +49,8 @@ class Message(Body, frozen=True, kw_only=True):
 def turns_of(system: str | Sequence[Block] | None, messages: Sequence[Message]) -> list[Turn]:
     """Raise InvalidRequest with the path of the first part that is not text."""
     turns = Turns()
-    if system and (text := without_billing(_text_of(system, "system"))):
-        turns.add("system", text)
+    if system:
+        turns.add_system(_texts_of(system, "system"))
     for index, message in enumerate(messages):
         path = f"messages[{index}].content"
         if message.role == "assistant":
@@ -60,12 +59,6 @@ def turns_of(system: str | Sequence[Block] | None, messages: Sequence[Message]) 
             _add_other(turns, message, path)
     turns.close()
     return turns.all
-
-
-def without_billing(text: str) -> str:
-    """Remove Claude Code's first line, which differs in each request and defeats the prefix cache."""
-    first, _, rest = text.partition("\n")
-    return rest.lstrip("\n") if first.startswith(BILLING) else text
 
 
 def goes_on(messages: Sequence[Message], turns: Sequence[Turn]) -> bool:
@@ -89,13 +82,15 @@ def _add_other(turns: Turns, message: Message, path: str) -> None:
     for index, block in enumerate(blocks):
         where = f"{path}[{index}]"
         if block.type == "tool_result":
-            said = _text_of(block.content or "", f"{where}.content")
+            said = "".join(_texts_of(block.content or "", f"{where}.content"))
             results.append((block.tool_use_id or "", FAILED + said if block.is_error else said))
         else:
             texts.append(_block_text(block, where))
     if results:
         turns.add_results(results)
-    if texts or not results:
+    if message.role == "system":
+        turns.add_system(texts)
+    elif texts or not results:
         turns.add(message.role, "".join(texts))
 
 
@@ -120,10 +115,10 @@ def _name_of(block: Block, path: str) -> str:
     return block.name
 
 
-def _text_of(content: str | Sequence[Block | ResultBlock], path: str) -> str:
+def _texts_of(content: str | Sequence[Block | ResultBlock], path: str) -> list[str]:
     if isinstance(content, str):
-        return content
-    return "".join(_block_text(block, f"{path}[{index}]") for index, block in enumerate(content))
+        return [content]
+    return [_block_text(block, f"{path}[{index}]") for index, block in enumerate(content)]
 
 
 def _block_text(block: Block | ResultBlock, path: str) -> str:

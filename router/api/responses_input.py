@@ -44,7 +44,7 @@ def turns_of(instructions: str | None, items: str | Sequence[InputItem]) -> list
     """Raise InvalidRequest with the path of the first invalid item."""
     turns = Turns()
     if instructions:
-        turns.add("system", instructions)
+        turns.add_system([instructions])
     if isinstance(items, str):
         turns.add("user", items)
     else:
@@ -58,19 +58,16 @@ def _add(turns: Turns, item: InputItem, path: str) -> None:
     match item.type:
         case "message":
             role = _needed(item.role, item.type, f"{path}.role")
-            text = _text_of(item.content or "", TEXT_PARTS, f"{path}.content")
-            if role == "assistant":
-                turns.add_own("content", text)
-            else:
-                turns.add(ROLES.get(role, role), text)
+            texts = _texts_of(item.content or "", TEXT_PARTS, f"{path}.content")
+            _add_message(turns, ROLES.get(role, role), texts)
         case "function_call":
             call_id = _needed(item.call_id, item.type, f"{path}.call_id")
             turns.add_call(call_id, _needed(item.name, item.type, f"{path}.name"), item.arguments or "")
         case "function_call_output":
             call_id = _needed(item.call_id, item.type, f"{path}.call_id")
-            turns.add_results([(call_id, _text_of(item.output or "", TEXT_PARTS, f"{path}.output"))])
+            turns.add_results([(call_id, "".join(_texts_of(item.output or "", TEXT_PARTS, f"{path}.output")))])
         case "reasoning":
-            thought = _text_of(item.content or item.summary or "", THOUGHT_PARTS, f"{path}.content")
+            thought = "".join(_texts_of(item.content or item.summary or "", THOUGHT_PARTS, f"{path}.content"))
             if thought:
                 turns.add_own("reasoning_content", thought)
         case _:
@@ -78,9 +75,18 @@ def _add(turns: Turns, item: InputItem, path: str) -> None:
             raise InvalidRequest(why, param=f"{path}.type")
 
 
-def _text_of(content: str | Sequence[InputPart], kinds: Mapping[str, str], path: str) -> str:
+def _add_message(turns: Turns, role: str, texts: Sequence[str]) -> None:
+    if role == "assistant":
+        turns.add_own("content", "".join(texts))
+    elif role == "system":
+        turns.add_system(texts)
+    else:
+        turns.add(role, "".join(texts))
+
+
+def _texts_of(content: str | Sequence[InputPart], kinds: Mapping[str, str], path: str) -> list[str]:
     if isinstance(content, str):
-        return content
+        return [content]
     texts: list[str] = []
     for index, part in enumerate(content):
         where = f"{path}[{index}]"
@@ -88,7 +94,7 @@ def _text_of(content: str | Sequence[InputPart], kinds: Mapping[str, str], path:
             raise not_text(part.type, where)
         name = kinds[part.type]
         texts.append(_needed(getattr(part, name), part.type, f"{where}.{name}"))
-    return "".join(texts)
+    return texts
 
 
 def _needed(value: str | None, kind: str, path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.api.chat_messages import Turn
+from router.api.insertions import system_text
 
 BETWEEN = "\n\n"  # stands between merged texts
 
@@ -28,6 +29,13 @@ class Turns:
             last["content"] = f"{last['content']}{BETWEEN}{text}"
         else:
             self.all.append({"role": role, "content": text})
+
+    def add_system(self, texts: Sequence[str]) -> None:
+        """Add a turn without clients' insertions. Without other text there is none, so that the template's own system
+        prompt stays."""
+        text = system_text(texts)
+        if text:
+            self.add("system", text)
 
     def add_results(self, results: Sequence[tuple[str, str]]) -> None:
         """Add (call id, output) pairs in the order of the calls, because some templates show no ids."""

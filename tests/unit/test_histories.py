@@ -92,14 +92,20 @@ def test_a_system_message_in_the_middle_stays_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "system", ["{0}\nBe brief.", [text("{0}"), text("\nBe brief.")], [text("{0}\n"), text("Be brief.")]]
+    ("system", "kept"),
+    [
+        ("{0}\nBe brief.", "Be brief."),
+        ([text("{0}"), text("\nBe brief.")], "\nBe brief."),
+        ([text("{0}\n"), text("Be brief.")], "Be brief."),
+    ],
 )
-def test_a_line_that_differs_with_each_request_is_no_prompt(system: Any) -> None:
+def test_a_line_that_differs_with_each_request_is_no_prompt(system: Any, kept: str) -> None:
     """Claude Code begins its system prompt with one; nothing behind it could be cached."""
     header = "x-anthropic-billing-header: cc_version=2.1; cch=00af3;"
     filled = msgspec.json.decode(msgspec.json.encode(system).replace(b"{0}", header.encode()))
-    assert claude(("user", "a"), system=filled)[0] == {"role": "system", "content": "Be brief."}
+    assert claude(("user", "a"), system=filled)[0] == {"role": "system", "content": kept}
     assert claude(("user", "a"), system=header)[0]["role"] == "user"
+    assert [turn["role"] for turn in claude(("system", header), ("user", "a"))] == ["user"]
 
 
 @pytest.mark.parametrize("empty", [[], [{"type": "redacted_thinking", "data": "x"}]])
