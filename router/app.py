@@ -130,7 +130,15 @@ async def serve_all(
     desk = Desk(keys.tenants, TenantMetrics(prometheus), LogOnce(log))
     gateway = make_gateway(config, registry, link, ClusterMetrics(prometheus), log, keys.tenants, desk.limits)
     handlers = Handlers(
-        Resolver(config.model.public_name, text, config.limits, registry.adapters, config.text.tool_format, defaults),
+        Resolver(
+            config.model.public_name,
+            text,
+            config.limits,
+            registry.adapters,
+            config.text.tool_format,
+            defaults,
+            keeps_parts=config.router.unsupported_parts == "placeholder",
+        ),
         gateway,
         registry,
         metrics,

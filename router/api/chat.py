@@ -67,7 +67,7 @@ CHAT = generation_table(
     "/v1/chat/completions",
     ChatRequest,
     about={
-        "messages": "the conversation; text only. Agents' histories are accepted as they are",
+        "messages": "the conversation. Agents' histories are accepted as they are",
         "max_completion_tokens": "longest answer; the new name of max_tokens",
         "logprobs": "the log-probability of every token",
         "top_logprobs": "and of this many of the likeliest tokens",
@@ -106,13 +106,15 @@ class Chat:
         if body.top_logprobs is not None and not body.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         tools, choice = declared_tools(body)
+        parts = resolver.parts()
         task = ChatTask(
-            conversation_of(body.messages, body, tools),
+            conversation_of(body.messages, body, tools, parts),
             choice,
             allows_parallel=body.parallel_tool_calls is not False,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             max_tokens_field="max_completion_tokens" if body.max_completion_tokens else "max_tokens",
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
+            parts=parts,
         )
         return plan_of(task, body, resolver, contexts)
 

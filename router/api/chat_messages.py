@@ -1,6 +1,6 @@
 """Turn clients' chat messages into the conversation that a template renders.
 
-Text, reasoning and calls reach the template. Images, audio and files are refused, and the error names them.
+Text, reasoning and calls reach the template. parts.py says what becomes of images, audio and files.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from router.api.fields import Body, ShortText
 from router.api.insertions import system_text
+from router.api.parts import AnyPart, Parts, newest_user
 from router.text.conversation import Conversation, Scalar
 from router.tools.declared import Tool
 from shared.core.errors import InvalidRequest
@@ -20,13 +21,10 @@ REASONING_PARTS = {"thinking": "thinking", "reasoning": "text"}
 ROLES = {"developer": "system", "function": "tool"}  # OpenAI's role -> the template's role
 
 
-class ContentPart(Body, frozen=True, kw_only=True):
-    type: str = "text"
-    text: str | None = None
+class ContentPart(AnyPart, frozen=True, kw_only=True):
     refusal: str | None = None
     thinking: str | None = None
     signature: Any = None
-    cache_control: Any = None
     annotations: Any = None
 
 
@@ -37,10 +35,18 @@ class CalledFunction(Body, frozen=True, kw_only=True):
     arguments: str | dict[str, Any] = ""
 
 
+class CustomCall(Body, frozen=True, kw_only=True):
+    name: str
+    input: str = ""
+
+
 class ToolCall(Body, frozen=True, kw_only=True):
-    function: CalledFunction
+    """A call of type custom has `custom` instead of `function`."""
+
+    function: CalledFunction | None = None
+    custom: CustomCall | None = None
     id: ShortText | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     index: Any = None
 
 
@@ -87,12 +93,12 @@ ABOUT_TEMPLATE = {
 
 
 def conversation_of(
-    messages: Sequence[ChatMessage], fields: TemplateFields, tools: Sequence[Tool] = ()
+    messages: Sequence[ChatMessage], fields: TemplateFields, tools: Sequence[Tool], parts: Parts
 ) -> Conversation:
-    """Raise InvalidRequest with the path of the first part that is not text."""
+    """Raise InvalidRequest with the path of the first part that can't be used."""
     kwargs = thinking_kwargs(fields.reasoning_effort, fields.enable_thinking)
     return Conversation(
-        turns_of(messages),
+        turns_of(messages, parts),
         tools=[tool.for_template() for tool in tools] or None,
         documents=fields.documents,
         kwargs=kwargs | (fields.chat_template_kwargs or {}),
@@ -112,15 +118,23 @@ def thinking_kwargs(effort: str | None, is_on: bool | None = None) -> dict[str, 
     return kwargs
 
 
-def turns_of(messages: Sequence[ChatMessage]) -> list[Turn]:
-    return [turn_of(message, f"messages[{index}]") for index, message in enumerate(messages)]
+def turns_of(messages: Sequence[ChatMessage], parts: Parts) -> list[Turn]:
+    newest = newest_user([role_of(message) for message in messages])
+    return [
+        turn_of(message, f"messages[{index}]", parts, is_newest=index == newest)
+        for index, message in enumerate(messages)
+    ]
 
 
-def turn_of(message: ChatMessage, path: str) -> Turn:
+def role_of(message: ChatMessage) -> str:
+    return ROLES.get(message.role, message.role)
+
+
+def turn_of(message: ChatMessage, path: str, parts: Parts, *, is_newest: bool) -> Turn:
+    texts, reasoning = texts_of(message, f"{path}.content", parts, is_newest=is_newest)
     if message.audio is not None:
-        raise InvalidRequest(f"{path}.audio is not supported: this model reads text only", param=f"{path}.audio")
-    texts, reasoning = texts_of(message, f"{path}.content")
-    role = ROLES.get(message.role, message.role)
+        texts.append(_heard(message, path, parts, is_newest=is_newest))
+    role = role_of(message)
     text = system_text(texts) if role == "system" else "".join(texts)
     turn: Turn = {"role": role, "content": text or message.refusal or ""}
     reasoning = message.reasoning_content or message.reasoning or reasoning
@@ -130,40 +144,50 @@ def turn_of(message: ChatMessage, path: str) -> Turn:
         turn["name"] = message.name
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
-    calls = [call_of(call) for call in message.tool_calls or ()]
+    calls = [call_of(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls or ())]
     if message.function_call is not None:
-        calls.append(call_of(ToolCall(function=message.function_call)))
+        calls.append(call_of(ToolCall(function=message.function_call), path))
     if calls:
         turn["tool_calls"] = calls
     return turn
 
 
-def call_of(call: ToolCall) -> dict[str, object]:
-    function = {"name": call.function.name, "arguments": call.function.arguments}
-    return {"id": call.id or "", "type": call.type, "function": function}
+def _heard(message: ChatMessage, path: str, parts: Parts, *, is_newest: bool) -> str:
+    """Return an earlier spoken answer's text, if the client kept it."""
+    transcript = message.audio.get("transcript") if isinstance(message.audio, dict) else None
+    if isinstance(transcript, str) and not message.content:
+        return transcript
+    return parts.left_out("audio", f"{path}.audio", is_newest=is_newest)
 
 
-def texts_of(message: ChatMessage, path: str) -> tuple[list[str], str]:
+def call_of(call: ToolCall, path: str) -> dict[str, object]:
+    """A custom tool's call has one text instead of arguments."""
+    if call.type == "custom" and call.custom is not None:
+        function: dict[str, object] = {"name": call.custom.name, "arguments": {"input": call.custom.input}}
+    elif call.type == "function" and call.function is not None:
+        function = {"name": call.function.name, "arguments": call.function.arguments}
+    else:
+        raise InvalidRequest(f"{path}.type {call.type!r} needs the member {call.type}", param=f"{path}.type")
+    return {"id": call.id or "", "type": "function", "function": function}
+
+
+def texts_of(message: ChatMessage, path: str, parts: Parts, *, is_newest: bool) -> tuple[list[str], str]:
     """Return (texts of the parts, reasoning)."""
     if message.content is None or isinstance(message.content, str):
         return [message.content or ""], ""
     texts: list[str] = []
     thoughts: list[str] = []
     for index, part in enumerate(message.content):
+        where = f"{path}[{index}]"
         if isinstance(part, str):
             texts.append(part)
         elif part.type in TEXT_PARTS:
-            texts.append(field_of(part, TEXT_PARTS[part.type], f"{path}[{index}]"))
+            texts.append(field_of(part, TEXT_PARTS[part.type], where))
         elif part.type in REASONING_PARTS:
-            thoughts.append(field_of(part, REASONING_PARTS[part.type], f"{path}[{index}]"))
+            thoughts.append(field_of(part, REASONING_PARTS[part.type], where))
         else:
-            raise not_text(part.type, f"{path}[{index}]")
+            texts.append(parts.text_of(part, where, is_newest=is_newest))
     return texts, "".join(thoughts)
-
-
-def not_text(kind: str, path: str) -> InvalidRequest:
-    why = f"{path}.type {kind[:40]!r} is not supported: this model reads text only"
-    return InvalidRequest(why, param=f"{path}.type")
 
 
 def field_of(part: ContentPart, name: str, path: str) -> str:

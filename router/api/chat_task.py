@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from router.api.answer_form import form_of, format_of, grammar_of_answer
 from router.api.fields import GenerationFields
 from router.api.generation_plan import Contexts, GenerationPlan
+from router.api.ignored import PLACEHOLDERS, names_in_header
+from router.api.parts import Parts
 from router.api.resolve import Resolver
 from router.text.conversation import Conversation
 from router.tools.choice import NO_TOOLS, ToolChoice
@@ -30,6 +32,7 @@ class ChatTask:
     is_bound: bool = False
     prompt_field: str = "messages"
     num_logprobs: int = -1
+    parts: Parts = field(default_factory=Parts)  # after it has read the conversation
 
 
 def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
@@ -52,7 +55,10 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
     if wanted is not None and task.is_bound:
         wanted = min(wanted, room)
     max_tokens = resolver.max_tokens(wanted, task.max_tokens_field, room, default=default)
-    return resolver.plan(fields, [(ids, "")], max_tokens, task.num_logprobs, form=form, grammar=grammar)
+    plan = resolver.plan(fields, [(ids, "")], max_tokens, task.num_logprobs, form=form, grammar=grammar)
+    if not task.parts.replaced:
+        return plan
+    return replace(plan, headers={PLACEHOLDERS: names_in_header(task.parts.replaced)})
 
 
 @contextlib.contextmanager

@@ -23,6 +23,14 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   and `baton_ignored_fields_total` counts them. With `--strict-fields` unknown fields are refused.
 - A field that would change the answer in an unsupported way is refused with a 400 that names it. A value that asks for
   nothing (`false`, `0`, `""`, `[]`, `{}`) is accepted.
+- The served models read text. Documents, files and search results with text become text, in a tag; so do calls that
+  another server ran, and tool references. For other parts (images, audio, other files) the model reads a placeholder if
+  they stand in an earlier message, in an answer, in a tool's result, or in the message behind one: the client can't
+  take them back. The header `x-baton-placeholders` names them. In the newest message of a person, and in `system`, they
+  are refused. With [`--unsupported-parts refuse`](flags.md) they are refused everywhere.
+- A client's insertion for billing or caching at the beginning of a system prompt's block (`x-anthropic-...-header:` and
+  `key=value` pairs that end with `;`) is cut, because it differs in each request, and nothing behind it could be
+  cached.
 - The router returns the request's `X-Request-Id`, cut to 128 printable characters. If the request has none, the router
   makes one. The router's log names this id with every failure. The field `request_id` wins over the header.
 - With the header `X-Stream-Ids` (any value) each event of a stream has an `id`. Errors, `ping` and the comment

@@ -163,6 +163,7 @@ class Handlers:
         else:
             planned, start = await self._work.in_time(asked.raw, plan, asked.hold)
         asked.drop_raw()
+        connection.more_headers.update(planned.headers)
         writer = partial(api.writer, body)
         generation = Generation(planned, writer, self._tokenizer, self._gateway, self._metrics, asked.arrived, start)
         with self._desk.charged(connection.tenant, planned.cost, connection.more_headers.update) as bill:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from router.api.fields import FieldTable
 
 IGNORED = b"x-baton-ignored-fields"
+PLACEHOLDERS = b"x-baton-placeholders"  # parts of messages in whose place the model reads a placeholder
 MAX_NAMES = 16
 MAX_CHARS = 64  # length of one name
 MAX_BYTES = 1024  # length of all names, because proxies limit headers

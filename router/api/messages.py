@@ -28,6 +28,7 @@ from router.api.fields import (
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.messages_history import Block, Message, goes_on, turns_of
 from router.api.messages_writer import MessagesWriter
+from router.api.parts import Parts
 from router.api.resolve import Resolver
 from router.api.writer import AnswerFacts, Writer
 from router.text.conversation import Conversation
@@ -171,12 +172,14 @@ class Messages:
             request_id=body.request_id,
         )
         tools = tools_of(body.tools)
+        parts = resolver.parts()
         task = ChatTask(
-            conversation_of(body, tools),
+            conversation_of(body, tools, parts),
             choice_of(body.tool_choice, tools),
             allows_parallel=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
             max_tokens=body.max_tokens,
             is_bound=True,
+            parts=parts,
         )
         own_format = "output_format" if body.output_format is not None else "output_config.format"
         with named_as(OWN_NAMES | {"response_format": own_format}):
@@ -192,13 +195,13 @@ class Messages:
 def counted(body: CountTokensRequest, resolver: Resolver) -> dict[str, int]:
     resolver.check_model(body.model)
     with named_as(OWN_NAMES):
-        return {"input_tokens": len(resolver.chat_ids(conversation_of(body, tools_of(body.tools))))}
+        return {"input_tokens": len(resolver.chat_ids(conversation_of(body, tools_of(body.tools), resolver.parts())))}
 
 
-def conversation_of(body: PromptFields, tools: Sequence[Tool]) -> Conversation:
+def conversation_of(body: PromptFields, tools: Sequence[Tool], parts: Parts) -> Conversation:
     effort = body.output_config.effort if body.output_config is not None else None
     is_on = THINKING.get(body.thinking.type) if body.thinking is not None else None
-    turns = turns_of(body.system, body.messages)
+    turns = turns_of(body.system, body.messages, parts)
     continues = goes_on(body.messages, turns)
     return Conversation(
         turns,

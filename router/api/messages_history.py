@@ -1,31 +1,27 @@
 """Turn a conversation of /v1/messages into a template's turns.
 
-Images and documents are refused. Redacted reasoning is left out.
+Redacted reasoning is left out. parts.py says what becomes of images and documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from router.api.chat_messages import Turn, not_text
+from router.api.chat_messages import Turn
 from router.api.fields import Body, ShortText
+from router.api.parts import AnyPart, Parts, content_text, newest_user
 from router.api.turns import Turns
 from shared.core.errors import InvalidRequest
 
 FAILED = "Error: "  # before a failed tool's output
 
 
-class ResultBlock(Body, frozen=True, kw_only=True):
-    type: str = "text"
-    text: str | None = None
-    source: Any = None
-    cache_control: Any = None
+class ResultBlock(AnyPart, frozen=True, kw_only=True):
+    pass
 
 
-class Block(Body, frozen=True, kw_only=True):
-    type: str = "text"
-    text: str | None = None
+class Block(AnyPart, frozen=True, kw_only=True):
     thinking: str | None = None
     signature: Any = None
     data: Any = None
@@ -33,12 +29,10 @@ class Block(Body, frozen=True, kw_only=True):
     name: ShortText | None = None
     input: dict[str, Any] | None = None
     tool_use_id: ShortText | None = None
-    content: str | list[ResultBlock] | None = None
+    content: str | list[ResultBlock] | dict[str, Any] | None = None
     is_error: bool | None = None
-    source: Any = None
-    cache_control: Any = None
-    citations: Any = None
     caller: Any = None
+    server_name: Any = None
 
 
 class Message(Body, frozen=True, kw_only=True):
@@ -46,19 +40,25 @@ class Message(Body, frozen=True, kw_only=True):
     content: str | list[Block]
 
 
-def turns_of(system: str | Sequence[Block] | None, messages: Sequence[Message]) -> list[Turn]:
-    """Raise InvalidRequest with the path of the first part that is not text."""
+def turns_of(system: str | Sequence[Block] | None, messages: Sequence[Message], parts: Parts) -> list[Turn]:
+    """Raise InvalidRequest with the path of the first part that can't be used."""
     turns = Turns()
     if system:
-        turns.add_system(_texts_of(system, "system"))
+        turns.add_system(_texts_of(system, "system", parts, is_newest=True))
+    newest = newest_user([_role_of(message) for message in messages])
     for index, message in enumerate(messages):
         path = f"messages[{index}].content"
         if message.role == "assistant":
-            _add_own(turns, message, path)
+            _add_own(turns, message, path, parts)
         else:
-            _add_other(turns, message, path)
+            _add_other(turns, message, path, parts, is_newest=index == newest)
     turns.close()
     return turns.all
+
+
+def _role_of(message: Message) -> str:
+    has_results = not isinstance(message.content, str) and any(one.type == "tool_result" for one in message.content)
+    return "tool" if has_results and message.role == "user" else message.role
 
 
 def goes_on(messages: Sequence[Message], turns: Sequence[Turn]) -> bool:
@@ -74,7 +74,7 @@ def goes_on(messages: Sequence[Message], turns: Sequence[Turn]) -> bool:
     return bool(turns) and turns[-1]["role"] == "assistant"
 
 
-def _add_other(turns: Turns, message: Message, path: str) -> None:
+def _add_other(turns: Turns, message: Message, path: str, parts: Parts, *, is_newest: bool) -> None:
     """Put tool results first: they answer the previous turn."""
     blocks = [Block(text=message.content)] if isinstance(message.content, str) else message.content
     texts: list[str] = []
@@ -82,10 +82,10 @@ def _add_other(turns: Turns, message: Message, path: str) -> None:
     for index, block in enumerate(blocks):
         where = f"{path}[{index}]"
         if block.type == "tool_result":
-            said = "".join(_texts_of(block.content or "", f"{where}.content"))
+            said = "".join(_texts_of(block.content or "", f"{where}.content", parts, is_newest=False))
             results.append((block.tool_use_id or "", FAILED + said if block.is_error else said))
         else:
-            texts.append(_block_text(block, where))
+            texts.append(parts.text_of(block, where, is_newest=is_newest))
     if results:
         turns.add_results(results)
     if message.role == "system":
@@ -94,7 +94,7 @@ def _add_other(turns: Turns, message: Message, path: str) -> None:
         turns.add(message.role, "".join(texts))
 
 
-def _add_own(turns: Turns, message: Message, path: str) -> None:
+def _add_own(turns: Turns, message: Message, path: str, parts: Parts) -> None:
     blocks = [Block(text=message.content)] if isinstance(message.content, str) else message.content
     for index, block in enumerate(blocks):
         where = f"{path}[{index}]"
@@ -106,7 +106,7 @@ def _add_own(turns: Turns, message: Message, path: str) -> None:
             case "tool_use":
                 turns.add_call(block.id or "", _name_of(block, where), block.input or {})
             case _:
-                turns.add_own("content", _block_text(block, where))
+                turns.add_own("content", parts.text_of(block, where, is_newest=False))
 
 
 def _name_of(block: Block, path: str) -> str:
@@ -115,15 +115,9 @@ def _name_of(block: Block, path: str) -> str:
     return block.name
 
 
-def _texts_of(content: str | Sequence[Block | ResultBlock], path: str) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    return [_block_text(block, f"{path}[{index}]") for index, block in enumerate(content)]
-
-
-def _block_text(block: Block | ResultBlock, path: str) -> str:
-    if block.type != "text":
-        raise not_text(block.type, path)
-    if block.text is None:
-        raise InvalidRequest(f"{path}.text: a block of type 'text' needs it", param=f"{path}.text")
-    return block.text
+def _texts_of(
+    content: str | Sequence[Block | ResultBlock] | Mapping[str, Any], path: str, parts: Parts, *, is_newest: bool
+) -> list[str]:
+    if isinstance(content, str | Mapping):
+        return [content_text(content)]
+    return [parts.text_of(block, f"{path}[{index}]", is_newest=is_newest) for index, block in enumerate(content)]

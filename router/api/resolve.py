@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from router.api.errors import PromptTooLong
 from router.api.fields import GenerationFields
 from router.api.generation_plan import PLAIN, AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
+from router.api.parts import Parts
 from router.api.token_rules import (
     allowed_ids_of,
     bad_words_of,
@@ -41,7 +42,7 @@ class Resolver:
     go.
 
     `defaults`: for fields that a request lacks. `max_chars`: the most characters of a text. For longer texts a
-    tokenizer would take gigabytes."""
+    tokenizer would take gigabytes. `keeps_parts`: whether parts that are no text may get a placeholder."""
 
     model_name: str
     text: TextModel
@@ -50,12 +51,17 @@ class Resolver:
     tool_format: str = ""  # format of the model's calls; "": the chat template's format
     defaults: SamplingValues = NEUTRAL
     max_chars: int = sys.maxsize
+    keeps_parts: bool = True
 
     def for_tenant(self, tenant: Tenant) -> Resolver:
         if tenant.adapters is None:
             return self
         every = self.adapters
         return replace(self, adapters=lambda: {name: it for name, it in every().items() if tenant.may_use(name)})
+
+    def parts(self) -> Parts:
+        """Return what a request's parts that are no text become."""
+        return Parts(keeps=self.keeps_parts)
 
     def check_model(self, name: str | None) -> None:
         """Raise ModelNotFound for an unknown name."""

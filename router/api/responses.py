@@ -141,8 +141,9 @@ class Responses:
         if LOGPROBS in (body.include or ()):
             raise InvalidRequest(f"include: {LOGPROBS} is not served here; ask /v1/chat/completions", param="include")
         tools = parse_tools(body.tools).tools
+        parts = resolver.parts()
         conversation = Conversation(
-            turns_of(body.instructions, body.input),
+            turns_of(body.instructions, body.input, parts),
             tools=[tool.for_template() for tool in tools] or None,
             kwargs=thinking_kwargs(body.reasoning.effort if body.reasoning is not None else None),
         )
@@ -163,6 +164,7 @@ class Responses:
             max_tokens=body.max_output_tokens,
             is_bound=True,
             prompt_field="input",
+            parts=parts,
         )
         with named_as(OWN_NAMES):
             return plan_of(task, fields, resolver, contexts)

@@ -95,7 +95,8 @@ def ids_of(body: TokenizeRequest, resolver: Resolver) -> list[int]:
     if len(given) != 1:
         raise InvalidRequest("send one of prompt and messages", param="prompt")
     if body.messages is not None:
-        return resolver.chat_ids(conversation_of(body.messages, body, parse_tools(body.tools or []).tools))
+        tools = parse_tools(body.tools or []).tools
+        return resolver.chat_ids(conversation_of(body.messages, body, tools, resolver.parts()))
     if body.content is not None:
         return resolver.prompt_ids(body.content, add_special=bool(body.add_special), field="content")
     return resolver.prompt_ids(body.prompt or "", add_special=body.add_special_tokens is not False)

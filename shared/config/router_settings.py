@@ -46,6 +46,12 @@ class RouterConfig:
         "", "file with the key for /admin; empty: /admin is off (`baton up` makes one)", metavar="FILE"
     )
     strict_fields: bool = option(False, "refuse unknown fields of requests; else a response header names them")
+    unsupported_parts: str = option(
+        "placeholder",
+        "images, audio and files without text in a conversation; placeholder: in earlier turns and in tools' results "
+        "the model reads a placeholder for them, and in the newest message they are refused; refuse: they always are",
+        choices=("placeholder", "refuse"),
+    )
     admin_without_key: bool = option(False, "let every client of the API drain nodes and change roles")
 
     def __post_init__(self) -> None:

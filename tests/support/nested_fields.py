@@ -27,11 +27,16 @@ PART_FIELDS: Fields = {
     "refusal": (("x", None), (1,)),
     "thinking": (("x", None), (1,)),
     **dict.fromkeys(("signature", "cache_control", "annotations"), ANYTHING),
+    **dict.fromkeys(("title", "context", "source", "content", "name", "tool_name", "input", "url"), ANYTHING),
+    **dict.fromkeys(("file", "filename", "file_data", "file_id", "file_url", "detail"), ANYTHING),
+    **dict.fromkeys(("image_url", "input_audio", "audio_url", "video_url"), ANYTHING),
+    **dict.fromkeys(("citations", "encrypted_content", "page_age"), ANYTHING),
 }
 CALL_FIELDS: Fields = {
     "function": ((CALL["function"],), ("f",)),
     "id": (("x", None), (1,)),
-    "type": (("function",), ("custom", 1)),
+    "custom": (({"name": "f", "input": "x"}, None), ("f", {"input": "x"})),
+    "type": (("function",), ("custom", "x", 1)),
     "index": ANYTHING,
 }
 FUNCTION_FIELDS: Fields = {

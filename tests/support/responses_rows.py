@@ -45,7 +45,6 @@ BAD_INPUTS = (
     [{"type": "function_call", "name": "f", "arguments": "{}"}],
     [{"type": "function_call", "call_id": "x"}],
     [{"type": "function_call_output", "output": "x"}],
-    [{**RESULT, "output": [{"type": "input_file"}]}],
 )
 STRUCTURED = {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}
 RESPONSES_ROWS = [
@@ -60,6 +59,10 @@ RESPONSES_ROWS = [
             (
                 [said("user", "u"), THOUGHT, OWN, CALL, RESULT, said("user", "v")],
                 prompt_is("user: u assistant: a tool: 4 C user: v assistant: "),
+            ),
+            (
+                [said("user", "u"), CALL, {**RESULT, "output": [{"type": "input_file"}]}],
+                prompt_is("user: u assistant:  tool: [input_file left out: this model reads text only] assistant: "),
             ),
             ([said("user", "u"), CALL, CALL, RESULT], prompt_is("user: u assistant:  tool: 4 C assistant: ")),
             ([said("user", "u"), OWN, OWN, said("user", "v")], prompt_is("user: u assistant: aa user: v assistant: ")),

@@ -10,13 +10,14 @@ import pytest
 from router.api.chat import CHAT
 from router.api.chat_messages import Turn, turns_of
 from router.api.parse import BodyParser
+from router.api.parts import Parts
 from shared.core.errors import InvalidRequest
 
 PARSER = BodyParser(CHAT)
 
 
 def turns(*messages: dict[str, Any]) -> list[Turn]:
-    return turns_of(PARSER.parse(json.dumps({"messages": messages}).encode()).body.messages)
+    return turns_of(PARSER.parse(json.dumps({"messages": messages}).encode()).body.messages, Parts())
 
 
 def test_a_tool_call_and_its_result() -> None:

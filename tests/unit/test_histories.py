@@ -9,6 +9,7 @@ import pytest
 
 from router.api.messages import MESSAGES, MessagesRequest, conversation_of
 from router.api.parse import BodyParser
+from router.api.parts import Parts
 from router.api.responses import RESPONSES, ResponsesRequest
 from router.api.responses_input import turns_of
 from router.text.conversation import Conversation
@@ -26,12 +27,12 @@ def claude(*messages: Any, **more: Any) -> list[Any]:
 def claude_chat(*messages: Any, **more: Any) -> Conversation:
     body = {"messages": [{"role": role, "content": content} for role, content in messages], "max_tokens": 1, **more}
     parsed: MessagesRequest = BodyParser(MESSAGES).parse(msgspec.json.encode(body)).body
-    return conversation_of(parsed, ())
+    return conversation_of(parsed, (), Parts())
 
 
 def openai(*items: Any, **more: Any) -> list[Any]:
     parsed: ResponsesRequest = BodyParser(RESPONSES).parse(msgspec.json.encode({"input": items, **more})).body
-    return list(turns_of(parsed.instructions, parsed.input))
+    return list(turns_of(parsed.instructions, parsed.input, Parts()))
 
 
 def text(said: str) -> dict[str, str]:
@@ -123,7 +124,7 @@ def test_what_is_said_of_thinking_reaches_the_template() -> None:
     def kwargs(**more: Any) -> dict[str, Any]:
         body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, **more}
         parsed: MessagesRequest = BodyParser(MESSAGES).parse(msgspec.json.encode(body)).body
-        return dict(conversation_of(parsed, ()).kwargs)
+        return dict(conversation_of(parsed, (), Parts()).kwargs)
 
     assert kwargs() == kwargs(thinking={"type": "adaptive"}) == {}
     assert kwargs(thinking={"type": "enabled", "budget_tokens": 2048}) == {"enable_thinking": True}

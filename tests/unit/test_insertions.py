@@ -15,6 +15,7 @@ from router.api.chat_messages import turns_of as chat_turns
 from router.api.insertions import without_insertion
 from router.api.messages import MESSAGES, conversation_of
 from router.api.parse import BodyParser
+from router.api.parts import Parts
 from router.api.responses import RESPONSES
 from router.api.responses_input import turns_of as responses_turns
 
@@ -36,18 +37,18 @@ blocks = st.lists(st.tuples(st.just("") | st.tuples(insertions, ends).map("".joi
 def messages_system(**body: Any) -> str:
     """The text of the first turn, if it is a system turn."""
     sent = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1} | body
-    turns = conversation_of(BodyParser(MESSAGES).parse(msgspec.json.encode(sent)).body, ()).messages
+    turns = conversation_of(BodyParser(MESSAGES).parse(msgspec.json.encode(sent)).body, (), Parts()).messages
     return str(turns[0]["content"]) if turns and turns[0]["role"] == "system" else ""
 
 
 def chat_system(content: object, role: str = "system") -> str:
     sent = {"messages": [{"role": role, "content": content}]}
-    return str(chat_turns(BodyParser(CHAT).parse(msgspec.json.encode(sent)).body.messages)[0]["content"])
+    return str(chat_turns(BodyParser(CHAT).parse(msgspec.json.encode(sent)).body.messages, Parts())[0]["content"])
 
 
 def responses_system(**body: Any) -> str:
     parsed = BodyParser(RESPONSES).parse(msgspec.json.encode({"input": "hi"} | body)).body
-    turns = responses_turns(parsed.instructions, parsed.input)
+    turns = responses_turns(parsed.instructions, parsed.input, Parts())
     return str(turns[0]["content"]) if turns else ""
 
 

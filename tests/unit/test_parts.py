@@ -1,0 +1,265 @@
+"""Images, files, documents and foreign calls: which become text, which a placeholder, which an error."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.api.chat import CHAT
+from router.api.chat_messages import turns_of as chat_turns
+from router.api.messages import MESSAGES, conversation_of
+from router.api.parse import BodyParser
+from router.api.parts import Parts
+from router.api.responses import RESPONSES
+from router.api.responses_input import turns_of as responses_turns
+from shared.core.errors import InvalidRequest
+
+PARSERS = {table.path: BodyParser(table) for table in (CHAT, MESSAGES, RESPONSES)}
+SEEN = "[{} left out: this model reads text only]"
+PNG = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+IMAGE = {"type": "image", "source": PNG}
+IMAGE_URL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+INPUT_IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "auto"}
+CALL = {"type": "tool_use", "id": "t", "name": "w", "input": {}}
+CHAT_CALL = {"id": "t", "type": "function", "function": {"name": "w", "arguments": "{}"}}
+ITEM_CALL = {"type": "function_call", "call_id": "t", "name": "w", "arguments": "{}"}
+OK = {"role": "assistant", "content": "ok"}
+GO_ON = {"role": "user", "content": "go on"}
+IN_TEXT = base64.b64encode("Der Schlüssel ist 42.".encode()).decode()
+
+Turns = list[dict[str, Any]]
+
+
+def parsed(path: str, body: dict[str, Any]) -> Any:
+    return PARSERS[path].parse(msgspec.json.encode(body)).body
+
+
+def of_chat(messages: list[Any], parts: Parts) -> Turns:
+    return list(chat_turns(parsed(CHAT.path, {"messages": messages}).messages, parts))
+
+
+def of_claude(messages: list[Any], parts: Parts) -> Turns:
+    body = parsed(MESSAGES.path, {"messages": messages, "max_tokens": 1})
+    return [dict(turn) for turn in conversation_of(body, (), parts).messages]
+
+
+def of_responses(items: list[Any], parts: Parts) -> Turns:
+    return list(responses_turns(None, parsed(RESPONSES.path, {"input": items}).input, parts))
+
+
+Reader = Callable[[list[Any], Parts], Turns]
+APIS: list[Any] = [
+    pytest.param(of_chat, IMAGE_URL, id="chat"),
+    pytest.param(of_claude, IMAGE, id="messages"),
+    pytest.param(of_responses, INPUT_IMAGE, id="responses"),
+]
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+@pytest.mark.parametrize(("read", "image"), APIS)
+def test_an_image_is_refused_only_in_the_newest_message(read: Reader, image: dict[str, Any]) -> None:
+    parts = Parts()
+    turns = read([user(image), OK, GO_ON], parts)
+    assert [turn["content"] for turn in turns] == [SEEN.format(image["type"]), "ok", "go on"]
+    assert len(parts.replaced) == 1 and parts.replaced[0].endswith("[0].content[0]")
+    for messages in ([user(image)], [GO_ON, OK, user(image)], [user(image), OK]):
+        with pytest.raises(InvalidRequest, match="reads text only"):
+            read(messages, Parts())
+
+
+@pytest.mark.parametrize(("read", "image"), APIS)
+def test_after_a_refusal_the_session_goes_on(read: Reader, image: dict[str, Any]) -> None:
+    """Some clients send the refused message again, with the next one behind it."""
+    turns = read([GO_ON, OK, user(image), GO_ON], Parts())
+    assert turns[-1]["content"].endswith("go on") and SEEN.format(image["type"]) in str(turns)
+
+
+@pytest.mark.parametrize(("read", "image"), APIS)
+def test_refuse_refuses_every_part(read: Reader, image: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="reads text only") as error:
+        read([user(image), OK, GO_ON], Parts(keeps=False))
+    assert str(error.value.param).endswith("[0].content[0].type")
+
+
+def test_a_tool_s_image_has_a_placeholder_even_in_the_newest_result() -> None:
+    said = SEEN.format("image")
+    see = {"type": "text", "text": "see "}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [see, IMAGE]}
+    called = {"role": "assistant", "content": [CALL]}
+    turns = of_claude([GO_ON, called, user(result)], parts := Parts())
+    assert turns[-1] == {"role": "tool", "tool_call_id": "t", "content": f"see {said}"}
+    assert parts.replaced == ["messages[2].content[0].content[1]"]
+    assert of_claude([GO_ON, called, user(result, IMAGE)], Parts())[-1]["content"] == said
+    assert of_claude([GO_ON, called, user(result), user(IMAGE)], Parts())[-1]["content"] == said
+    items = [GO_ON, ITEM_CALL, {"type": "function_call_output", "call_id": "t", "output": [INPUT_IMAGE]}]
+    assert of_responses(items, Parts())[-1]["content"] == SEEN.format("input_image")
+
+
+def test_an_agent_s_image_behind_a_tool_result_has_a_placeholder() -> None:
+    """OpenAI's tool messages can't hold images, so agents send them as the user's next message."""
+    called = {"role": "assistant", "tool_calls": [CHAT_CALL]}
+    turns = of_chat([GO_ON, called, {"role": "tool", "tool_call_id": "t", "content": "shot"}, user(IMAGE_URL)], Parts())
+    assert turns[-1]["content"] == SEEN.format("image_url")
+    with pytest.raises(InvalidRequest):
+        of_chat([GO_ON, called, {"role": "tool", "tool_call_id": "t", "content": "shot"}, OK, user(IMAGE_URL)], Parts())
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (
+            {
+                "type": "document",
+                "title": "notes",
+                "source": {"type": "text", "media_type": "text/plain", "data": "The key is 42."},
+            },
+            '<document title="notes">\nThe key is 42.\n</document>\n',
+        ),
+        (
+            {"type": "document", "context": "a \"b\"", "source": {"type": "content", "content": "x"}},
+            '<document context="a \\"b\\"">\nx\n</document>\n',
+        ),
+        (
+            {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "x"}] * 2}},
+            "<document>\nx\nx\n</document>\n",
+        ),
+        (
+            {"type": "document", "source": {"type": "base64", "media_type": "text/markdown", "data": IN_TEXT}},
+            "<document>\nDer Schlüssel ist 42.\n</document>\n",
+        ),
+        (
+            {
+                "type": "search_result", "title": "T", "source": "https://x", "citations": {"enabled": True},
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
+            '<search_result title="T" source="https://x">\na\nb\n</search_result>\n',
+        ),
+        ({"type": "tool_reference", "tool_name": "grep"}, "<tool_reference>\ngrep\n</tool_reference>\n"),
+    ],
+)  # fmt: skip
+def test_documents_and_search_results_are_text_anywhere(block: dict[str, Any], text: str) -> None:
+    assert of_claude([user(block)], parts := Parts(keeps=False))[0]["content"] == text
+    assert not parts.replaced
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [block]}
+    messages = [GO_ON, {"role": "assistant", "content": [CALL]}, user(result)]
+    assert of_claude(messages, Parts(keeps=False))[-1]["content"] == text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="},
+        {"type": "base64", "media_type": "text/plain", "data": "/w=="},
+        {"type": "base64", "media_type": "text/plain", "data": "no base64"},
+        {"type": "content", "content": [{"type": "text", "text": "x"}, IMAGE]},
+        {"type": "url", "url": "https://x/y.pdf"},
+        {"type": "file", "file_id": "f"},
+        {"type": "text", "data": 1},
+        {},
+        "x",
+        7,
+    ],
+)
+def test_a_document_without_text_is_none(source: Any) -> None:
+    block = {"type": "document", "source": source}
+    assert of_claude([user(block), OK, GO_ON], Parts())[0]["content"] == SEEN.format("document")
+    with pytest.raises(InvalidRequest):
+        of_claude([user(block)], Parts())
+
+
+def test_text_files_of_openai_s_apis_are_text() -> None:
+    data, shown = f"data:text/plain;base64,{IN_TEXT}", "Der Schlüssel ist 42."
+    file = {"type": "file", "file": {"filename": "a.txt", "file_data": data}}
+    assert of_chat([user(file)], Parts())[0]["content"] == f'<file title="a.txt">\n{shown}\n</file>\n'
+    item = {"type": "input_file", "filename": "a.txt", "file_data": data}
+    assert of_responses([user(item)], Parts())[0]["content"] == f'<input_file title="a.txt">\n{shown}\n</input_file>\n'
+    for unread in ({"file_data": "data:application/pdf;base64,JVBERi0="}, {"file_id": "f"}, {"file_data": 3}):
+        with pytest.raises(InvalidRequest, match="reads text only"):
+            of_chat([user({"type": "file", "file": unread})], Parts())
+        with pytest.raises(InvalidRequest, match="reads text only"):
+            of_responses([user({"type": "input_file"} | unread)], Parts())
+
+
+def test_calls_of_a_foreign_server_are_text() -> None:
+    search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}}
+    page = {"type": "web_search_result", "url": "https://x", "title": "X", "encrypted_content": "abc", "page_age": "1d"}
+    found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": [page]}
+    ran = {
+        "type": "bash_code_execution_tool_result",
+        "tool_use_id": "s",
+        "content": {"type": "bash_code_execution_result", "stdout": "1", "stderr": "", "return_code": 0},
+    }
+    failed = {"type": "mcp_tool_result", "tool_use_id": "m", "content": [{"type": "text", "text": "no"}]}
+    own = {"role": "assistant", "content": [search, found, ran, failed, {"type": "text", "text": "Done."}]}
+    turns = of_claude([GO_ON, own, GO_ON], parts := Parts(keeps=False))
+    assert turns[1]["content"].split("\n") == [
+        '<server_tool_use name="web_search">', '{"query":"x"}', "</server_tool_use>",
+        "<web_search_tool_result>", '{"title":"X","url":"https://x","page_age":"1d"}', "</web_search_tool_result>",
+        "<bash_code_execution_tool_result>", '{"stdout":"1","stderr":"","return_code":0}',
+        "</bash_code_execution_tool_result>",
+        "<mcp_tool_result>", "no", "</mcp_tool_result>", "Done.",
+    ]  # fmt: skip
+    assert not parts.replaced
+
+
+def test_calls_of_openai_s_own_tools_are_calls() -> None:
+    """A session may have begun at OpenAI."""
+    shell = {"type": "local_shell_call", "call_id": "a", "action": {"type": "exec", "command": ["ls"]}, "id": "x"}
+    shell_out = {"type": "local_shell_call_output", "call_id": "a", "id": "x", "output": "f"}
+    patch = {"type": "custom_tool_call", "call_id": "b", "name": "apply_patch", "input": "*** Begin"}
+    patch_out = {"type": "custom_tool_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "done"}]}
+    run = {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}}
+    run_out = {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "f", "stderr": "w", "outcome": {}}]}
+    look = {"type": "computer_call", "call_id": "d", "action": {"type": "screenshot"}}
+    shot = {"type": "computer_screenshot", "image_url": "data:"}
+    look_out = {"type": "computer_call_output", "call_id": "d", "output": shot}
+    turns = of_responses([GO_ON, shell, shell_out, patch, patch_out, run, run_out, look, look_out], parts := Parts())
+    calls = [turn["tool_calls"][0]["function"] for turn in turns if turn.get("tool_calls")]
+    assert calls == [
+        {"name": "local_shell", "arguments": {"type": "exec", "command": ["ls"]}},
+        {"name": "apply_patch", "arguments": {"input": "*** Begin"}},
+        {"name": "shell", "arguments": {"commands": ["ls"]}},
+        {"name": "computer", "arguments": {"type": "screenshot"}},
+    ]
+    results = [turn["content"] for turn in turns if turn["role"] == "tool"]
+    assert results == ["f", "done", "f\nw", SEEN.format("computer_screenshot")]
+    assert parts.replaced == ["input[8].output"]
+    custom = {"id": "b", "type": "custom", "custom": {"name": "apply_patch", "input": "*** Begin"}}
+    (turn,) = of_chat([{"role": "assistant", "tool_calls": [custom]}], Parts())
+    function = {"name": "apply_patch", "arguments": {"input": "*** Begin"}}
+    assert turn["tool_calls"] == [{"id": "b", "type": "function", "function": function}]
+
+
+def test_items_that_say_nothing_end_no_session() -> None:
+    search = {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search", "query": "x"}}
+    picture = {"type": "image_generation_call", "id": "i", "result": "iVBORw0KGgo="}
+    packed = {"type": "compaction", "id": "c", "encrypted_content": "x"}
+    turns = of_responses([GO_ON, search, picture, packed, OK, GO_ON], parts := Parts())
+    assert turns[1]["content"] == (
+        '<web_search_call>\n{"action":{"type":"search","query":"x"}}\n</web_search_call>\n'
+        + SEEN.format("image_generation_call") + SEEN.format("compaction") + "ok"
+    )  # fmt: skip
+    assert parts.replaced == ["input[2]", "input[3]"]
+    with pytest.raises(InvalidRequest, match="items are message"):
+        of_responses([GO_ON, {"type": "item_reference", "id": "x"}], Parts())
+    with pytest.raises(InvalidRequest, match="items are message"):
+        of_responses([picture, GO_ON], Parts(keeps=False))
+
+
+def test_what_an_earlier_answer_spoke_is_its_transcript() -> None:
+    spoken = {"role": "assistant", "content": None, "audio": {"id": "a", "transcript": "Hi."}}
+    assert of_chat([GO_ON, spoken, GO_ON], Parts())[1]["content"] == "Hi."
+    assert of_chat([GO_ON, {**spoken, "audio": {"id": "a"}}, GO_ON], Parts())[1]["content"] == SEEN.format("audio")
+
+
+def test_a_system_prompt_is_text() -> None:
+    body = {"messages": [GO_ON], "max_tokens": 1, "system": [IMAGE]}
+    with pytest.raises(InvalidRequest, match="reads text only"):
+        conversation_of(parsed(MESSAGES.path, body), (), Parts())
