@@ -138,6 +138,7 @@ async def serve_all(
             config.text.tool_format,
             defaults,
             keeps_parts=config.router.unsupported_parts == "placeholder",
+            is_strict=config.router.strict_fields,
         ),
         gateway,
         registry,

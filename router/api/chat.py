@@ -68,7 +68,7 @@ CHAT = generation_table(
     ChatRequest,
     about={
         "messages": "the conversation. Agents' histories are accepted as they are",
-        "max_completion_tokens": "longest answer; the new name of max_tokens",
+        "max_completion_tokens": "longest answer; the new name of max_tokens, which has no effect beside it",
         "logprobs": "the log-probability of every token",
         "top_logprobs": "and of this many of the likeliest tokens",
         "tools": "functions that the model may call; what it calls follows the function's schema",
@@ -101,9 +101,7 @@ class Chat:
     table = CHAT
 
     def plan(self, body: ChatRequest, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
-        if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
-            raise InvalidRequest("max_tokens and max_completion_tokens differ", param="max_completion_tokens")
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         tools, choice = declared_tools(body)
         parts = resolver.parts()
@@ -119,7 +117,8 @@ class Chat:
         return plan_of(task, body, resolver, contexts)
 
     def skipped(self, body: ChatRequest) -> Sequence[str]:
-        return ()
+        older, newer = body.max_tokens, body.max_completion_tokens
+        return ("max_tokens",) if older and newer and older != newer else ()
 
     def writer(self, body: ChatRequest, facts: AnswerFacts) -> Writer:
         return ChoicesWriter(ChatShape(facts.tokenizer, facts.plan.show), facts)

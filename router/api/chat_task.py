@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from router.api.answer_form import form_of, format_of, grammar_of_answer
 from router.api.fields import GenerationFields
@@ -19,17 +19,13 @@ from shared.core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class ChatTask:
-    """`max_tokens_field`, `prompt_field`: the endpoint's field names.
-
-    `is_bound`: whether a `max_tokens` that does not fit after the prompt is lowered, not refused.
-    """
+    """`max_tokens_field`, `prompt_field`: the endpoint's field names."""
 
     conversation: Conversation
     choice: ToolChoice = NO_TOOLS
     allows_parallel: bool = True
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"
-    is_bound: bool = False
     prompt_field: str = "messages"
     num_logprobs: int = -1
     parts: Parts = field(default_factory=Parts)  # after it has read the conversation
@@ -51,14 +47,9 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
     resolver.check_length(ids, task.prompt_field, contexts.largest)
     size = resolver.size(ids)
     default = (contexts.common if contexts.common > size else contexts.largest) - size
-    room = contexts.largest - size
-    if wanted is not None and task.is_bound:
-        wanted = min(wanted, room)
-    max_tokens = resolver.max_tokens(wanted, task.max_tokens_field, room, default=default)
-    plan = resolver.plan(fields, [(ids, "")], max_tokens, task.num_logprobs, form=form, grammar=grammar)
-    if not task.parts.replaced:
-        return plan
-    return replace(plan, headers={PLACEHOLDERS: names_in_header(task.parts.replaced)})
+    cap = resolver.cap(wanted, task.max_tokens_field, contexts.largest - size, default=default)
+    headers = {PLACEHOLDERS: names_in_header(task.parts.replaced)} if task.parts.replaced else {}
+    return resolver.plan(fields, [(ids, "")], cap, task.num_logprobs, headers=headers, form=form, grammar=grammar)
 
 
 @contextlib.contextmanager

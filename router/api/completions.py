@@ -63,10 +63,10 @@ class Completions:
             echo = resolver.echo(kept, text, is_whole=kept == ids and not is_scored) if body.echo else ""
             prompts.append((kept, echo))
         room = largest - max(resolver.size(ids) for ids, _ in prompts)
-        max_tokens = resolver.max_tokens(wanted, "max_tokens", room, default=DEFAULT_TOKENS)
+        cap = resolver.cap(wanted, "max_tokens", room, default=DEFAULT_TOKENS)
         num_logprobs = -1 if body.logprobs is None else body.logprobs
         grammar = grammar_of(body, resolver.text.tokenizer.facts)
-        return resolver.plan(body, prompts, max_tokens, num_logprobs, echoes_logprobs=bool(body.echo), grammar=grammar)
+        return resolver.plan(body, prompts, cap, num_logprobs, echoes_logprobs=bool(body.echo), grammar=grammar)
 
     def skipped(self, body: CompletionRequest) -> Sequence[str]:
         return ()

@@ -21,6 +21,9 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   hold for parameters that an endpoint has no field for.
 - Unknown fields and fields without effect are ignored. The header `x-baton-ignored-fields` names the first sixteen,
   and `baton_ignored_fields_total` counts them. With `--strict-fields` unknown fields are refused.
+- A `max_tokens` (or other name of it) that does not fit after the prompt is lowered. The header `x-baton-lowered` has
+  the field, the old and the new value: `max_tokens;from=32000;to=8150`. With `--strict-fields` it is refused with the
+  code `context_length_exceeded`, on which agents shorten their conversation.
 - A field that would change the answer in an unsupported way is refused with a 400 that names it. A value that asks for
   nothing (`false`, `0`, `""`, `[]`, `{}`) is accepted.
 - The served models read text. Documents, files and search results with text become text, in a tag; so do calls that

@@ -116,7 +116,7 @@ MESSAGES = FieldTable(
     MessagesRequest,
     about=ABOUT_PROMPT
     | {
-        "max_tokens": "longest answer, cut to the rest of the context; 0: only read the prompt",
+        "max_tokens": "longest answer, at most the rest of the context; 0: only read the prompt",
         "stream": "server-sent events instead of one answer",
         "temperature": ABOUT_GENERATION["temperature"],
         "top_p": ABOUT_GENERATION["top_p"],
@@ -178,7 +178,6 @@ class Messages:
             choice_of(body.tool_choice, tools),
             allows_parallel=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
             max_tokens=body.max_tokens,
-            is_bound=True,
             parts=parts,
         )
         own_format = "output_format" if body.output_format is not None else "output_config.format"

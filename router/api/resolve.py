@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from router.api.errors import PromptTooLong
 from router.api.fields import GenerationFields
@@ -33,7 +33,17 @@ from shared.core.keys import MASK64
 from shared.core.sampling_params import NEUTRAL, SamplingParams, SamplingValues
 
 CHARS_PER_TOKEN = 64  # the least result of chars_per_token
+LOWERED = b"x-baton-lowered"  # names a limit of the request that was lowered, its old and its new value
+MOST_SHOWN = 1 << 63
 GONE = "gone"  # stands for a digest if the adapter's last node has just left
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """The limit on an answer, and the response's header if it is lower than the client's."""
+
+    max_tokens: int
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,8 @@ class Resolver:
     go.
 
     `defaults`: for fields that a request lacks. `max_chars`: the most characters of a text. For longer texts a
-    tokenizer would take gigabytes. `keeps_parts`: whether parts that are no text may get a placeholder."""
+    tokenizer would take gigabytes. `keeps_parts`: whether parts that are no text may get a placeholder. `is_strict`:
+    whether a `max_tokens` beyond the room is refused, not lowered."""
 
     model_name: str
     text: TextModel
@@ -52,6 +63,7 @@ class Resolver:
     defaults: SamplingValues = NEUTRAL
     max_chars: int = sys.maxsize
     keeps_parts: bool = True
+    is_strict: bool = False
 
     def for_tenant(self, tenant: Tenant) -> Resolver:
         if tenant.adapters is None:
@@ -110,9 +122,14 @@ class Resolver:
         return [self._prompt(entry, add_special) for entry in entries]
 
     def truncated(self, ids: list[int], most: int | None, num_answer: int, max_context: int) -> list[int]:
-        """Return the last `most` ids. If `most` is None, return all; if -1, as many as leave room for the answer."""
+        """Return the last `most` ids. If `most` is None, return all; if -1, as many as leave room for the answer.
+
+        Raise InvalidRequest if the answer leaves no room: the prompt would be lost."""
         if most == -1:
-            most = max(1, max_context - num_answer - self.size(()))
+            most = max_context - num_answer - self.size(())
+            if most < 1:
+                why = f"truncate_prompt_tokens is -1, but an answer of {num_answer} tokens leaves no room for a prompt"
+                raise InvalidRequest(why, param="truncate_prompt_tokens")
         return ids if most is None else ids[max(0, len(ids) - most) :]
 
     def echo(self, ids: list[int], text: str | None, *, is_whole: bool) -> str:
@@ -134,12 +151,15 @@ class Resolver:
             why = f"{field} has {len(text)} characters; at most {self.max_chars} are turned into tokens"
             raise PromptTooLong(f"{why}: the prompt is too long", param=field)
 
-    def max_tokens(self, wanted: int | None, field: str, room: int, *, default: int) -> int:
+    def cap(self, wanted: int | None, field: str, room: int, *, default: int) -> Cap:
+        """Raise PromptTooLong, because agents then shorten their conversation, if nothing may be changed silently."""
         if wanted is None:
-            return min(default, room)
-        if wanted > room:
-            raise InvalidRequest(f"{field} is {wanted}, but only {room} tokens fit after the prompt", param=field)
-        return wanted
+            return Cap(min(default, room))
+        if wanted <= room:
+            return Cap(wanted)
+        if self.is_strict:
+            raise PromptTooLong(f"{field} is {wanted}, but only {room} tokens fit after the prompt", param=field)
+        return Cap(room, {LOWERED: f"{field};from={min(wanted, MOST_SHOWN)};to={room}".encode()})
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         check_ids(ids, field, self.text.tokenizer.facts.vocab_size)
@@ -150,9 +170,10 @@ class Resolver:
         self,
         body: GenerationFields,
         prompts: Sequence[tuple[list[int], str]],
-        max_tokens: int,
+        cap: Cap,
         num_logprobs: int,
         *,
+        headers: Mapping[bytes, bytes] | None = None,
         echoes_logprobs: bool = False,
         form: AnswerForm = PLAIN,
         grammar: str = "",
@@ -171,7 +192,7 @@ class Resolver:
             cache_salt=_salt(body.cache_salt),
             jobs=jobs,
             num_sequences=body.n or 1,
-            sampling=self._sampling(body, max_tokens, num_logprobs, scores, grammar),
+            sampling=self._sampling(body, cap.max_tokens, num_logprobs, scores, grammar),
             show=ShowOptions(
                 stops=_stops(body),
                 stream=bool(body.stream),
@@ -180,12 +201,13 @@ class Resolver:
                 num_logprobs=num_logprobs,
                 prompt_logprobs=prompt_logprobs,
                 echoes_logprobs=echoes_logprobs,
-                hides_answer=max_tokens == 0,
+                hides_answer=cap.max_tokens == 0,
                 keeps_stop=bool(body.include_stop_str_in_output),
                 shows_special=body.skip_special_tokens is False,
                 names_tokens_by_id=bool(body.return_tokens_as_token_ids),
                 form=form,
             ),
+            headers={**cap.headers, **(headers or {})},
         )
 
     def _check_scores(self, body: GenerationFields, num_scores: int, num_tokens: int) -> None:
@@ -239,7 +261,7 @@ class Resolver:
             raise InvalidRequest(error.message, param=field) from error
 
     def _values(self, body: GenerationFields) -> SamplingValues:
-        own = {field.name: value for field in fields(NEUTRAL) if (value := getattr(body, field.name)) is not None}
+        own = {one.name: value for one in fields(NEUTRAL) if (value := getattr(body, one.name)) is not None}
         values = replace(self.defaults, **own)
         return replace(values, top_k=min(max(0, values.top_k), self.text.tokenizer.facts.vocab_size))
 

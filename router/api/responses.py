@@ -91,7 +91,7 @@ RESPONSES = FieldTable(
         "model": "the served model or one of its adapters; default: the model",
         "input": "a text, or the conversation as items: messages, reasoning, calls and their outputs",
         "instructions": "text before the conversation",
-        "max_output_tokens": "longest answer, cut to the rest of the context, which is the default",
+        "max_output_tokens": "longest answer, at most the rest of the context, which is the default",
         "stream": "server-sent events instead of one answer",
         "temperature": ABOUT_GENERATION["temperature"],
         "top_p": ABOUT_GENERATION["top_p"],
@@ -162,7 +162,7 @@ class Responses:
             parse_tool_choice(body.tool_choice, tools),
             allows_parallel=body.parallel_tool_calls is not False,
             max_tokens=body.max_output_tokens,
-            is_bound=True,
+            max_tokens_field="max_output_tokens",
             prompt_field="input",
             parts=parts,
         )

@@ -45,7 +45,11 @@ class RouterConfig:
     admin_key_file: str = option(
         "", "file with the key for /admin; empty: /admin is off (`baton up` makes one)", metavar="FILE"
     )
-    strict_fields: bool = option(False, "refuse unknown fields of requests; else a response header names them")
+    strict_fields: bool = option(
+        False,
+        "refuse unknown fields of requests, and a max_tokens that does not fit after the prompt; else response headers "
+        "name the fields, and the lowered limit",
+    )
     unsupported_parts: str = option(
         "placeholder",
         "images, audio and files without text in a conversation; placeholder: in earlier turns and in tools' results "

@@ -54,9 +54,11 @@ def text(folder: Path) -> TextModel:
     return load_folder(folder, TextConfig())
 
 
-def plan(text: TextModel, **fields: object) -> GenerationPlan:
+def plan(text: TextModel, *, is_strict: bool = False, **fields: object) -> GenerationPlan:
     body = BodyParser(COMPLETIONS).parse(json.dumps({"model": "t5", **fields}).encode()).body
-    return Completions().plan(body, Resolver("t5", text, LimitsConfig()), Contexts(CONTEXT, CONTEXT))
+    return Completions().plan(
+        body, Resolver("t5", text, LimitsConfig(), is_strict=is_strict), Contexts(CONTEXT, CONTEXT)
+    )
 
 
 def sent(text: TextModel, plan: GenerationPlan) -> list[NewRequest]:
@@ -99,8 +101,9 @@ def test_a_context_holds_the_start_token_too(text: TextModel) -> None:
     """An input of 20, the start token and 29 of answer."""
     prompt = list(range(5, 25))
     assert plan(text, prompt=prompt, max_tokens=29).sampling.max_tokens == 29
+    assert plan(text, prompt=prompt, max_tokens=30).sampling.max_tokens == 29
     with pytest.raises(InvalidRequest, match="only 29 tokens fit"):
-        plan(text, prompt=prompt, max_tokens=30)
+        plan(text, is_strict=True, prompt=prompt, max_tokens=30)
     assert plan(text, prompt=[5] * (CONTEXT - 2)).sampling.max_tokens == 1
     with pytest.raises(InvalidRequest, match=r"49 tokens; at most 48 fit"):
         plan(text, prompt=[5] * (CONTEXT - 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -28,7 +29,7 @@ from router.api.generation_plan import Contexts, GenerationPlan, UsageShown
 from router.api.ignored import names_in_header
 from router.api.messages import COUNT_TOKENS, MESSAGES, Messages, counted
 from router.api.parse import BodyParser
-from router.api.resolve import Resolver
+from router.api.resolve import LOWERED, Resolver
 from router.api.responses import RESPONSES, Responses
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized
 from router.text.hashlm import hash_text_model
@@ -86,6 +87,18 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
 
 
+def fills_the_context(plan: GenerationPlan) -> bool:
+    return len(plan.jobs[0].ids) + plan.sampling.max_tokens == CONTEXT
+
+
+def lowered(field: str, value: int) -> Check:
+    """The header names the old and the new value."""
+    return lambda plan: (
+        plan.headers == {LOWERED: f"{field};from={value};to={plan.sampling.max_tokens}".encode()}
+        and fills_the_context(plan)
+    )
+
+
 def follows_schema(plan: GenerationPlan) -> bool:
     return "maxLength" in plan.sampling.grammar
 
@@ -111,7 +124,12 @@ SHARED = [
         ((3, lambda plan: plan.num_sequences == 3), (None, lambda plan: plan.num_sequences == 1)),
         (0, -1, 9, BIG, 1.5, "2", True),
     ),
-    Row("max_tokens", ((7, sampling("max_tokens", 7)),), (-1, CONTEXT, BIG, 2.5, "7")),
+    Row("max_tokens", ((7, sampling("max_tokens", 7)),), (-1, 2.5, "7")),
+    *(
+        Row("max_tokens", ((value, fills_the_context), (value, lowered("max_tokens", value))), kinds=GENERATIONS)
+        for value in (CONTEXT, 32_000)
+    ),
+    Row("max_tokens", ((BIG, fills_the_context),)),
     Row("max_tokens", (), (0,), kinds=(CHAT,)),
     Row("max_tokens", ((0, show("hides_answer", True)),), kinds=(COMPLETIONS,)),
     Row(
@@ -223,8 +241,10 @@ CHAT_ROWS = [
         ([], "hi", None, [{"role": "user", "content": "é"}], [{"role": "user", "content": "x" * 1000}]),
         kinds=(CHAT,),
     ),
-    Row("max_completion_tokens", ((7, sampling("max_tokens", 7)),), (0, -1, CONTEXT, BIG, "x"), kinds=(CHAT,)),
-    Row("max_completion_tokens", (), (8,), (("max_tokens", 7),), kinds=(CHAT,)),
+    Row("max_completion_tokens", ((7, sampling("max_tokens", 7)),), (0, -1, "x"), kinds=(CHAT,)),
+    Row("max_completion_tokens", ((8, sampling("max_tokens", 8)),), (), (("max_tokens", 7),), kinds=(CHAT,)),
+    Row("max_completion_tokens", ((CONTEXT, lowered("max_completion_tokens", CONTEXT)),), kinds=(CHAT,)),
+    Row("truncate_prompt_tokens", (), (-1,), (("max_tokens", CONTEXT),)),
     Row("logprobs", ((True, show("num_logprobs", 0)), (False, show("num_logprobs", -1))), (3, "x"), kinds=(CHAT,)),
     Row(
         "top_logprobs",
@@ -233,7 +253,8 @@ CHAT_ROWS = [
         (("logprobs", True),),
         kinds=(CHAT,),
     ),
-    Row("top_logprobs", (), (3,), (("logprobs", False),), kinds=(CHAT,)),
+    Row("top_logprobs", ((0, show("num_logprobs", -1)),), (3,), (("logprobs", False),), kinds=(CHAT,)),
+    Row("top_logprobs", ((0, show("num_logprobs", -1)),), (3,), kinds=(CHAT,)),
     Row("truncate_prompt_tokens", ((4, num_prompt(4)), (-1, num_prompt(20))), (-2, "x", 1.5), kinds=(CHAT,)),
     Row("add_special_tokens", harmless(False, None), (True, "x"), kinds=(CHAT,)),
     *(
@@ -379,6 +400,31 @@ def test_an_answer_of_no_given_length_fits_every_node() -> None:
     (prompt,) = plan.jobs
     assert len(prompt.ids) + plan.sampling.max_tokens == 1000
     assert len(prompt.ids) + Chat().plan(body, RESOLVER, Contexts(2000, len(prompt.ids))).sampling.max_tokens == 2000
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETIONS, "max_tokens"), (MESSAGES, "max_tokens"),
+     (RESPONSES, "max_output_tokens")],
+)  # fmt: skip
+def test_a_strict_router_refuses_a_limit_beyond_the_context(kind: Table, field: str) -> None:
+    """On this code agents shorten their conversation."""
+    parsed: Any = PARSERS[kind].parse(json.dumps({**BASES[kind], field: 32_000}).encode()).body
+    lowered = APIS[kind].plan(parsed, RESOLVER, Contexts(CONTEXT, CONTEXT)).headers[LOWERED]
+    assert lowered.startswith(f"{field};from=32000;to=9".encode())
+    with pytest.raises(InvalidRequest, match=f"{field} is 32000") as error:
+        APIS[kind].plan(parsed, replace(RESOLVER, is_strict=True), Contexts(CONTEXT, CONTEXT))
+    assert (error.value.param, error.value.code) == (field, "context_length_exceeded")
+
+
+def test_the_newer_name_of_the_limit_wins() -> None:
+    both = (
+        PARSERS[CHAT].parse(json.dumps({"messages": USER, "max_tokens": 7, "max_completion_tokens": 8}).encode()).body
+    )
+    same = (
+        PARSERS[CHAT].parse(json.dumps({"messages": USER, "max_tokens": 8, "max_completion_tokens": 8}).encode()).body
+    )
+    assert Chat().skipped(both) == ("max_tokens",) and Chat().skipped(same) == ()
 
 
 def short(value: Any) -> str:
