@@ -21,12 +21,14 @@ from shared.core.errors import DeadlineExceeded, DeadlineUnreachable, QueueFull
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """Requests that arrive together. `cost`: their expected tokens. `within_s`: seconds until their deadline."""
+    """Requests that arrive together. `cost`: their expected tokens. `within_s`: seconds until their deadline.
+    `rank`: their place among the tenant's requests."""
 
     tenant: Tenant
     num_requests: int
     cost: int
     within_s: float
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Admission:
         estimate could refuse requests for ever."""
         if new.within_s <= 0:
             raise DeadlineExceeded("the request arrived after its deadline")
-        wait_s = self._pace.seconds(self.queue.ahead(new.tenant, new.cost)) if len(self.queue) else None
+        wait_s = self._pace.seconds(self.queue.ahead(new.tenant, new.cost, new.rank)) if len(self.queue) else None
         if wait_s is None:
             return
         late_s = wait_s + self._pace.service_s(new.cost) - new.within_s
@@ -121,7 +123,7 @@ class Admission:
                 line.tenant.priority,
                 len(line.requests),
                 line.num_tokens,
-                round(now - line.requests[0].queued_at, 3),
+                round(now - min(request.queued_at for request in line.requests), 3),
             )
             for line in self.queue
         ]

@@ -55,6 +55,7 @@ class NewRequest:
     affinity: str = ""
     tenant: Tenant = EVERYBODY
     within_s: float | None = None  # how long the client waits for the whole answer
+    rank: int = 0  # among the tenant's waiting requests: lower ranks start first
 
     def cost(self, expected_answer: float) -> int:
         return cost_of(len(self.prompt_ids), self.num_sequences, self.sampling, expected_answer)
@@ -97,7 +98,8 @@ class Dispatcher:
         effects = Effects(now)
         first = news[0]
         answer = self._admission.answers.expected(first.tenant)
-        newcomer = Newcomer(first.tenant, len(news), sum(new.cost(answer) for new in news), self._within_s(first))
+        cost = sum(new.cost(answer) for new in news)
+        newcomer = Newcomer(first.tenant, len(news), cost, self._within_s(first), first.rank)
         for victim in self._admission.check(newcomer, now):
             self._attempts.fail(victim, self._admission.full(1), effects)
         requests = [self._new_request(new, answer, now) for new in news]
@@ -135,6 +137,7 @@ class Dispatcher:
             affinity=new.affinity,
             tenant=new.tenant,
             expected_answer=expected_answer,
+            rank=new.rank,
             lacks_scores=new.sampling.prompt_logprobs >= 0 and len(new.prompt_ids) > 1,
         )
 

@@ -4,7 +4,8 @@
     priority 0     bob     [r r r r r r]     these two take turns, by tokens
                    carol   [r]
 
-Requests of a higher priority start first. Tenants of equal priority take turns by deficit round robin: in each round,
+Requests of tenants with a higher priority start first. Within a tenant, those with a lower rank (the request's field
+`priority`) start first. Tenants of equal priority take turns by deficit round robin: in each round,
 each tenant may start QUANTUM more tokens. A request costs its expected tokens (answer_lengths.py) until it ends, then
 its used tokens. Requests that other routers start (tenants/spending.py) also lower a tenant's deficit, but at most to
 MOST_DEBT below the highest deficit of the same priority.
@@ -26,7 +27,8 @@ MOST_DEBT = 1 << 16  # in tokens
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """One tenant's waiting requests, the oldest first. Only absent lines are empty."""
+    """One tenant's waiting requests: the lowest rank first, and of equal ranks the oldest. Only absent lines are
+    empty."""
 
     tenant: Tenant
     requests: deque[OpenRequest] = field(default_factory=deque)
@@ -37,6 +39,18 @@ class Line:
     @property
     def next_cost(self) -> int:
         return self.requests[0].cost
+
+    def add(self, request: OpenRequest) -> None:
+        place = len(self.requests)
+        while place and self.requests[place - 1].rank > request.rank:
+            place -= 1
+        self.requests.insert(place, request)
+        self.num_tokens += request.cost
+
+    def tokens_ahead(self, rank: int) -> int:
+        if not self.requests or self.requests[-1].rank <= rank:
+            return self.num_tokens
+        return sum(request.cost for request in self.requests if request.rank <= rank)
 
 
 class FairQueue:
@@ -62,8 +76,7 @@ class FairQueue:
             self._lines[name] = self._absent.pop(name, Line(request.tenant))
         line = self._lines[name]
         line.tenant = request.tenant  # the tenant's priority may have changed
-        line.requests.append(request)
-        line.num_tokens += request.cost
+        line.add(request)
         self._num += 1
 
     def take(self) -> OpenRequest:
@@ -130,7 +143,7 @@ class FairQueue:
     def heaviest(self, newcomer: Tenant, cost: int, num: int) -> list[OpenRequest] | None:
         """Return the requests to drop for a newcomer; None to refuse the newcomer.
 
-        Victims have the lowest priority. Each is the youngest request of the tenant with the most waiting tokens."""
+        Victims have the lowest priority. Each is the last request of the tenant with the most waiting tokens."""
         lowest = min([newcomer.priority, *(line.tenant.priority for line in self)])
         left = {line.tenant.name: list(line.requests) for line in self if line.tenant.priority == lowest}
         weights = {name: sum(request.cost for request in requests) for name, requests in left.items()}
@@ -145,10 +158,10 @@ class FairQueue:
             weights[name] -= victims[-1].cost
         return victims
 
-    def ahead(self, newcomer: Tenant, cost: int) -> int:
+    def ahead(self, newcomer: Tenant, cost: int, rank: int = 0) -> int:
         """Estimate how many tokens go before a newcomer, if tenants of equal priority get the same number."""
         own = self._lines.get(newcomer.name)
-        mine = own.num_tokens if own is not None else 0
+        mine = own.tokens_ahead(rank) if own is not None else 0
         higher = sum(line.num_tokens for line in self if line.tenant.priority > newcomer.priority)
         beside = (
             min(line.num_tokens, mine + cost)

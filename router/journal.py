@@ -117,6 +117,7 @@ class OpenRequest:
     pages: PromptPages | None = None
     affinity: str = ""
     tenant: Tenant = EVERYBODY
+    rank: int = 0  # among the tenant's waiting requests: lower ranks start first
     expected_answer: float = math.inf  # in tokens
     queued_at: float = 0.0
     started_at: float | None = None

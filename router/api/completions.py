@@ -23,7 +23,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
     max_tokens: NotNegative | None = None
     prompt: str | list[str | NotNegative | list[NotNegative]]
     echo: bool | None = None
-    logprobs: TopLogprobs | None = None
+    logprobs: TopLogprobs | bool | None = None
     best_of: Positive | None = None
     add_special_tokens: bool | None = None
 
@@ -52,10 +52,11 @@ class Completions:
     def plan(self, body: CompletionRequest, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise InvalidRequest("best_of is supported only when it equals n", param="best_of")
+        num_logprobs = num_logprobs_of(body)
         resolver.check_shared(body)
         wanted, largest = body.max_tokens, contexts.largest
         num_answer = DEFAULT_TOKENS if wanted is None else max(1, wanted)
-        is_scored = body.echo and body.logprobs is not None  # text_offset counts characters of decoded ids
+        is_scored = body.echo and num_logprobs >= 0  # text_offset counts characters of decoded ids
         prompts = []
         for ids, text in resolver.prompts(body.prompt, add_special=body.add_special_tokens is not False):
             kept = resolver.truncated(ids, body.truncate_prompt_tokens, num_answer, largest)
@@ -64,7 +65,6 @@ class Completions:
             prompts.append((kept, echo))
         room = largest - max(resolver.size(ids) for ids, _ in prompts)
         cap = resolver.cap(wanted, "max_tokens", room, default=DEFAULT_TOKENS)
-        num_logprobs = -1 if body.logprobs is None else body.logprobs
         grammar = grammar_of(body, resolver.text.tokenizer.facts)
         return resolver.plan(body, prompts, cap, num_logprobs, echoes_logprobs=bool(body.echo), grammar=grammar)
 
@@ -73,6 +73,13 @@ class Completions:
 
     def writer(self, body: CompletionRequest, facts: AnswerFacts) -> Writer:
         return ChoicesWriter(CompletionShape(facts.tokenizer, facts.plan.show), facts)
+
+
+def num_logprobs_of(body: CompletionRequest) -> int:
+    """Return -1 if the body asks for none. Some clients send the chats' `false`."""
+    if body.logprobs is True:
+        raise InvalidRequest("logprobs is a number here: of so many of the likeliest tokens", param="logprobs")
+    return -1 if body.logprobs is None or body.logprobs is False else body.logprobs
 
 
 class CompletionShape:

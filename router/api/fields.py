@@ -25,6 +25,7 @@ MinP = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0, le=10)]
 TopK = Annotated[int, Meta(ge=-1)]
+Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -139,9 +140,11 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     regex: GrammarText | None = None
     ebnf: GrammarText | None = None
     cache_salt: CacheSalt | None = None
+    priority: Priority | None = None
     request_id: ShortText | None = None
 
 
+ABOUT_PRIORITY = "of this tenant's waiting requests, those with lower numbers start first; default: 0"
 ABOUT_GENERATION = {
     "model": "the served model or one of its adapters; default: the model",
     "stream": "server-sent events instead of one answer",
@@ -179,11 +182,11 @@ ABOUT_GENERATION = {
     "regex": "SGLang's name for guided_regex",
     "ebnf": "SGLang's name for guided_grammar",
     "cache_salt": "only requests with the same salt share cached prompts",
+    "priority": ABOUT_PRIORITY,
     "request_id": "returned as X-Request-Id, and named in the router's log",
 }
 IGNORED_GENERATION = {
     "metadata": "nothing is stored",
-    "priority": "requests are served in the order of their arrival",
     "safety_identifier": "it is not passed on",
     "service_tier": "there is only one tier",
     "spaces_between_special_tokens": "tokens are written as their bytes",

@@ -193,6 +193,7 @@ class Generation:
             asker.affinity,
             asker.tenant,
             asker.within_s,
+            plan.rank,
         )
 
     @property

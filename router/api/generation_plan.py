@@ -87,6 +87,7 @@ class GenerationPlan:
     show: ShowOptions
     adapter: str = ""  # an adapter's digest, if `model` is an adapter's name
     cache_salt: int = 0  # only prompts of one salt share cached pages
+    rank: int = 0  # among the tenant's waiting requests: lower ranks start first
     headers: Mapping[bytes, bytes] = field(default_factory=dict)  # of the response: what was changed in the request
 
     @property

@@ -11,12 +11,14 @@ from router.api.chat_messages import thinking_kwargs
 from router.api.chat_task import ChatTask, named_as, plan_of
 from router.api.fields import (
     ABOUT_GENERATION,
+    ABOUT_PRIORITY,
     Body,
     CacheSalt,
     FieldTable,
     GenerationFields,
     JsonSchemaFormat,
     NotNegative,
+    Priority,
     Refused,
     ResponseFormat,
     Schema,
@@ -85,6 +87,7 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     stop_sequences: list[str] | None = None
     seed: int | None = None
     cache_salt: CacheSalt | None = None
+    priority: Priority | None = None
     request_id: ShortText | None = None
 
 
@@ -124,6 +127,7 @@ MESSAGES = FieldTable(
         "stop_sequences": "strings that end the answer",
         "seed": "beyond Anthropic's: the same seed and request give the same answer, on any node and after any fault",
         "cache_salt": "beyond Anthropic's: only requests with the same salt share cached prompts",
+        "priority": f"beyond Anthropic's: {ABOUT_PRIORITY}",
         "request_id": "beyond Anthropic's: returned as X-Request-Id, and named in the router's log",
     },
     ignored=IGNORED_PROMPT
@@ -169,6 +173,7 @@ class Messages:
             seed=body.seed,
             response_format=format_of(body),
             cache_salt=body.cache_salt,
+            priority=body.priority,
             request_id=body.request_id,
         )
         tools = tools_of(body.tools)

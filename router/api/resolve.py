@@ -88,7 +88,7 @@ class Resolver:
         limits = self.limits
         if (body.n or 1) > limits.max_n:
             raise InvalidRequest(f"n is {body.n}, above the limit of {limits.max_n}", param="n")
-        if body.stream_options is not None and not body.stream:
+        if _usage_shown(body) is not UsageShown.NEVER and not body.stream:
             raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
         if body.seed is not None and not -(1 << 63) <= body.seed < (1 << 64):
             raise InvalidRequest("seed does not fit into 64 bits", param="seed")
@@ -190,6 +190,7 @@ class Resolver:
             model=model,
             adapter="" if model == self.model_name else self.adapters().get(model, GONE),
             cache_salt=_salt(body.cache_salt),
+            rank=body.priority or 0,
             jobs=jobs,
             num_sequences=body.n or 1,
             sampling=self._sampling(body, cap.max_tokens, num_logprobs, scores, grammar),

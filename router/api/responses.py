@@ -11,6 +11,7 @@ from router.api.chat_messages import thinking_kwargs
 from router.api.chat_task import ChatTask, named_as, plan_of
 from router.api.fields import (
     ABOUT_GENERATION,
+    ABOUT_PRIORITY,
     NOT_YET,
     NOTHING,
     Body,
@@ -19,6 +20,7 @@ from router.api.fields import (
     GenerationFields,
     JsonSchemaFormat,
     Positive,
+    Priority,
     Refused,
     ResponseFormat,
     Schema,
@@ -81,6 +83,7 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     seed: int | None = None
     cache_salt: CacheSalt | None = None
+    priority: Priority | None = None
     request_id: ShortText | None = None
 
 
@@ -104,6 +107,7 @@ RESPONSES = FieldTable(
         "metadata": "returned unchanged",
         "seed": "beyond OpenAI's: the same seed and request give the same answer, on any node and after any fault",
         "cache_salt": "beyond OpenAI's: only requests with the same salt share cached prompts",
+        "priority": f"beyond OpenAI's: {ABOUT_PRIORITY}",
         "request_id": "beyond OpenAI's: returned as X-Request-Id, and named in the router's log",
     },
     ignored={
@@ -155,6 +159,7 @@ class Responses:
             seed=body.seed,
             response_format=format_of(body.text),
             cache_salt=body.cache_salt,
+            priority=body.priority,
             request_id=body.request_id,
         )
         task = ChatTask(

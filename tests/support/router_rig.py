@@ -83,10 +83,11 @@ class RouterRig:
         sampling: SamplingParams | None = None,
         tenant: Tenant = EVERYBODY,
         within_s: float | None = None,
+        rank: int = 0,
     ) -> list[Generate]:
         """The Generates of `rounds` new requests."""
         sampling = sampling or SamplingParams(max_tokens=max_tokens)
-        new = NewRequest(list(prompt), n, sampling, seed=7, tenant=tenant, within_s=within_s)
+        new = NewRequest(list(prompt), n, sampling, seed=7, tenant=tenant, within_s=within_s, rank=rank)
         _, self.opened = self.dispatcher.open([new] * rounds, self.now)
         return generates(self.opened)
 

@@ -109,6 +109,13 @@ def test_a_context_holds_the_start_token_too(text: TextModel) -> None:
         plan(text, prompt=[5] * (CONTEXT - 1))
 
 
+def test_a_request_s_priority_reaches_the_queue(text: TextModel) -> None:
+    assert [new.rank for more in ({}, {"priority": -2}) for new in sent(text, plan(text, prompt="x", **more))] == [
+        0,
+        -2,
+    ]
+
+
 def test_empty_text_is_one_token_and_an_empty_id_list_is_refused(text: TextModel) -> None:
     assert plan(text, prompt="").jobs[0].ids == [EOS]
     with pytest.raises(InvalidRequest, match="prompt is empty"):

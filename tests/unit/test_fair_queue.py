@@ -17,11 +17,10 @@ HIGH, LOW = Tenant("high", priority=1), Tenant("low", priority=-1)
 COUNT = iter(range(1 << 30))
 
 
-def request(tenant: Tenant, cost: int = 100) -> OpenRequest:
+def request(tenant: Tenant, cost: int = 100, rank: int = 0) -> OpenRequest:
     sampling = SamplingParams(max_tokens=cost - 10)
-    return OpenRequest(
-        f"r{next(COUNT)}", [1] * 10, sampling, 0, 60.0, [SequenceJournal(sampling.max_tokens)], tenant=tenant
-    )
+    sequences = [SequenceJournal(sampling.max_tokens)]
+    return OpenRequest(f"r{next(COUNT)}", [1] * 10, sampling, 0, 60.0, sequences, tenant=tenant, rank=rank)
 
 
 def filled(*parts: tuple[Tenant, int, int]) -> FairQueue:
@@ -46,6 +45,39 @@ def test_one_tenant_s_requests_start_in_order() -> None:
     for one in requests:
         queue.push(one)
     assert [queue.take() for _ in requests] == requests and len(queue) == 0
+
+
+def test_a_tenant_s_lower_ranks_start_first() -> None:
+    """Equal ranks start in order."""
+    queue, requests = FairQueue(), [request(A, rank=rank) for rank in (0, 5, 0, -1, 5, -1)]
+    for one in requests:
+        queue.push(one)
+        queue.check_integrity()
+    assert [requests.index(queue.take()) for _ in requests] == [3, 5, 0, 2, 1, 4]
+
+
+def test_a_rank_moves_nobody_else() -> None:
+    """Neither a tenant's turns nor those of another depend on ranks."""
+    queue = filled((B, 20, 100))
+    for rank in range(20):
+        queue.push(request(A, rank=-rank))
+    order = started(queue, 20)
+    plain = started(filled((B, 20, 100), (A, 20, 100)), 20)
+    assert order == plain
+
+
+def test_a_full_queue_drops_the_highest_rank() -> None:
+    queue, requests = FairQueue(), [request(A, rank=rank) for rank in (0, 5, 0)]
+    for one in requests:
+        queue.push(one)
+    assert queue.heaviest(B, 10, 2) == [requests[1], requests[2]]
+
+
+def test_only_lower_and_equal_ranks_are_ahead() -> None:
+    queue = FairQueue()
+    for rank in (0, 5, -5):
+        queue.push(request(A, rank=rank))
+    assert [queue.ahead(A, 100, rank) for rank in (-6, -5, 0, 5)] == [0, 100, 200, 300]
 
 
 def test_a_higher_priority_always_goes_first() -> None:

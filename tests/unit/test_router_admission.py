@@ -38,11 +38,13 @@ class Queued:
         self.held = self.open(A, self.room)
         assert len(self.held) == self.room
 
-    def open(self, tenant: Tenant = A, num: int = 1, within_s: float | None = None, cost: int = 6) -> list[Generate]:
+    def open(
+        self, tenant: Tenant = A, num: int = 1, within_s: float | None = None, cost: int = 6, rank: int = 0
+    ) -> list[Generate]:
         """Return what starts. Answers end after one token; by default their limit is no higher."""
         started = []
         for _ in range(num):
-            started += self.rig.open([1] * 5, max_tokens=cost - 5, tenant=tenant, within_s=within_s)
+            started += self.rig.open([1] * 5, max_tokens=cost - 5, tenant=tenant, within_s=within_s, rank=rank)
         return started
 
     def end(self, key: Key) -> list[Generate]:
@@ -75,6 +77,26 @@ def test_one_starts_for_each_that_ends_at_once() -> None:
         assert len(queued.end(queued.held.pop().key)) == 1
         assert queued.waiting.get("a", 0) == left
     assert queued.end(queued.held.pop().key) == []
+
+
+def test_a_lower_rank_of_the_same_tenant_starts_first() -> None:
+    queued = Queued()
+    for cost, rank in ((6, 0), (7, 1), (8, -1)):
+        queued.rig.now += 1
+        assert queued.open(cost=cost, rank=rank) == []
+    (row,) = queued.rig.dispatcher.waiting(queued.rig.now)
+    assert row.oldest_s == 2, "of all that wait, not of the first in turn"
+    order = [queued.end(queued.held.pop().key)[0].sampling.max_tokens for _ in range(3)]
+    assert order == [3, 1, 2]
+
+
+def test_an_urgent_request_is_not_refused_for_those_behind_it() -> None:
+    queued = Queued()
+    queued.open(num=300)
+    queued.pass_time(30.0, MIN_STARTED + 20)
+    queued.open(rank=-1, within_s=10)
+    with pytest.raises(DeadlineUnreachable):
+        queued.open(rank=0, within_s=10)
 
 
 def test_one_starts_when_a_client_leaves_or_finds_a_stop_string() -> None:

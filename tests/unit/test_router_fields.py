@@ -119,6 +119,7 @@ SHARED = [
         (True, "x", []),
         (("stream", True),),
     ),
+    Row("stream_options", harmless({}, {"include_usage": False}), ({"include_usage": True},)),
     Row(
         "n",
         ((3, lambda plan: plan.num_sequences == 3), (None, lambda plan: plan.num_sequences == 1)),
@@ -191,6 +192,12 @@ SHARED = [
         ("", 1, "x" * 513),
     ),
     Row("request_id", harmless("mine", None), (1, "x" * 513)),
+    Row(
+        "priority",
+        ((-3, lambda plan: plan.rank == -3), (None, lambda plan: plan.rank == 0)),
+        ("high", 1.5, True, 1 << 31, -(1 << 31) - 1),
+        kinds=(*GENERATIONS, RESPONSES, MESSAGES),
+    ),
     *(Row(name, (), (7, "x", {"a": 1})) for name in sorted(REFUSED_GENERATION.keys() - {"length_penalty"})),
     Row("prompt_logprobs", ((3, sampling("prompt_logprobs", 3)), (0, show("prompt_logprobs", 0))), (-1, 21, "x", True)),
     Row("prompt_logprobs", (), (3,), (("stream", True),)),
@@ -340,7 +347,11 @@ COMPLETION_ROWS = [
     ),
     Row(
         "logprobs",
-        ((4, show("num_logprobs", 4)), (0, show("num_logprobs", 0)), (None, show("num_logprobs", -1))),
+        (
+            (4, show("num_logprobs", 4)),
+            (0, show("num_logprobs", 0)),
+            *((nothing, show("num_logprobs", -1)) for nothing in (None, False)),
+        ),
         (21, -1, "x", True),
         kinds=(COMPLETIONS,),
     ),
