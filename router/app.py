@@ -139,6 +139,7 @@ async def serve_all(
             defaults,
             keeps_parts=config.router.unsupported_parts == "placeholder",
             is_strict=config.router.strict_fields,
+            other_names=config.model.public_names[1:],
         ),
         gateway,
         registry,

@@ -38,7 +38,7 @@ def with_local_text(router: RouterProcessConfig) -> RouterProcessConfig:
 
 def renamed(model: ModelConfig, name: HubName, path: str) -> ModelConfig:
     """Clients still call the model org/name, unless `served_model_name` is set."""
-    return replace(model, model=path, served_model_name=model.served_model_name or name.repo)
+    return replace(model, model=path, served_model_name=model.served_model_name or (name.repo,))
 
 
 def local_path(model: str, offline: bool = False, *, with_weights: bool = True) -> str:

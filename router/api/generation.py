@@ -151,6 +151,7 @@ class Generation:
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
         self._begun = mailbox.begun
         self._metrics.started()
+        self._metrics.for_model(self._plan.model)
         connection.was_admitted = self.was_admitted = True
         outcome: str = FinishReason.ABORT
         try:

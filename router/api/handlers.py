@@ -40,7 +40,7 @@ from router.tenants.book import Tenants
 from router.tenants.desk import Desk
 from router.tenants.tenant import Tenant
 from router.tools.declared import skipped_tools
-from shared.core.errors import BatonError, ModelNotFound
+from shared.core.errors import BatonError
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 STREAM_IDS = b"x-stream-ids"  # event ids are opt-in, because many clients expect one data line per event
@@ -253,9 +253,8 @@ class Handlers:
 
     async def model(self, connection: Connection) -> None:
         name = str(connection.scope["path_params"]["model"])
-        card = next((card for card in self._model_cards(connection.tenant) if card["id"] == name), None)
-        if card is None:
-            raise ModelNotFound(f"the model {name[:100]!r} does not exist", param="model")
+        self._resolver.for_tenant(connection.tenant).check_model(name)
+        card = next(card for card in self._model_cards(connection.tenant) if card["id"] == name)
         await connection.answer(200, msgspec.json.encode(card))
 
     async def health(self, connection: Connection) -> None:
@@ -308,10 +307,9 @@ class Handlers:
         raise NotFound("there is nothing at this path")
 
     def _model_cards(self, tenant: Tenant) -> list[dict[str, object]]:
-        base = self._resolver.model_name
+        own = [self._model_card(name) for name in self._resolver.names]
         names = self._resolver.for_tenant(tenant).adapters()
-        adapters = [self._model_card(name) | {"parent": base} for name in names]
-        return [self._model_card(base), *adapters]
+        return own + [self._model_card(name) | {"parent": self._resolver.model_name} for name in names]
 
     def _model_card(self, name: str) -> dict[str, object]:
         return {

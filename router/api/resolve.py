@@ -35,6 +35,7 @@ from shared.core.sampling_params import NEUTRAL, SamplingParams, SamplingValues
 CHARS_PER_TOKEN = 64  # the least result of chars_per_token
 LOWERED = b"x-baton-lowered"  # names a limit of the request that was lowered, its old and its new value
 MOST_SHOWN = 1 << 63
+MOST_NAMES = 20  # in an error
 GONE = "gone"  # stands for a digest if the adapter's last node has just left
 
 
@@ -64,6 +65,7 @@ class Resolver:
     max_chars: int = sys.maxsize
     keeps_parts: bool = True
     is_strict: bool = False
+    other_names: tuple[str, ...] = ()  # of the model, beside `model_name`
 
     def for_tenant(self, tenant: Tenant) -> Resolver:
         if tenant.adapters is None:
@@ -77,10 +79,18 @@ class Resolver:
 
     def check_model(self, name: str | None) -> None:
         """Raise ModelNotFound for an unknown name."""
-        if name is not None and name != self.model_name and name not in self.adapters():
-            raise ModelNotFound(
-                f"the model {name[:100]!r} does not exist; {self.model_name!r} is served", param="model"
-            )
+        if name is None or name in self.names:
+            return
+        served = [*self.names, *self.adapters()]
+        if name not in served:
+            shown = ", ".join(map(repr, served[:MOST_NAMES])) + (", ..." if len(served) > MOST_NAMES else "")
+            verb = "are" if len(served) > 1 else "is"
+            raise ModelNotFound(f"the model {name[:100]!r} does not exist; {shown} {verb} served", param="model")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the model itself; the first is the default."""
+        return (self.model_name, *self.other_names)
 
     def check_shared(self, body: GenerationFields) -> None:
         """Check the fields that need no tokenizer."""
@@ -188,7 +198,7 @@ class Resolver:
         jobs = tuple(PromptJob(ids=ids, seed=_seed(body.seed), echo=echo) for ids, echo in prompts)
         return GenerationPlan(
             model=model,
-            adapter="" if model == self.model_name else self.adapters().get(model, GONE),
+            adapter="" if model in self.names else self.adapters().get(model, GONE),
             cache_salt=_salt(body.cache_salt),
             rank=body.priority or 0,
             jobs=jobs,

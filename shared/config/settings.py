@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from shared.config import shipped_model
 from shared.config.endpoints import MAX_PORT, check_bind_host, check_router
+from shared.config.model_names import check_names, named_path, names_of
 from shared.config.model_path import MODEL_CHOICES
 from shared.config.options import check_fields, option
 from shared.core.errors import ConfigError
@@ -40,7 +41,11 @@ class ModelConfig:
         "for AMX (auto with AMX); int8: a byte per weight (auto with VNNI but no BF16); fp8: one scale per output",
         choices=("auto", "file", "codes", "int8", "fp8"),
     )
-    served_model_name: str = option("", "name that clients use; empty: the model's own name", metavar="NAME")
+    served_model_name: tuple[str, ...] = option(
+        (),
+        "name that clients use (repeat for several; the first is the default); none: the model's own name",
+        metavar="NAME",
+    )
     max_context: int = option(0, "longest prompt + answer in tokens; 0: as long as the model was trained for", low=0)
     lora: tuple[str, ...] = option(
         (),
@@ -52,8 +57,7 @@ class ModelConfig:
         check_fields(self)
         if len(self.adapters) != len(self.lora):
             raise ConfigError("--lora gives two adapters the same name")
-        if self.public_name in self.adapters:
-            raise ConfigError(f"--lora {self.public_name}=...: that is the model's own name")
+        check_names(self.public_names, self.adapters)
         if not self.model:
             raise ConfigError("--model is empty; write smollm2, hashlm, a .gguf file, a folder or org/name")
 
@@ -62,16 +66,12 @@ class ModelConfig:
         return dict(map(named_path, self.lora))
 
     @property
+    def public_names(self) -> tuple[str, ...]:
+        return names_of(self.model, self.served_model_name)
+
+    @property
     def public_name(self) -> str:
-        stem = self.model.rstrip("/").rsplit("/", 1)[-1]
-        return self.served_model_name or stem.removesuffix(".gguf")
-
-
-def named_path(text: str) -> tuple[str, str]:
-    name, _, path = text.partition("=")
-    if not name or not path or len(name) > 256:
-        raise ConfigError(f"--lora is {text!r}; write NAME=PATH")
-    return name, path
+        return self.public_names[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,12 @@ class RequestMetrics:
         self._ignored = Counter(
             "baton_ignored_fields_total", "Fields of requests that had no effect", ["field"], registry=registry
         )
+        self._models = Counter(
+            "baton_model_requests_total",
+            "Requests that were admitted, by their model's name",
+            ["model"],
+            registry=registry,
+        )
         self._continued = Counter(
             "baton_continued_streams_total", "Streams resumed after their reader's position", registry=registry
         )
@@ -77,6 +83,10 @@ class RequestMetrics:
 
     def started(self) -> None:
         self._open.inc()
+
+    def for_model(self, name: str) -> None:
+        """`name`: of the model or of an adapter, never one that the router does not serve."""
+        self._models.labels(name).inc()
 
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)

@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--empty-cache", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    flags: dict[str, dict[str, Any]] = {"model": {"model": args.model, "served_model_name": "bench"}}
+    flags: dict[str, dict[str, Any]] = {"model": {"model": args.model, "served_model_name": ("bench",)}}
     flags["router"] = {"local_prefill_tokens": args.local_prefill_tokens}  # a constant: it says on which node to look
     figures = {}
     for layout in args.layouts:

@@ -11,8 +11,10 @@ from router.api.chat import CHAT
 from router.api.completions import COMPLETIONS
 from router.api.fields import FieldTable
 from router.api.generation_plan import GenerationPlan
+from router.api.resolve import LOWERED
 
 Table = FieldTable[Any]
+CONTEXT = 1000
 GENERATIONS = (CHAT, COMPLETIONS)
 Check = Callable[[GenerationPlan], object]
 
@@ -27,6 +29,18 @@ class Row:
     extra: tuple[tuple[str, Any], ...] = ()
     kinds: tuple[Table, ...] = GENERATIONS
     param: str = ""
+
+
+def fills_the_context(plan: GenerationPlan) -> bool:
+    return len(plan.jobs[0].ids) + plan.sampling.max_tokens == CONTEXT
+
+
+def lowered(field: str, value: int) -> Check:
+    """The header names the old and the new value."""
+    return lambda plan: (
+        plan.headers == {LOWERED: f"{field};from={value};to={plan.sampling.max_tokens}".encode()}
+        and fills_the_context(plan)
+    )
 
 
 def always(plan: GenerationPlan) -> bool:

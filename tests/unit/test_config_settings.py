@@ -159,14 +159,26 @@ def test_width_is_one_without_a_draft():
 @pytest.mark.parametrize(
     ("model", "served", "name"),
     [
-        ("smollm2", "", "smollm2"),
-        ("/models/Tiny.gguf", "", "Tiny"),
-        ("/models/Qwen3-0.6B/", "", "Qwen3-0.6B"),
-        ("hashlm", "my-model", "my-model"),
+        ("smollm2", (), "smollm2"),
+        ("/models/Tiny.gguf", (), "Tiny"),
+        ("/models/Qwen3-0.6B/", (), "Qwen3-0.6B"),
+        ("hashlm", ("my-model",), "my-model"),
+        ("hashlm", ("",), "hashlm"),
+        ("hashlm", ("my-model", "other"), "my-model"),
     ],
 )
 def test_public_name(model, served, name):
-    assert ModelConfig(model=model, served_model_name=served).public_name == name
+    config = ModelConfig(model=model, served_model_name=served)
+    assert config.public_name == name and config.public_names == (tuple(filter(None, served)) or (name,))
+
+
+@pytest.mark.parametrize(
+    "more", [{"served_model_name": ("a", "a")}, {"served_model_name": ("a", "", "a")},
+             {"served_model_name": ("a", "b"), "lora": ("b=/x",)}],
+)  # fmt: skip
+def test_a_model_s_names_are_its_own(more):
+    with pytest.raises(ConfigError, match="--served-model-name|--lora b"):
+        ModelConfig(model="hashlm", **more)
 
 
 @pytest.mark.parametrize(

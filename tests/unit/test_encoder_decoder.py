@@ -110,10 +110,8 @@ def test_a_context_holds_the_start_token_too(text: TextModel) -> None:
 
 
 def test_a_request_s_priority_reaches_the_queue(text: TextModel) -> None:
-    assert [new.rank for more in ({}, {"priority": -2}) for new in sent(text, plan(text, prompt="x", **more))] == [
-        0,
-        -2,
-    ]
+    plans = plan(text, prompt="x"), plan(text, prompt="x", priority=-2)
+    assert [new.rank for made in plans for new in sent(text, made)] == [0, -2]
 
 
 def test_empty_text_is_one_token_and_an_empty_id_list_is_refused(text: TextModel) -> None:

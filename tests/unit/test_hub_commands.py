@@ -75,7 +75,7 @@ def test_routers_and_nodes_get_the_path_and_clients_the_name(rig: HubRig) -> Non
 
 
 def test_a_served_name_that_was_given_stays(rig: HubRig) -> None:
-    nodes = replace(NODES, model=replace(NODES.model, model=f"{NAME}@main", served_model_name="mine"))
+    nodes = replace(NODES, model=replace(NODES.model, model=f"{NAME}@main", served_model_name=("mine",)))
     assert with_local_model(nodes).model.public_name == "mine"
 
 

@@ -90,15 +90,6 @@ def test_a_lower_rank_of_the_same_tenant_starts_first() -> None:
     assert order == [3, 1, 2]
 
 
-def test_an_urgent_request_is_not_refused_for_those_behind_it() -> None:
-    queued = Queued()
-    queued.open(num=300)
-    queued.pass_time(30.0, MIN_STARTED + 20)
-    queued.open(rank=-1, within_s=10)
-    with pytest.raises(DeadlineUnreachable):
-        queued.open(rank=0, within_s=10)
-
-
 def test_one_starts_when_a_client_leaves_or_finds_a_stop_string() -> None:
     queued = Queued()
     queued.open(num=2)
@@ -278,6 +269,13 @@ def test_what_was_guessed_before_the_first_answer_ends_nobody() -> None:
 def test_an_urgent_request_is_not_refused_for_those_behind_it() -> None:
     queued = paced()
     assert queued.open(URGENT, within_s=6.0) == [] and queued.waiting["urgent"] == 1
+
+
+def test_a_low_rank_is_not_refused_for_the_ranks_behind_it() -> None:
+    queued = paced()
+    assert queued.open(rank=-1, within_s=6.0) == [] and queued.waiting["a"] == 21
+    with pytest.raises(DeadlineUnreachable):
+        queued.open(rank=0, within_s=6.0)
 
 
 def test_while_nobody_waits_any_deadline_may_be_tried() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -29,7 +28,7 @@ from router.api.generation_plan import Contexts, GenerationPlan, UsageShown
 from router.api.ignored import names_in_header
 from router.api.messages import COUNT_TOKENS, MESSAGES, Messages, counted
 from router.api.parse import BodyParser
-from router.api.resolve import LOWERED, Resolver
+from router.api.resolve import Resolver
 from router.api.responses import RESPONSES, Responses
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized
 from router.text.hashlm import hash_text_model
@@ -37,15 +36,18 @@ from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 from shared.core.sampling_params import MAX_GRAMMAR_CHARS
 from tests.support.field_rows import (
+    CONTEXT,
     GENERATIONS,
     Check,
     Row,
     Table,
     always,
     calls,
+    fills_the_context,
     grammar_with,
     grammar_without,
     harmless,
+    lowered,
     num_prompt,
     sampling,
     show,
@@ -66,7 +68,6 @@ from tests.support.nested_fields import (
 from tests.support.responses_rows import RESPONSES_ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTEXT = 1000
 LIMITS = LimitsConfig(max_n=8, max_stop_strings=4, max_stop_chars=10)
 RESOLVER = Resolver("hashlm", hash_text_model(), LIMITS, tool_format="hermes")
 TABLES: tuple[Table, ...] = (CHAT, COMPLETIONS, MESSAGES, RESPONSES, COUNT_TOKENS, TOKENIZE, DETOKENIZE)
@@ -85,18 +86,6 @@ BASES: dict[Table, dict[str, Any]] = {
 }
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
-
-
-def fills_the_context(plan: GenerationPlan) -> bool:
-    return len(plan.jobs[0].ids) + plan.sampling.max_tokens == CONTEXT
-
-
-def lowered(field: str, value: int) -> Check:
-    """The header names the old and the new value."""
-    return lambda plan: (
-        plan.headers == {LOWERED: f"{field};from={value};to={plan.sampling.max_tokens}".encode()}
-        and fills_the_context(plan)
-    )
 
 
 def follows_schema(plan: GenerationPlan) -> bool:
@@ -411,31 +400,6 @@ def test_an_answer_of_no_given_length_fits_every_node() -> None:
     (prompt,) = plan.jobs
     assert len(prompt.ids) + plan.sampling.max_tokens == 1000
     assert len(prompt.ids) + Chat().plan(body, RESOLVER, Contexts(2000, len(prompt.ids))).sampling.max_tokens == 2000
-
-
-@pytest.mark.parametrize(
-    ("kind", "field"),
-    [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (COMPLETIONS, "max_tokens"), (MESSAGES, "max_tokens"),
-     (RESPONSES, "max_output_tokens")],
-)  # fmt: skip
-def test_a_strict_router_refuses_a_limit_beyond_the_context(kind: Table, field: str) -> None:
-    """On this code agents shorten their conversation."""
-    parsed: Any = PARSERS[kind].parse(json.dumps({**BASES[kind], field: 32_000}).encode()).body
-    lowered = APIS[kind].plan(parsed, RESOLVER, Contexts(CONTEXT, CONTEXT)).headers[LOWERED]
-    assert lowered.startswith(f"{field};from=32000;to=9".encode())
-    with pytest.raises(InvalidRequest, match=f"{field} is 32000") as error:
-        APIS[kind].plan(parsed, replace(RESOLVER, is_strict=True), Contexts(CONTEXT, CONTEXT))
-    assert (error.value.param, error.value.code) == (field, "context_length_exceeded")
-
-
-def test_the_newer_name_of_the_limit_wins() -> None:
-    both = (
-        PARSERS[CHAT].parse(json.dumps({"messages": USER, "max_tokens": 7, "max_completion_tokens": 8}).encode()).body
-    )
-    same = (
-        PARSERS[CHAT].parse(json.dumps({"messages": USER, "max_tokens": 8, "max_completion_tokens": 8}).encode()).body
-    )
-    assert Chat().skipped(both) == ("max_tokens",) and Chat().skipped(same) == ()
 
 
 def short(value: Any) -> str:

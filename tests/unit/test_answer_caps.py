@@ -1,0 +1,52 @@
+"""Limits on answers that do not fit after the prompt: lowered and named, or refused by a strict router."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from router.api.chat import CHAT, Chat
+from router.api.completions import Completions
+from router.api.generation_plan import Contexts
+from router.api.messages import Messages
+from router.api.parse import BodyParser
+from router.api.resolve import LOWERED, Resolver
+from router.api.responses import Responses
+from router.text.hashlm import hash_text_model
+from shared.config.settings import LimitsConfig
+from shared.core.errors import InvalidRequest
+from tests.support.field_rows import CONTEXT
+
+USER = [{"role": "user", "content": "hi"}]
+CONTEXTS = Contexts(CONTEXT, CONTEXT)
+TEXT = hash_text_model()
+
+
+@pytest.mark.parametrize(
+    ("api", "field", "body"),
+    [
+        (Chat(), "max_tokens", {"messages": USER}),
+        (Chat(), "max_completion_tokens", {"messages": USER}),
+        (Completions(), "max_tokens", {"prompt": "hi"}),
+        (Messages(), "max_tokens", {"messages": USER}),
+        (Responses(), "max_output_tokens", {"input": "hi"}),
+    ],
+)
+def test_a_strict_router_refuses_a_limit_beyond_the_context(api: Any, field: str, body: dict[str, Any]) -> None:
+    """On this code agents shorten their conversation."""
+    parsed = BodyParser(api.table).parse(json.dumps(body | {field: 32_000}).encode()).body
+    plan = api.plan(parsed, Resolver("m", TEXT, LimitsConfig()), CONTEXTS)
+    assert plan.headers[LOWERED] == f"{field};from=32000;to={CONTEXT - len(plan.jobs[0].ids)}".encode()
+    with pytest.raises(InvalidRequest, match=f"{field} is 32000") as error:
+        api.plan(parsed, Resolver("m", TEXT, LimitsConfig(), is_strict=True), CONTEXTS)
+    assert (error.value.param, error.value.code) == (field, "context_length_exceeded")
+
+
+def test_the_newer_name_of_the_limit_wins() -> None:
+    for older, skipped in ((7, ("max_tokens",)), (8, ())):
+        sent = {"messages": USER, "max_tokens": older, "max_completion_tokens": 8}
+        body = BodyParser(CHAT).parse(json.dumps(sent).encode()).body
+        assert Chat().skipped(body) == skipped
+        assert Chat().plan(body, Resolver("m", TEXT, LimitsConfig()), CONTEXTS).sampling.max_tokens == 8
