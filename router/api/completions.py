@@ -76,9 +76,9 @@ class Completions:
 
 
 def num_logprobs_of(body: CompletionRequest) -> int:
-    """Return -1 if the body asks for none. Some clients send the chats' `false`."""
+    """Return -1 for none. Some clients send the chats' `false`."""
     if body.logprobs is True:
-        raise InvalidRequest("logprobs is a number here: of so many of the likeliest tokens", param="logprobs")
+        raise InvalidRequest("logprobs is the number of likeliest tokens here, not true", param="logprobs")
     return -1 if body.logprobs is None or body.logprobs is False else body.logprobs
 
 

@@ -2,11 +2,9 @@
 
     x-anthropic-billing-header: cc_version=2.1.100; cc_entrypoint=cli; cch=00af3;
 
-Claude Code puts such a line before its system prompt, as a block of its own or at the beginning of one. `cch` differs
-in each request, so that nothing behind the line could be cached. Anthropic's API never shows the line to a model.
-
-The insertion's text is its name, `key=value` pairs that end with `;`, and one line end. The last pair may lack its `;`
-if the line or the block ends there. Everything else is the prompt, on the same line too.
+Claude Code begins its system prompt with it, often as a block of its own. `cch` differs in each request, so that
+nothing behind it could be cached. Its text is the name, `key=value` pairs that end with `;`, and one line end. The last
+pair needs no `;` at the end of the line or block. All else is the prompt, also on the same line.
 """
 
 from __future__ import annotations

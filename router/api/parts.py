@@ -1,11 +1,10 @@
-"""Parts of messages that are not plain text: those that hold text become text, others a placeholder or an error.
+"""Turn parts of messages that are not plain text into text, a placeholder or an error.
 
     document, file with text, search_result, tool_reference   their text, in a tag
-    server_tool_use, web_search_tool_result, ...              a foreign server's calls and their results, in a tag
+    server_tool_use, web_search_tool_result, ...              a foreign server's calls and results, in a tag
     image, audio, other files, unknown                        a placeholder; an error in the newest user message
 
-An error there is one that its client can take back. A placeholder keeps the rest of a session alive: the client sends
-an earlier image, or a tool's image, with each later request.
+A client can take back only its newest message. It sends earlier images with each later request.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ OPAQUE = frozenset({"type", "id", "signature", "cache_control", "citations", "en
 
 
 class AnyPart(Body, frozen=True, kw_only=True):
-    """The fields of all kinds of parts. Fields of type Any are checked by this module, or have no effect."""
+    """The fields of all kinds of parts."""
 
     type: str = "text"
     text: str | None = None
@@ -61,7 +60,7 @@ class Parts:
         self.replaced: list[str] = []  # paths of parts with a placeholder
 
     def text_of(self, part: AnyPart, path: str, *, is_newest: bool) -> str:
-        """Raise InvalidRequest for a part that is neither text nor may have a placeholder."""
+        """Raise InvalidRequest for a part that may not have a placeholder."""
         if part.type == "text":
             return needed_text(part, path)
         text = readable(part)
@@ -88,8 +87,7 @@ def needed_text(part: AnyPart, path: str) -> str:
 def newest_user(roles: Sequence[str]) -> int | None:
     """Return the index of the message that a person has just written, or None.
 
-    `roles` are those of templates; a message with tool results is a tool's. A message behind tool results is written
-    by an agent, often with the tool's images. An answer may be begun behind the newest message.
+    A message with tool results has the role `tool`. An agent writes the message behind it, often with a tool's images.
     """
     spoken = [(index, role) for index, role in enumerate(roles) if role != "system"]
     while spoken and spoken[-1][1] == "assistant":

@@ -53,8 +53,8 @@ class Resolver:
     go.
 
     `defaults`: for fields that a request lacks. `max_chars`: the most characters of a text. For longer texts a
-    tokenizer would take gigabytes. `keeps_parts`: whether parts that are no text may get a placeholder. `is_strict`:
-    whether a `max_tokens` beyond the room is refused, not lowered."""
+    tokenizer would take gigabytes. `keeps_parts`: whether images may get a placeholder. `is_strict`: whether a
+    `max_tokens` beyond the room is refused, not lowered."""
 
     model_name: str
     text: TextModel
@@ -74,7 +74,6 @@ class Resolver:
         return replace(self, adapters=lambda: {name: it for name, it in every().items() if tenant.may_use(name)})
 
     def parts(self) -> Parts:
-        """Return what a request's parts that are no text become."""
         return Parts(keeps=self.keeps_parts)
 
     def check_model(self, name: str | None) -> None:
@@ -132,9 +131,7 @@ class Resolver:
         return [self._prompt(entry, add_special) for entry in entries]
 
     def truncated(self, ids: list[int], most: int | None, num_answer: int, max_context: int) -> list[int]:
-        """Return the last `most` ids. If `most` is None, return all; if -1, as many as leave room for the answer.
-
-        Raise InvalidRequest if the answer leaves no room: the prompt would be lost."""
+        """Return the last `most` ids. If `most` is None, return all; if -1, as many as leave room for the answer."""
         if most == -1:
             most = max_context - num_answer - self.size(())
             if most < 1:
@@ -162,7 +159,7 @@ class Resolver:
             raise PromptTooLong(f"{why}: the prompt is too long", param=field)
 
     def cap(self, wanted: int | None, field: str, room: int, *, default: int) -> Cap:
-        """Raise PromptTooLong, because agents then shorten their conversation, if nothing may be changed silently."""
+        """Raise PromptTooLong if strict: agents then shorten their conversation."""
         if wanted is None:
             return Cap(min(default, room))
         if wanted <= room:

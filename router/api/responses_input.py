@@ -1,7 +1,7 @@
 """Turn the input of /v1/responses into a template's turns.
 
-Encrypted reasoning is left out. parts.py says what becomes of images and files. A foreign tool's call that the client
-has run becomes a call, and its output a result; a foreign server's own call becomes text.
+Encrypted reasoning is left out. parts.py says what becomes of images and files. Calls that the client has run become
+calls, also of OpenAI's own tools; a foreign server's own call becomes text.
 """
 
 from __future__ import annotations

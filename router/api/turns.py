@@ -31,8 +31,7 @@ class Turns:
             self.all.append({"role": role, "content": text})
 
     def add_system(self, texts: Sequence[str]) -> None:
-        """Add a turn without clients' insertions. Without other text there is none, so that the template's own system
-        prompt stays."""
+        """Add no turn for empty text, so that the template's own system prompt stays."""
         text = system_text(texts)
         if text:
             self.add("system", text)

@@ -13,7 +13,7 @@ from router.api.chat import CHAT
 from router.api.chat_messages import turns_of as chat_turns
 from router.api.messages import MESSAGES, conversation_of
 from router.api.parse import BodyParser
-from router.api.parts import Parts
+from router.api.parts import Parts, newest_user
 from router.api.responses import RESPONSES
 from router.api.responses_input import turns_of as responses_turns
 from shared.core.errors import InvalidRequest
@@ -74,6 +74,24 @@ def test_an_image_is_refused_only_in_the_newest_message(read: Reader, image: dic
             read(messages, Parts())
 
 
+@pytest.mark.parametrize(
+    ("roles", "newest"),
+    [
+        ([], None),
+        (["system"], None),
+        (["user"], 0),
+        (["user", "assistant"], 0),
+        (["user", "assistant", "user", "system"], 2),
+        (["user", "assistant", "tool"], None),
+        (["user", "assistant", "tool", "user"], None),
+        (["user", "assistant", "tool", "assistant", "user"], 4),
+        (["tool", "system", "user"], None),
+    ],
+)
+def test_only_a_person_s_message_is_the_newest(roles: list[str], newest: int | None) -> None:
+    assert newest_user(roles) == newest
+
+
 @pytest.mark.parametrize(("read", "image"), APIS)
 def test_after_a_refusal_the_session_goes_on(read: Reader, image: dict[str, Any]) -> None:
     """Some clients send the refused message again, with the next one behind it."""
@@ -88,7 +106,7 @@ def test_refuse_refuses_every_part(read: Reader, image: dict[str, Any]) -> None:
     assert str(error.value.param).endswith("[0].content[0].type")
 
 
-def test_a_tool_s_image_has_a_placeholder_even_in_the_newest_result() -> None:
+def test_a_tool_s_image_has_a_placeholder_in_the_newest_result() -> None:
     said = SEEN.format("image")
     see = {"type": "text", "text": "see "}
     result = {"type": "tool_result", "tool_use_id": "t", "content": [see, IMAGE]}
