@@ -130,17 +130,7 @@ async def serve_all(
     desk = Desk(keys.tenants, TenantMetrics(prometheus), LogOnce(log))
     gateway = make_gateway(config, registry, link, ClusterMetrics(prometheus), log, keys.tenants, desk.limits)
     handlers = Handlers(
-        Resolver(
-            config.model.public_name,
-            text,
-            config.limits,
-            registry.adapters,
-            config.text.tool_format,
-            defaults,
-            keeps_parts=config.router.unsupported_parts == "placeholder",
-            is_strict=config.router.strict_fields,
-            other_names=config.model.public_names[1:],
-        ),
+        make_resolver(config, registry, text, defaults),
         gateway,
         registry,
         metrics,
@@ -174,6 +164,23 @@ async def serve_all(
     finally:
         for task in tasks:
             task.cancel()
+
+
+def make_resolver(
+    config: RouterProcessConfig, registry: Registry, text: TextModel, defaults: SamplingValues
+) -> Resolver:
+    name, *others = config.model.public_names
+    return Resolver(
+        name,
+        text,
+        config.limits,
+        registry.adapters,
+        config.text.tool_format,
+        defaults,
+        keeps_parts=config.router.unsupported_parts == "placeholder",
+        is_strict=config.router.strict_fields,
+        other_names=tuple(others),
+    )
 
 
 def start_background(
