@@ -44,11 +44,11 @@ def main(tally: Tally) -> None:
         assert "Paris" in llm(tally, "-m", "baton-completion", "The capital of France is", *GREEDY)
     with tally.check("an error is told"):
         try:
-            llm(tally, "-m", "baton", SKY, "-o", "max_tokens", "99999")
+            llm(tally, "-m", "baton", SKY, "-o", "stop", "x" * 9999)
         except RuntimeError as error:
-            assert "max_tokens is 99999" in str(error), str(error)
+            assert "a stop string must have" in str(error), str(error)
         else:
-            raise AssertionError("max_tokens 99999 was taken")
+            raise AssertionError("a stop string of 9999 characters was taken")
 
 
 def answer(tally: Tally, messages: list[dict[str, Any]]) -> str:

@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.api.chat import CHAT
 from router.api.chat_messages import turns_of as chat_turns
 from router.api.messages import MESSAGES, conversation_of
 from router.api.parse import BodyParser
-from router.api.parts import Parts, newest_user
+from router.api.parts import AnyPart, Parts, newest_user
 from router.api.responses import RESPONSES
 from router.api.responses_input import turns_of as responses_turns
 from shared.core.errors import InvalidRequest
@@ -281,3 +283,45 @@ def test_a_system_prompt_is_text() -> None:
     body = {"messages": [GO_ON], "max_tokens": 1, "system": [IMAGE]}
     with pytest.raises(InvalidRequest, match="reads text only"):
         conversation_of(parsed(MESSAGES.path, body), (), Parts())
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.text(max_size=4)
+    | st.sampled_from(["data:text/x;base64,eA==", "eA=="]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "text", "data", "content", "media_type", "file_data", "filename", "transcript"]),
+            inner,
+        )
+    ),
+    max_leaves=6,
+)
+kinds = st.sampled_from(
+    [
+        "text",
+        "document",
+        "file",
+        "input_file",
+        "search_result",
+        "tool_reference",
+        "server_tool_use",
+        "image",
+        "x_tool_result",
+    ]
+)
+fields = st.sampled_from([name for name in AnyPart.__struct_fields__ if name not in ("type", "text")])
+
+
+@given(kinds, st.dictionaries(fields, json_values, max_size=4))
+def test_any_part_is_text_a_placeholder_or_an_error(kind: str, given_fields: dict[str, Any]) -> None:
+    for read in (of_chat, of_claude, of_responses):
+        for part in ({"type": kind} | given_fields, {"type": "tool_result", "content": given_fields.get("content")}):
+            try:
+                turns = read([user(part), OK, GO_ON], Parts())
+            except InvalidRequest:
+                continue
+            assert all(isinstance(turn["content"], str) for turn in turns)
