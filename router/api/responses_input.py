@@ -41,12 +41,15 @@ class InputItem(Body, frozen=True, kw_only=True):
     arguments: str | dict[str, Any] | None = None
     input: Any = None
     action: Any = None
+    actions: Any = None
     operation: Any = None
     queries: Any = None
     code: Any = None
     output: str | list[InputPart] | dict[str, Any] | None = None
     outputs: Any = None
     results: Any = None
+    result: Any = None
+    tools: Any = None
     error: Any = None
     summary: list[InputPart] | None = None
     encrypted_content: Any = None
@@ -54,6 +57,7 @@ class InputItem(Body, frozen=True, kw_only=True):
     status: Any = None
     phase: Any = None
     namespace: Any = None
+    caller: Any = None
 
 
 def turns_of(instructions: str | None, items: str | Sequence[InputItem], parts: Parts) -> list[Turn]:
@@ -137,12 +141,15 @@ def _thought(part: InputPart, path: str) -> str:
 
 
 def _arguments(item: InputItem) -> object:
-    given = next((value for value in (item.arguments, item.action, item.operation) if value), None)
-    return given if given is not None else {"input": item.input if item.input is not None else ""}
+    """Return an object, or JSON text."""
+    given = next((value for value in (item.arguments, item.action, item.actions, item.operation) if value), None)
+    if given is None:
+        return {"input": item.input or ""}
+    return given if isinstance(given, str | dict) else {"actions": given}
 
 
 def _output_text(item: InputItem, path: str, parts: Parts) -> str:
-    output = item.output if item.output is not None else item.results
+    output = next((one for one in (item.output, item.results, item.result, item.tools) if one is not None), None)
     if isinstance(output, dict) and isinstance(kind := output.get("type"), str) and "image_url" in output:
         return parts.left_out(kind, path, is_newest=False)
     if isinstance(output, list) and all(isinstance(part, InputPart) for part in output):

@@ -1,4 +1,4 @@
-"""A router whose model has several names: each is listed, answered with and counted, and errors list them."""
+"""A router with other settings than the default: a model of several names, strict fields, no placeholders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ NAMES = ["one", "two"]
 
 @pytest.fixture(scope="module")
 def router() -> Iterator[RouterProcess]:
-    router = RouterProcess(*(f"--served-model-name={name}" for name in NAMES), "--strict-fields")
+    router = RouterProcess(
+        *(f"--served-model-name={name}" for name in NAMES), "--strict-fields", "--unsupported-parts=refuse"
+    )
     node = FakeNode("decode", router.nodes, "d0").start()
     yield router
     node.stop()
@@ -50,3 +52,11 @@ def test_a_strict_router_changes_no_limit(router: RouterProcess) -> None:
     refused = ask(router, model="one", max_tokens=32_000)
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
     assert "x-baton-lowered" not in refused.headers
+
+
+def test_a_router_without_placeholders_refuses_every_image(router: RouterProcess) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    turns = [{"role": "user", "content": [image]}, {"role": "assistant", "content": "ok"}]
+    body = {"messages": [*turns, {"role": "user", "content": "hi"}], "max_tokens": 3}
+    refused = httpx.post(f"{router.url}/v1/chat/completions", json=body, timeout=HANG_GUARD_S)
+    assert refused.status_code == 400 and "reads text only" in refused.json()["error"]["message"]

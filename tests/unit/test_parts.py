@@ -237,19 +237,23 @@ def test_calls_of_openai_s_own_tools_are_calls() -> None:
     patch_out = {"type": "custom_tool_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "done"}]}
     run = {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}}
     run_out = {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "f", "stderr": "w", "outcome": {}}]}
-    look = {"type": "computer_call", "call_id": "d", "action": {"type": "screenshot"}}
+    look = {"type": "computer_call", "call_id": "d", "actions": [{"type": "screenshot"}]}
     shot = {"type": "computer_screenshot", "image_url": "data:"}
     look_out = {"type": "computer_call_output", "call_id": "d", "output": shot}
-    turns = of_responses([GO_ON, shell, shell_out, patch, patch_out, run, run_out, look, look_out], parts := Parts())
+    seek = {"type": "tool_search_call", "call_id": "e", "arguments": {"goal": "x"}, "execution": "client"}
+    seek_out = {"type": "tool_search_output", "call_id": "e", "tools": [{"name": "f"}]}
+    items = [shell, shell_out, patch, patch_out, run, run_out, look, look_out, seek, seek_out]
+    turns = of_responses([GO_ON, *items], parts := Parts())
     calls = [turn["tool_calls"][0]["function"] for turn in turns if turn.get("tool_calls")]
     assert calls == [
         {"name": "local_shell", "arguments": {"type": "exec", "command": ["ls"]}},
         {"name": "apply_patch", "arguments": {"input": "*** Begin"}},
         {"name": "shell", "arguments": {"commands": ["ls"]}},
-        {"name": "computer", "arguments": {"type": "screenshot"}},
+        {"name": "computer", "arguments": {"actions": [{"type": "screenshot"}]}},
+        {"name": "tool_search", "arguments": {"goal": "x"}},
     ]
     results = [turn["content"] for turn in turns if turn["role"] == "tool"]
-    assert results == ["f", "done", "f\nw", SEEN.format("computer_screenshot")]
+    assert results == ["f", "done", "f\nw", SEEN.format("computer_screenshot"), '{"name":"f"}']
     assert parts.replaced == ["input[8].output"]
     custom = {"id": "b", "type": "custom", "custom": {"name": "apply_patch", "input": "*** Begin"}}
     (turn,) = of_chat([{"role": "assistant", "tool_calls": [custom]}], Parts())
