@@ -1,4 +1,4 @@
-"""Name fields without effect, for the response header and the metric."""
+"""Name what was changed in a request, or has no effect: in response headers, and in the metric."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from urllib.parse import quote
 from router.api.fields import FieldTable
 
 IGNORED = b"x-baton-ignored-fields"
+LOWERED = b"x-baton-lowered"  # a limit of the request that was lowered, with its old and its new value
 PLACEHOLDERS = b"x-baton-placeholders"  # parts of messages in whose place the model reads a placeholder
 MAX_NAMES = 16
 MAX_CHARS = 64  # length of one name

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from router.api.errors import PromptTooLong
 from router.api.fields import GenerationFields
 from router.api.generation_plan import PLAIN, AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
+from router.api.ignored import LOWERED
 from router.api.parts import Parts
 from router.api.token_rules import (
     allowed_ids_of,
@@ -33,7 +34,6 @@ from shared.core.keys import MASK64
 from shared.core.sampling_params import NEUTRAL, SamplingParams, SamplingValues
 
 CHARS_PER_TOKEN = 64  # the least result of chars_per_token
-LOWERED = b"x-baton-lowered"  # names a limit of the request that was lowered, its old and its new value
 MOST_SHOWN = 1 << 63
 MOST_NAMES = 20  # in an error
 GONE = "gone"  # stands for a digest if the adapter's last node has just left

@@ -10,9 +10,10 @@ import pytest
 from router.api.chat import CHAT, Chat
 from router.api.completions import Completions
 from router.api.generation_plan import Contexts
+from router.api.ignored import LOWERED
 from router.api.messages import Messages
 from router.api.parse import BodyParser
-from router.api.resolve import LOWERED, Resolver
+from router.api.resolve import Resolver
 from router.api.responses import Responses
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig

@@ -9,6 +9,7 @@ import pytest
 from router.api.body_budget import BodyBudget
 from router.api.connection import Connection
 from router.api.errors import BodiesFull, HostNotAllowed, MediaTypeRefused
+from router.api.ignored import IGNORED, LOWERED, PLACEHOLDERS
 from router.api.json_shape import MOST_CONTAINERS, check_shape
 from router.api.web_rules import WebRules
 from shared.config.http_settings import HttpConfig
@@ -157,3 +158,9 @@ def test_one_address_leaves_bodies_to_others() -> None:
 def test_the_largest_body_fits_for_everybody() -> None:
     budget = BodyBudget(8, largest=8)
     assert asyncio.run(body_of(request(bodies=budget), b"abcdefgh")) == b"abcdefgh"
+
+
+def test_pages_may_read_what_was_changed_in_their_requests() -> None:
+    headers = dict(WebRules([], [ELSEWHERE]).headers(request(origin=ELSEWHERE)))
+    shown = headers[b"access-control-expose-headers"]
+    assert {IGNORED, LOWERED, PLACEHOLDERS} <= set(shown.split(b", "))
