@@ -15,13 +15,13 @@ PEERS ?=
 ROWS ?=
 GPU_FLAGS ?=
 
-.PHONY: help setup setup-dev run test test-fast test-long bench pictures lint mutants mutants-sampled sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
+.PHONY: help setup setup-dev run test test-deep test-long bench pictures lint mutants mutants-sampled sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run        set up, then serve on http://127.0.0.1:8000 (router, one prefill node, one decode node)"
-	@echo "make test       set up, then lint and tests, without a GPU; about 40 minutes"
-	@echo "make test-fast  lint, unit tests and short simulations"
+	@echo "make test       set up, then lint and the tests that notice most per second; twelve minutes"
+	@echo "make test-deep  the other tests that a landing needs; half an hour"
 	@echo "make test-long  hours: costly variants, more seeds, all ranks, fuzzing, mutated bodies, kernels, soaking, mutants"
 	@echo "make setup      the environment in $(VENV) only"
 	@echo "make setup-dev  the same, with what tests, lint and benches need; they ask for it themselves"
@@ -53,10 +53,10 @@ run: setup
 	@exec $(BIN)/baton up --host 127.0.0.1 --port 8000
 
 test: setup-dev
-	@$(BIN)/python tests/tiers.py all
+	@$(BIN)/python tests/tiers.py test
 
-test-fast: setup-dev
-	@$(BIN)/python tests/tiers.py fast
+test-deep: setup-dev
+	@$(BIN)/python tests/tiers.py deep
 
 test-long: setup-dev
 	@$(BIN)/python tests/tiers.py long

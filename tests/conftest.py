@@ -1,10 +1,10 @@
-"""For all tests: thread settings before torch loads, --fast, GPU tests only where there is a GPU."""
+"""For all tests: thread settings before torch loads, which part of them runs, GPU tests only where there is a GPU."""
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from shared.config.core_plan import CorePlan
 if TYPE_CHECKING:
     from tests.support.hazards.attach import Hazards
 
+DEEP = Path(__file__).with_name("deep.txt")  # written by tests/mutants/choose.py
 FIGURES = "figures"  # the property of a test's report that holds its lines
 running: list[str] = []  # tests that were begun and have not ended, in whichever process
 GPU_TESTS = Path(__file__).parent / "gpu"
@@ -26,7 +27,7 @@ settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="leave out tests marked slow")
+    parser.addoption("--part", choices=("first", "deep"), help=f"first: without those of {DEEP.name}; deep: only those")
     parser.addoption("--seeds", type=int, default=120, help="seeds of the equivalence matrix (600: the long run)")
     parser.addoption("--transport", default="", help="chaos: what carries all pages; else shared memory and messages")
     parser.addoption("--drill-json", default="", help="drill: a file that gets the figures of its scenarios")
@@ -35,10 +36,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for marker, is_left_out in (("slow", config.getoption("--fast")), ("long", not config.getoption("--long"))):
-        marked = [item for item in items if is_left_out and item.get_closest_marker(marker)]
-        config.hook.pytest_deselected(items=marked)
-        items[:] = [item for item in items if item not in marked]
+    part, deep = config.getoption("--part"), frozenset(DEEP.read_text(encoding="utf-8").splitlines())
+    left_out = {
+        item
+        for item in items
+        if (item.get_closest_marker("long") and not config.getoption("--long"))
+        or (part is not None and (part == "deep") != is_deep(item.nodeid, deep))
+    }
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
     for item in items:
         if GPU_TESTS in item.path.parents:
             item.add_marker("gpu")
@@ -46,6 +52,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gpu_items and not has_gpu():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+def is_deep(nodeid: str, deep: Collection[str]) -> bool:
+    """Whether `deep` has the test, all of its cases, or its whole file."""
+    file, _, rest = nodeid.partition("::")
+    return nodeid in deep or f"{file}::{rest.partition('[')[0]}" in deep or file in deep
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,8 @@
 """Runs lint and the test tiers one after another, and prints what each took beside a quiet machine's seconds.
 
-    python tests/tiers.py all | fast | long | lint | drill
+    python tests/tiers.py test | deep | long | lint | drill
+
+`test` and `deep` share the tests of each tier: tests/deep.txt, which tests/mutants/choose.py wrote, says which wait.
 
 Seconds are there to be read: a slow machine fails nothing. Only a tier that takes several times what a quiet machine
 needs is ended, as one that hangs; it is asked first, so that pytest says which test was running. A tier that can't run
@@ -16,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +29,7 @@ NO_TESTS_COLLECTED = 5
 CANT_RUN_HERE = 77
 LONG_RUN = "2000"  # seeds: from here on rare events are demanded
 BIN = Path(sys.executable).parent
+SECONDS = ROOT / "build" / "seconds"
 REQUIREMENTS = ROOT / "tests" / "requirements.txt"
 PIP_INSTALL = (sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries=1")
 INSTALL_TIMEOUT_S = 600.0
@@ -56,6 +59,17 @@ def pytest_tier(name: str, quiet_s: float, *options: str) -> Tier:
     return Tier(name, quiet_s, (sys.executable, "-m", "pytest", "-q", f"tests/{name}", "--durations=5", *options))
 
 
+def shared_tiers(part: str, quiet_s: Mapping[str, float]) -> tuple[Tier, ...]:
+    """One part of all tiers' tests. What each took is left in build/seconds."""
+    return tuple(
+        replace(
+            pytest_tier(name, seconds, f"--part={part}", f"--junitxml={SECONDS / name}-{part}.xml", *HOW[name]),
+            needs=NEEDS.get(name, ()),
+        )
+        for name, seconds in quiet_s.items()
+    )
+
+
 def on_every_core() -> tuple[str, ...]:
     """Tests compute with one thread each, so several processes share their files; memory allows no more than four."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -70,15 +84,11 @@ LINT = (
     Tier("mutants", 4, (sys.executable, "tests/mutants/check.py")),
     Tier("prose", 9, (sys.executable, "-m", "tests.support.prose", "--check")),
 )
-FAST = (pytest_tier("unit", 165, "--fast", *on_every_core()), pytest_tier("simulation", 60, "--fast", *on_every_core()))
-DRILL = replace(pytest_tier("drill", 220, "-rs"), needs=(sys.executable, "-m", "tests.drill.needs"))
-FULL = (
-    pytest_tier("unit", 790, *on_every_core()),
-    pytest_tier("simulation", 310, *on_every_core()),
-    pytest_tier("integration", 627),
-    pytest_tier("chaos", 380),
-    DRILL,
-)
+NEEDS = {"drill": (sys.executable, "-m", "tests.drill.needs")}
+HOW = {"unit": on_every_core(), "simulation": on_every_core(), "integration": (), "chaos": (), "drill": ("-rs",)}
+FIRST = shared_tiers("first", {"unit": 300, "simulation": 80, "integration": 130, "chaos": 50, "drill": 70})
+DEEP = shared_tiers("deep", {"unit": 450, "simulation": 230, "integration": 500, "chaos": 330, "drill": 180})
+DRILL = replace(pytest_tier("drill", 220, *HOW["drill"]), needs=NEEDS["drill"])
 RANKS = (
     "tests/integration/test_rank_pairs.py",
     "tests/integration/test_rank_adapters.py",
@@ -100,8 +110,8 @@ LONG = (
     Tier("soak", 1900, (sys.executable, "-m", "tests.chaos.soak", "--minutes", "30", "--faults")),
     Tier("mutants", 3600, (sys.executable, "tests/mutants/run.py")),
 )
-WITH_REQUIREMENTS = ("fast", "all", "long")
-PLANS = {"lint": LINT, "fast": LINT + FAST, "all": LINT + FULL, "long": LONG, "drill": (DRILL,)}
+WITH_REQUIREMENTS = ("test", "deep", "long")
+PLANS = {"lint": LINT, "test": LINT + FIRST, "deep": DEEP, "long": LONG, "drill": (DRILL,)}
 
 
 def run(tier: Tier) -> tuple[bool, float]:

@@ -85,7 +85,6 @@ def was_turned_away(client: Client) -> bool:
     return '"no_nodes"' in client.error and not client.num_tokens
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spec", [pytest.param("none", marks=pytest.mark.long), "eagle"])
 def test_streams_outlive_whatever_happens_to_nodes(tmp_path: Path, spec: str) -> None:
     clients: list[Client] = []

@@ -68,7 +68,6 @@ def generate(model: Model, prompts: list[list[int]]) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_twenty_prompts_of_64_tokens(network: transformers.PreTrainedModel, prompts: list[list[int]]) -> None:
     """transformers reads prompt + our answer at once: if every one of our tokens is its own best next one, its greedy

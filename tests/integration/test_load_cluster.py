@@ -11,8 +11,6 @@ from deploy.tools.load import truth
 from tests.support.cluster import baton_up
 from tests.support.patience import HANG_GUARD_S
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.long
 def test_a_killed_node_under_load_shows_only_in_the_drill(tmp_path, capsys, monkeypatch):

@@ -35,7 +35,7 @@ SEED = 20260
 RATE = 0.85
 MAX_DRAWN = 150  # of an area: more than are wanted, for some will be broken
 NUM_CLUSTER_SEEDS = 20
-OPTIONS = ("--fast", "--seeds=20")  # of pytest; seeds of the equivalence test
+OPTIONS = ("--seeds=20",)  # of pytest; seeds of the equivalence test
 UNIT, ALL = "unit tests", "all"  # nets
 SIMULATIONS = (
     *("scripts_rows", "scripts_inputs", "scripts_lengths", "scripts_handoff", "scripts_liveness"),

@@ -76,7 +76,7 @@ def run(plan: ClusterPlan, victim: str, kind: str) -> Cluster:
 
 
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
-@pytest.mark.parametrize("kind", ["crash", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHER_ENDS)])
+@pytest.mark.parametrize("kind", ["crash", *OTHER_ENDS])
 @pytest.mark.parametrize("transport", ["zmq", "gloo"])
 def test_every_stream_survives_one_node(transport: str, kind: str, victim: str) -> None:
     cluster = run(plan_of(len(kind) + len(victim), transport), victim, kind)

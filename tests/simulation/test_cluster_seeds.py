@@ -77,7 +77,6 @@ def test_a_few_seeds_through_process_groups() -> None:
     assert_fine(summary)
 
 
-@pytest.mark.slow
 def test_many_seeds() -> None:
     summary = run_many(FAR_AWAY, MANY, jobs=min(2, os.cpu_count() or 1))
     assert_fine(summary)

@@ -27,15 +27,10 @@ from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole,
 from tests.support.equivalence_cells import Watch, run_cell
 from tests.support.scripted_core import Script, job
 
-NUM_SEEDS, FAST_SEEDS = 24, 4
+NUM_SEEDS = 24
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "cell" in metafunc.fixturenames:
-        slow = [pytest.mark.slow] if metafunc.config.getoption("--fast") else []
-        metafunc.parametrize("cell", [pytest.param(n, marks=slow if n >= FAST_SEEDS else []) for n in range(NUM_SEEDS)])
-
-
+@pytest.mark.parametrize("cell", range(NUM_SEEDS))
 def test_streams_are_the_reference_s(cell: int) -> None:
     """The matrix of test_equivalence: handed over, retracted, mixed, in any order; no draft heads, no cold tier."""
     run_cell(80_000 + cell, Watch(), num_jobs=24, encoder=True)

@@ -15,7 +15,6 @@ import pytest
 from tests.support.equivalence_cells import Watch, all_pairs, run_cell
 
 BLOCK = 10  # seeds per test: a failing seed is named in the message
-FAST_BLOCKS = 3  # what --fast keeps
 CI_SEEDS, CI_DECODE_STEPS = 120, 20_000
 LONG_SEEDS, LONG_DECODE_STEPS = 600, 100_000
 
@@ -23,8 +22,7 @@ LONG_SEEDS, LONG_DECODE_STEPS = 600, 100_000
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "block" in metafunc.fixturenames:
         blocks = range(-(-metafunc.config.getoption("--seeds") // BLOCK))
-        marks = [pytest.mark.slow] if metafunc.config.getoption("--fast") else []
-        metafunc.parametrize("block", [pytest.param(n, marks=marks if n >= FAST_BLOCKS else []) for n in blocks])
+        metafunc.parametrize("block", blocks)
 
 
 @pytest.fixture(scope="module")

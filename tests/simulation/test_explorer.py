@@ -41,7 +41,6 @@ def test_no_order_breaks_the_code_as_it_is(scenario: str, seed: int) -> None:
 
 
 @pytest.mark.rule("H21")
-@pytest.mark.slow
 @pytest.mark.parametrize("mutant", SEEDED, ids=lambda mutant: mutant.name)
 def test_a_broken_stream_is_found(mutant: Broken) -> None:
     """An edit of the scheduler changes what a seed draws, so no one seed is asked for."""
@@ -70,7 +69,6 @@ def test_a_seed_and_a_recorded_schedule_both_replay() -> None:
     assert recorded.timeline(last=100_000) == first.timeline(last=100_000)
 
 
-@pytest.mark.slow
 def test_a_failing_case_shrinks_and_keeps_its_failure_reason() -> None:
     mutant = MUTANTS["stash_off_stream"]
     case = Case("plain", 4)

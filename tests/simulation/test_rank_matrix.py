@@ -59,7 +59,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("kind", "cell"), cells, ids=str)
 
 
-@pytest.mark.slow
 def test_streams_are_those_of_one_rank(
     kinds: dict[str, Kind], goldens: dict, went: Counter[str], kind: str, cell: RankCell
 ) -> None:

@@ -60,7 +60,6 @@ def test_retraction_does_not_lower_acceptance(spec: str) -> None:
     assert_whole(core)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spec", HEADS)
 def test_accepted_lengths_are_exact_after_1000_requests(spec: str) -> None:
     core = make_core(knobs(spec, 50, backend="inline", max_running=8))

@@ -26,7 +26,7 @@ from tests.support.scripted_core import FORWARD, TRANSFER, Script, job
 
 Check = Callable[[StepResult], object]
 BLOCK = 5
-BLOCKS = [pytest.param(n, marks=[pytest.mark.slow] if n else []) for n in range(5)]
+NUM_BLOCKS = 5
 
 
 TREES = ((2, 2, 7), (2, 2, 7), (2, 3, 6), (3, 3, 8), (4, 2, 9), (2, 4, 12), (4, 4, 16))  # topk, steps, width
@@ -62,7 +62,7 @@ def run(knobs: CoreKnobs, rng: random.Random, jobs: list[Job], check: Check, dra
     core.close()
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", range(NUM_BLOCKS))
 def test_streams_and_accepted_lengths_of_random_trees(block: int) -> None:
     checked = moved = 0
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
@@ -78,7 +78,7 @@ def test_streams_and_accepted_lengths_of_random_trees(block: int) -> None:
 
 
 @pytest.mark.rule("H12")
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", range(NUM_BLOCKS))
 def test_streams_and_accepted_lengths_of_a_head_s_trees(block: int) -> None:
     """EagleWorkerV2 on HashDraft: every verify accepts as many levels as the head foresees. With penalties too, and
     where other steps of the same rows are narrower."""

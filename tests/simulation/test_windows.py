@@ -16,15 +16,10 @@ from tests.support.equivalence_cells import Watch, run_cell
 from tests.support.scripted_core import Script, job
 
 WINDOWS = (2, 5, 17, 40)
-NUM_SEEDS, FAST_SEEDS = 24, 4
+NUM_SEEDS = 24
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "cell" in metafunc.fixturenames:
-        slow = [pytest.mark.slow] if metafunc.config.getoption("--fast") else []
-        metafunc.parametrize("cell", [pytest.param(n, marks=slow if n >= FAST_SEEDS else []) for n in range(NUM_SEEDS)])
-
-
+@pytest.mark.parametrize("cell", range(NUM_SEEDS))
 def test_streams_are_the_windowed_reference_s(cell: int) -> None:
     """The matrix of test_equivalence, without draft heads and cold tier."""
     run_cell(70_000 + cell, Watch(), num_jobs=24, window=WINDOWS[cell % len(WINDOWS)])

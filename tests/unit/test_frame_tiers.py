@@ -49,8 +49,8 @@ class Hanging(Tier):
 
 
 def test_quiet_seconds_stay_under_what_is_promised():
-    assert sum(tier.quiet_s for tier in tiers.PLANS["all"]) <= 40 * 60
-    assert sum(tier.quiet_s for tier in tiers.PLANS["fast"]) <= 6 * 60
+    first, deep = (sum(tier.quiet_s for tier in tiers.PLANS[plan]) for plan in ("test", "deep"))
+    assert first <= 12 * 60 and first + deep <= 40 * 60
 
 
 def test_a_guard_is_several_times_what_a_quiet_machine_needs():
@@ -159,7 +159,8 @@ def test_a_tier_that_could_run_must(monkeypatch, status):
 
 def test_the_drill_and_runner_have_the_same_word_for_can_t_run():
     assert needs.CANT_RUN_HERE == tiers.CANT_RUN_HERE
-    assert tiers.DRILL in tiers.PLANS["all"] and tiers.DRILL.needs[-1] == needs.__name__
+    drills = [tier for plan in tiers.PLANS.values() for tier in plan if tier.name == "drill"]
+    assert len(drills) == 4 and all(tier.needs[-1] == needs.__name__ for tier in drills)
 
 
 def test_an_unknown_plan_is_refused(capsys):
@@ -180,7 +181,7 @@ def test_requirements_that_are_missing_here(monkeypatch):
     assert tiers.missing_requirements(LINES) == ["absent==2.5"]
 
 
-@pytest.mark.parametrize("plan", ["lint", "fast"])
+@pytest.mark.parametrize("plan", ["lint", "deep"])
 @pytest.mark.parametrize("status", [0, 1])
 def test_requirements_of_tests_are_asked_for_once(monkeypatch, capsys, tmp_path, plan, status):
     """And never stop a run: what can't be had is skipped by its tests."""
@@ -191,8 +192,8 @@ def test_requirements_of_tests_are_asked_for_once(monkeypatch, capsys, tmp_path,
     tiers.REQUIREMENTS.write_text("baton-has-no-such-module==1")
     monkeypatch.setitem(tiers.PLANS, plan, (python(""),))
     assert tiers.main(["tiers.py", plan]) == 0
-    assert asked.exists() == (plan == "fast")
-    assert ("can't be had" in capsys.readouterr().out) == (plan == "fast" and status == 1)
+    assert asked.exists() == (plan == "deep")
+    assert ("can't be had" in capsys.readouterr().out) == (plan == "deep" and status == 1)
 
 
 def test_requirements_that_are_there_cost_nothing(monkeypatch, tmp_path):

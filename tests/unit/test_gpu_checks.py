@@ -45,7 +45,6 @@ LONG = (
 WITH_KERNELS = ("kernels.", "kernel_speed.", "real.")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "check",
     [pytest.param(check, marks=[pytest.mark.long] if check.name in LONG else [], id=check.name) for check in CHECKS],
@@ -151,7 +150,6 @@ def no_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(VirtualStream, "wait_event", lambda self, event: None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "spoil", "told"),
     [

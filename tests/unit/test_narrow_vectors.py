@@ -121,7 +121,6 @@ def test_the_default_model_s_frequencies_stay() -> None:
     assert digest(inverse_frequencies(64, 1e5)).startswith("4dcfda84ce763abe")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processor", "family", "dtype", "formats"),
     [
@@ -143,7 +142,6 @@ def test_a_whole_model_has_the_same_bits(
     assert there.stdout.split() == logits(str(tmp_path / "model"), dtype, formats).split(), there.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "promise",
     [*PROMISES, pytest.param(TREES, marks=pytest.mark.long)],

@@ -36,7 +36,6 @@ def logits_digest(dtype: str, weights: str, kv: str) -> str:
     return hashlib.sha256(b"".join(logits.numpy().tobytes() for logits in found)).hexdigest()[:16]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "weights", "kv"), DIGESTS)
 def test_the_default_model_has_these_bits(dtype: str, weights: str, kv: str) -> None:
     """If its bits change, change NUMERICS_VERSION too. Nodes with other bits must not pair."""

@@ -27,7 +27,6 @@ interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportEr
 attention = interpreter.kernels("attention")
 
 DENSE = [name for name in FAMILIES if "moe" not in name]
-QUICK = ("llama, llama3 rope", "qwen3", "mistral, windowed", "gemma3, stretched, capped")
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +43,7 @@ def logits(folder: str, kernels: str, kv: str = "auto") -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "family",
-    [
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.long if "," in name else pytest.mark.slow)
-        for name in DENSE
-    ],
+    [pytest.param(name, marks=pytest.mark.long if "," in name else []) for name in DENSE],
 )
 def test_every_dense_family_has_the_reference_s_logits(family: str) -> None:
     folder = str(folder_of(family))

@@ -1,0 +1,147 @@
+"""Choose the tests of `make test`: those that notice most per second. The others wait for `make test-deep`.
+
+    python tests/mutants/choose.py [--seconds FOLDER]
+
+Each test is worth 1, and 1 more for every mutant that only it would notice among those chosen so far. What it costs was
+measured: `make test` and `make test-deep` leave each tier's seconds in build/seconds. The most valuable per second go
+first, until the tier's share of twelve minutes is used up; `tests/deep.txt` gets the rest. A test that is in neither
+measurement is new, and runs in `make test`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from catalogue import ROOT, find_tests, node_id, read_all
+
+SECONDS = ROOT / "build" / "seconds"
+DEEP = ROOT / "tests" / "deep.txt"
+# Of tests, on one core each, in the first part of a tier. Two cores share the first two tiers.
+SHARES_S = {"unit": 560.0, "simulation": 130.0, "integration": 110.0, "chaos": 35.0, "drill": 45.0}
+BIG_S = 8.0  # of a test's cases together, from which on they are chosen one by one
+# Files that are one thing: clusters are their fixtures, or a last test counts what the others did.
+WHOLE_FILES = ("tests/integration/", "tests/chaos/", "tests/drill/", "tests/simulation/test_equivalence.py")
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """Tests that are chosen together: a file, a test with all its cases, or one case."""
+
+    name: str
+    seconds: float = 0.0
+    num_tests: int = 0
+    mutants: set[str] = field(default_factory=set)
+
+    def worth(self, noticed: Collection[str]) -> float:
+        """Per second. A test of no time costs a hundredth: to be run."""
+        return (self.num_tests + len(self.mutants - set(noticed))) / max(self.seconds, 0.01 * self.num_tests)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=Path, default=SECONDS, help="JUnit files of all tiers (default: %(default)s)")
+    measured = read_seconds(parser.parse_args().seconds)
+    if not measured:
+        parser.error("nothing was measured: run `make test test-deep` first")
+    naming = tests_of_mutants()
+    deep: list[str] = []
+    for tier, share_s in SHARES_S.items():
+        candidates = group({test: s for test, s in measured.items() if test.startswith(f"tests/{tier}/")}, naming)
+        chosen = choose(candidates, share_s)
+        deep += [one.name for one in candidates if one not in chosen]
+        num_chosen, num_tests = (sum(one.num_tests for one in those) for those in (chosen, candidates))
+        print(f"{tier}: {num_chosen} of {num_tests} tests, {sum(one.seconds for one in chosen):.0f} s")
+    DEEP.write_text("".join(f"{name}\n" for name in sorted(deep)), encoding="utf-8")
+    print(
+        f"{DEEP.relative_to(ROOT)} has {len(deep)}; {noticed_share(deep):.1%} of the mutants are noticed without them"
+    )
+
+
+def read_seconds(folder: Path) -> dict[str, float]:
+    """Return what each case took, set-up included, by pytest's name for it."""
+    found: dict[str, float] = {}
+    for path in sorted(folder.glob("*.xml")):
+        for case in ElementTree.parse(path).iter("testcase"):
+            if (case.find("skipped")) is None:
+                found[id_of(case.get("classname", ""), case.get("name", ""))] = float(case.get("time", "0"))
+    return found
+
+
+def id_of(classname: str, name: str) -> str:
+    """JUnit's `tests.unit.test_pool` or `tests.unit.test_pool.TestClass`, and pytest's name of the case."""
+    parts = classname.split(".")
+    stem = next(index for index, part in enumerate(parts) if part.startswith("test_")) + 1
+    return "::".join(["/".join(parts[:stem]) + ".py", *parts[stem:], name])
+
+
+def tests_of_mutants() -> dict[str, set[str]]:
+    """Return the names of the mutants that each test notices."""
+    known, naming = find_tests(), defaultdict(set)
+    for mutant in read_all():
+        for test in mutant.kills:
+            naming[node_id(test, known)].add(mutant.name)
+    return naming
+
+
+def group(seconds: Mapping[str, float], naming: Mapping[str, set[str]]) -> list[Candidate]:
+    """Return the candidates of a tier. A mutant counts for a test with all its cases, not for one of them."""
+    of_test: dict[str, float] = defaultdict(float)
+    for case, took in seconds.items():
+        of_test[test_of(case)] += took
+    found: dict[str, Candidate] = {}
+    for case, took in seconds.items():
+        test = test_of(case)
+        is_whole = case.startswith(WHOLE_FILES)
+        name = file_of(case) if is_whole else test if of_test[test] < BIG_S else case
+        one = found.setdefault(name, Candidate(name))
+        one.seconds += took
+        one.num_tests += 1
+        if name != case or test == case:
+            one.mutants |= naming.get(test, set())
+    return list(found.values())
+
+
+def test_of(case: str) -> str:
+    """A case's name without its parameters; a file's as it is."""
+    file, colons, rest = case.partition("::")
+    return file + colons + rest.partition("[")[0]
+
+
+def file_of(case: str) -> str:
+    return case.partition("::")[0]
+
+
+def choose(candidates: list[Candidate], share_s: float) -> list[Candidate]:
+    """Greedily. A candidate's worth only falls as mutants are noticed, so it is worked out anew when it comes up."""
+    heap = [(-one.worth(()), number) for number, one in enumerate(candidates)]
+    heapq.heapify(heap)
+    chosen: list[Candidate] = []
+    noticed: set[str] = set()
+    while heap:
+        before, number = heapq.heappop(heap)
+        one = candidates[number]
+        now = -one.worth(noticed)
+        if now > before:
+            heapq.heappush(heap, (now, number))
+        elif one.seconds <= share_s:
+            share_s -= one.seconds
+            noticed |= one.mutants
+            chosen.append(one)
+    return chosen
+
+
+def noticed_share(deep: Collection[str]) -> float:
+    """Return the share of mutants that a test notices all cases of which run in `make test`."""
+    known, mutants, absent = find_tests(), read_all(), {test_of(name) for name in deep}
+    tests = [[node_id(test, known) for test in mutant.kills] for mutant in mutants]
+    return sum(any(not {test, file_of(test)} & absent for test in named) for named in tests) / len(mutants)
+
+
+if __name__ == "__main__":
+    main()
