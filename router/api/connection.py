@@ -18,6 +18,7 @@ from router.api.body_budget import BodyBudget, BodyHold
 from router.api.errors import JSON_TYPE, BodyTimeout
 from router.http.codings import codings_of
 from router.http.decoding import BodyDecoding
+from router.http.exchanges import SendWhole
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.errors import BatonError, BodyTooLarge
 
@@ -68,6 +69,7 @@ class Connection:
         self._decoding = decoding
         self._receive = receive
         self._send = send
+        self._send_whole: SendWhole | None = getattr(send, "whole", None)
         self._slow_reader_s = slow_reader_s
         self.body_hold = BodyHold(bodies, (scope.get("client") or ("",))[0])
         self._send_chunk: SendChunk | None = scope.get("state", {}).get(SEND_CHUNK)
@@ -125,9 +127,11 @@ class Connection:
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         self.status = status
+        await self._out({"type": "http.response.start", "status": status, "headers": self._sent(headers)})
+
+    def _sent(self, headers: Sequence[Header]) -> list[Header]:
         named = [(name, self.request_id.encode()) for name in self.id_headers]
-        sent = [*headers, *named, *self.more_headers.items()]
-        await self._out({"type": "http.response.start", "status": status, "headers": sent})
+        return [*headers, *named, *self.more_headers.items()]
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send a part of the body. An answer with a content-length has one part.
@@ -139,8 +143,13 @@ class Connection:
         await self._out({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def answer(self, status: int, data: bytes, headers: Sequence[Header] = (JSON_TYPE,)) -> None:
-        await self.start(status, [*headers, (b"content-length", str(len(data)).encode())])
-        if not self._is_read and self._has_body():
+        headers = [*headers, (b"content-length", str(len(data)).encode())]
+        is_early = not self._is_read and self._has_body()
+        if self._send_whole is not None and not is_early and self._send_whole(status, self._sent(headers), data):
+            self.status, self.is_answered = status, True
+            return
+        await self.start(status, headers)
+        if is_early:
             await self._out({"type": "http.response.body", "body": data, "more_body": True})
             data = b""
             await self._drop_rest()
