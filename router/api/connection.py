@@ -25,7 +25,7 @@ from shared.core.errors import BatonError, BodyTooLarge
 Header = tuple[bytes, bytes]
 SendChunk = Callable[[bytes], bool]  # sends a part of an answer, or returns False if it would have to wait
 BODY_TIMEOUT_S = 30.0
-DROP_S = 30.0  # time for the rest of a body that nobody needs
+DROP_S = 30.0  # time for the rest of a body after an early answer
 DROP_BYTES = 64 << 20  # and limit on its size
 BOM = b"\xef\xbb\xbf"
 # names of values in an ASGI scope's `state`

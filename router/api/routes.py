@@ -11,7 +11,6 @@ from router.api.endpoint import Endpoint, EndpointRules
 from router.api.handlers import Handlers
 from router.api.missing import MissingPaths
 from router.api.playground import Playground
-from router.http.heads import WHOLE_SERVER
 from router.tenants.book import Tenants
 
 
@@ -36,7 +35,7 @@ def build_routes(
         Route("/", Endpoint(rules, "GET", playground.page)),
     ]
     missing = MissingPaths(route.path for route in (*generating, *others) if "{" not in route.path).handle
-    whole_server = Route(WHOLE_SERVER, Endpoint(rules, "*", missing))  # OPTIONS only; else there is nothing
+    whole_server = Route("/*", Endpoint(rules, "*", missing))  # WHOLE_SERVER: there is only OPTIONS
     return Router(
         routes=[*generating, *others, *admin_routes(replace(rules, tenants=operators), admin), whole_server],
         default=Endpoint(rules, "", missing),

@@ -75,7 +75,7 @@ class PlainSender(Sender):
 
 
 class WaitingSender(Sender):
-    """If the answer begins before the body was asked for, the client can't know whether it must still send the body."""
+    """Close after an answer that begins before the body was asked for: must the client still send the body?"""
 
     async def __call__(self, message: Message) -> None:
         cycle = self._cycle

@@ -21,7 +21,7 @@ def check_head(method: bytes, version: str, headers: Headers) -> None:
     if version not in VERSIONS:
         raise not_spoken(version)
     if method == b"CONNECT":
-        raise NotImplementedHere("this server is no proxy: it has no CONNECT")
+        raise NotImplementedHere("this server is not a proxy, and has no CONNECT")
     num_hosts, codings = 0, None
     for name, value in headers:
         if name == b"host":
