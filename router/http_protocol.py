@@ -170,6 +170,7 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self.expect_100_continue = False
         super().on_headers_complete()  # if it raises (bad URL), `_is_in_head` stays true
+        self.headers = list(self.headers)  # trailers go into this copy, which only counts them
         self._is_in_head = False
         self._head_bytes = 0
         self._passed_body = self._has_contents = True

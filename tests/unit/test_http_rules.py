@@ -8,6 +8,7 @@ import socket
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from router import http_protocol
 from router.api.connection import Connection
 from router.http_protocol import LINGER_BYTES, MOST_LINGERING
 from shared.config.http_settings import HttpConfig
@@ -324,6 +325,20 @@ def test_who_sends_without_end_is_hung_up_after_a_refusal() -> None:
     async def told(site: Site, port: int) -> None:
         with pytest.raises(ConnectionError):
             await asyncio.to_thread(read_late, port, b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 8 * LINGER_BYTES)
+
+    serve(told)
+
+
+def test_who_stays_after_a_refusal_is_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "LINGER_S", 0.1)
+
+    async def told(site: Site, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n")
+        assert status(await reader.read()) == 400
+        while site.state.connections:
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
 
     serve(told)
 
