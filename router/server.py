@@ -24,7 +24,6 @@ from shared.core.errors import ConfigError, NoNodes
 from shared.observe.log import Logger
 
 CLOSE_TIMEOUT_S = 2
-KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that no client sends into a closed one
 BACKLOG = 1024
 POLL_S = 0.05
 
@@ -66,7 +65,7 @@ def make_http_server(app: ASGIApp, rules: HttpRules) -> HttpServer:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=rules.limits.keep_alive_s,
     )
     return HttpServer(config)
 

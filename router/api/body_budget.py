@@ -61,6 +61,12 @@ class BodyHold:
             self._budget.take(self._source, num_bytes)
             self._held.num_bytes += num_bytes
 
+    def give_back(self, num_bytes: int) -> None:
+        """Give some of the taken bytes back early."""
+        if self._budget is not None:
+            self._budget.give_back(self._source, num_bytes)
+            self._held.num_bytes -= num_bytes
+
     def another(self) -> BodyHold:
         return BodyHold(self._budget, self._source, self._held)
 

@@ -1,8 +1,13 @@
-"""One HTTP exchange over ASGI: a bounded body, one answer, and the client's hang-up."""
+"""One HTTP exchange over ASGI: a bounded body, one answer, and the client's hang-up.
+
+An answer that comes before the body's end is sent at once. Then the rest of the body is read and dropped for a while.
+If the server closed the connection with unread bytes, the kernel would reset it, and the client would lose the answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -11,12 +16,18 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router.api.body_budget import BodyBudget, BodyHold
 from router.api.errors import JSON_TYPE, BodyTimeout
+from router.http.codings import codings_of
+from router.http.decoding import BodyDecoding
+from router.http.exchanges import SendWhole
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.errors import BatonError, BodyTooLarge
 
 Header = tuple[bytes, bytes]
 SendChunk = Callable[[bytes], bool]  # sends a part of an answer, or returns False if it would have to wait
 BODY_TIMEOUT_S = 30.0
+DROP_S = 30.0  # time for the rest of a body after an early answer
+DROP_BYTES = 64 << 20  # and limit on its size
+BOM = b"\xef\xbb\xbf"
 # names of values in an ASGI scope's `state`
 HANG_UP = "hang_up"  # the function that closes the connection
 SEND_CHUNK = "send_chunk"  # the SendChunk
@@ -37,7 +48,13 @@ class Connection:
     """
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, slow_reader_s: float, bodies: BodyBudget | None = None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        slow_reader_s: float,
+        bodies: BodyBudget | None = None,
+        decoding: BodyDecoding | None = None,
     ) -> None:
         self.scope = scope
         self.status: int | None = None
@@ -48,8 +65,11 @@ class Connection:
         self.tenant: Tenant = EVERYBODY
         self.is_answered = False
         self.was_admitted = False
+        self._is_read = False  # whether the whole body was received
+        self._decoding = decoding
         self._receive = receive
         self._send = send
+        self._send_whole: SendWhole | None = getattr(send, "whole", None)
         self._slow_reader_s = slow_reader_s
         self.body_hold = BodyHold(bodies, (scope.get("client") or ("",))[0])
         self._send_chunk: SendChunk | None = scope.get("state", {}).get(SEND_CHUNK)
@@ -64,7 +84,17 @@ class Connection:
         return values[0].decode("latin-1") if values else None
 
     async def body(self, limit: int) -> bytes:
-        """Raise BodyTooLarge, BodyTimeout, BodiesFull or ClientGone."""
+        """Return the decoded body, without a byte order mark.
+
+        Raise BodyTooLarge, BodyTimeout, BodiesFull, CodingRefused, InvalidRequest or ClientGone."""
+        codings = codings_of(value for name, value in self.scope["headers"] if name == b"content-encoding")
+        if not codings:
+            return (await self._raw_body(limit)).removeprefix(BOM)
+        assert self._decoding is not None
+        raw = await self._raw_body(limit)
+        return (await self._decoding.decoded(raw, reversed(codings), limit, self.body_hold)).removeprefix(BOM)
+
+    async def _raw_body(self, limit: int) -> bytes:
         declared = self.header(b"content-length") or "0"
         if declared.isdigit() and int(declared) > limit:
             raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
@@ -81,13 +111,13 @@ class Connection:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            part = message.get("body", b"")
+            part, self._is_read = message.get("body", b""), not message.get("more_body", False)
             size += len(part)
             if size > limit:
                 raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
             self.body_hold.take(len(part))
             parts.append(part)
-            if not message.get("more_body", False):
+            if self._is_read:
                 return b"".join(parts)
 
     async def hung_up(self) -> None:
@@ -97,9 +127,11 @@ class Connection:
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         self.status = status
+        await self._out({"type": "http.response.start", "status": status, "headers": self._sent(headers)})
+
+    def _sent(self, headers: Sequence[Header]) -> list[Header]:
         named = [(name, self.request_id.encode()) for name in self.id_headers]
-        sent = [*headers, *named, *self.more_headers.items()]
-        await self._out({"type": "http.response.start", "status": status, "headers": sent})
+        return [*headers, *named, *self.more_headers.items()]
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Send a part of the body. An answer with a content-length has one part.
@@ -111,8 +143,36 @@ class Connection:
         await self._out({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def answer(self, status: int, data: bytes, headers: Sequence[Header] = (JSON_TYPE,)) -> None:
-        await self.start(status, [*headers, (b"content-length", str(len(data)).encode())])
+        headers = [*headers, (b"content-length", str(len(data)).encode())]
+        is_early = not self._is_read and self._has_body()
+        if self._send_whole is not None and not is_early and self._send_whole(status, self._sent(headers), data):
+            self.status, self.is_answered = status, True
+            return
+        await self.start(status, headers)
+        if is_early:
+            await self._out({"type": "http.response.body", "body": data, "more_body": True})
+            data = b""
+            await self._drop_rest()
         await self.write(data, last=True)
+
+    def _has_body(self) -> bool:
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self.scope["headers"])
+
+    async def _drop_rest(self) -> None:
+        """Read the rest of the body. Hang up if it does not end. Raise ClientGone."""
+        num_bytes = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DROP_S):
+                while num_bytes <= DROP_BYTES:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    num_bytes += len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
+        self._hang_up()
+        await self.hung_up()
+        raise ClientGone
 
     async def _out(self, message: Message) -> None:
         """If the client reads too slowly, hang up and raise ClientGone."""

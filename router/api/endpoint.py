@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope, Send
 
@@ -22,7 +22,8 @@ from router.api.errors import (
     internal_error,
     is_messages,
 )
-from router.api.web_rules import WebRules
+from router.api.web_rules import WebRules, is_preflight
+from router.http.decoding import BodyDecoding
 from router.tenants.book import Tenants
 from shared.core.errors import BatonError
 from shared.observe.log import Logger
@@ -30,6 +31,12 @@ from shared.observe.log_once import LogOnce
 from shared.observe.metrics import RequestMetrics
 
 FOREIGN = (HostNotAllowed, MediaTypeRefused)  # refusals that every endpoint counts
+METHODS = {
+    "GET": ("GET", "HEAD"),
+    "POST": ("POST",),
+    "*": ("GET", "HEAD", "POST"),
+    "": (),
+}  # a path's methods besides OPTIONS, by the one that it was made for
 Handler = Callable[[Connection], Awaitable[None]]
 
 
@@ -42,6 +49,7 @@ class EndpointRules:
     slow_reader_s: float
     web: WebRules = WebRules((), ())
     bodies: BodyBudget | None = None
+    decoding: BodyDecoding = field(default_factory=BodyDecoding)
 
 
 class Endpoint:
@@ -50,16 +58,18 @@ class Endpoint:
     def __init__(
         self, rules: EndpointRules, method: str, handler: Handler, *, needs_key: bool = False, counts: bool = False
     ) -> None:
-        """`method`: "" allows every method."""
+        """`method`: "*" allows the methods that any path has, and "" all methods."""
         self._rules = rules
-        self._method = method
+        self._methods = METHODS[method]
+        self._allowed = ", ".join((*self._methods, "OPTIONS")).encode()
         self._handler = handler
         self._needs_key = needs_key
         self._counts = counts
         self._once = LogOnce(rules.log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = Connection(scope, receive, send, self._rules.slow_reader_s, self._rules.bodies)
+        rules = self._rules
+        connection = Connection(scope, receive, send, rules.slow_reader_s, rules.bodies, rules.decoding)
         connection.more_headers.update(self._rules.web.headers(connection))
         if is_messages(scope["path"]):
             connection.id_headers = (REQUEST_ID, b"request-id")
@@ -83,6 +93,8 @@ class Endpoint:
     async def _serve(self, connection: Connection) -> None:
         self._rules.web.check(connection)
         asked = self._rules.web.preflight(connection)
+        if asked is None and self._methods and asks_for_methods(connection):
+            asked = [(b"allow", self._allowed)]
         if asked is not None:
             await connection.answer(200, b"", asked)
             return
@@ -91,9 +103,8 @@ class Endpoint:
         self._log(connection, connection.failure)
 
     def _admit(self, connection: Connection) -> None:
-        method = connection.scope["method"]
-        if self._method and method not in (self._method, "HEAD" if self._method == "GET" else self._method):
-            raise MethodNotAllowed(f"this path takes {self._method} only")
+        if self._methods and connection.scope["method"] not in self._methods:
+            raise MethodNotAllowed(f"this path takes {self._methods[0]} only", self._allowed)
         if self._needs_key:
             tenant = self._rules.tenants.find(keys_of(connection))
             if tenant is None:
@@ -126,6 +137,11 @@ class Endpoint:
             await connection.answer(error.status, body, headers)
         except ClientGone:
             return
+
+
+def asks_for_methods(connection: Connection) -> bool:
+    """A preflight asks for something else, and a page that may not use the API gets no answer to it."""
+    return connection.scope["method"] == "OPTIONS" and not is_preflight(connection)
 
 
 def given_keys(authorization: str | None, x_api_key: str | None) -> tuple[str, ...]:

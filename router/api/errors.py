@@ -18,6 +18,7 @@ MESSAGES_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }  # by status
+ACCEPTED_CODINGS = b"gzip, deflate, zstd"  # of request bodies
 NO_THREADS = {"error_code": "thread_unsupported_request"}  # on this code SDKs send the whole conversation
 JSON_TYPE = (b"content-type", b"application/json")
 
@@ -65,8 +66,14 @@ class NotFound(InvalidRequest):
 
 
 class MethodNotAllowed(InvalidRequest):
+    """`allowed`: the methods that the path has, as the header Allow lists them."""
+
     code = "method_not_allowed"
     status = 405
+
+    def __init__(self, message: str, allowed: bytes) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class UnknownStream(InvalidRequest):
@@ -120,6 +127,28 @@ class HostNotAllowed(InvalidRequest):
 class MediaTypeRefused(InvalidRequest):
     code = "unsupported_media_type"
     status = 415
+
+
+class CodingRefused(InvalidRequest):
+    """The body has a Content-Encoding that is not served."""
+
+    code = "unsupported_content_encoding"
+    status = 415
+
+
+class TargetTooLong(InvalidRequest):
+    code = "target_too_long"
+    status = 414
+
+
+class NotImplementedHere(BatonError):
+    code = "not_implemented"
+    status = 501
+
+
+class VersionNotSupported(BatonError):
+    code = "http_version_not_supported"
+    status = 505
 
 
 class TooManyConnections(BatonError):
@@ -183,4 +212,8 @@ def error_headers(error: BatonError, retry_after_s: int) -> list[tuple[bytes, by
             headers.append((b"retry-after-ms", str(whole(known_s, 1000)).encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allowed))
+    if isinstance(error, CodingRefused):
+        headers.append((b"accept-encoding", ACCEPTED_CODINGS))
     return headers

@@ -51,6 +51,14 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   first request runs. The same key with another body is a 422. A request with this header is computed to its end even if
   its client hangs up. Failures are not kept. A router keeps at most 1,024 answers and 64 MiB of them; the oldest goes
   first.
+- Bodies are JSON in UTF-8, perhaps after a byte order mark, whatever their media type. `Content-Encoding` may be gzip,
+  deflate or zstd, or two of them. Others, br too, get a 415 whose `Accept-Encoding` lists these. `--max-body-bytes`
+  limits a body before and after decoding.
+- The server ignores `Upgrade`, and speaks HTTP/1.1 on plain connections. HTTP/1.0 clients get streams without chunks.
+  Idle connections stay open for `--keep-alive-s`, which the header `Keep-Alive: timeout=` announces. A client that
+  closes its sending side before it has its answer counts as gone.
+- Paths answer `OPTIONS` and errors of 405 with `Allow`. A 404 names the path that was meant, or all paths. Known APIs
+  that are not served (embeddings, reranking, audio, images, files, batches) are refused by name, with a 404.
 - `usage` shows how many of a prompt's tokens were cached. A node reports this number when it ends an answer. At a stop
   string the router ends the answer, and does not wait for the node. So if stop strings ended all answers to a prompt,
   `usage` shows 0 cached tokens.

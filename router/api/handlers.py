@@ -17,7 +17,7 @@ from router.api.check_thread import CheckThread
 from router.api.completions import Completions
 from router.api.connection import Connection
 from router.api.endpoint import Handler, keys_of, until_hang_up
-from router.api.errors import NotFound, Unauthorized
+from router.api.errors import Unauthorized
 from router.api.fields import B, FieldTable
 from router.api.generation import Generation
 from router.api.generation_api import GenerationApi
@@ -302,9 +302,6 @@ class Handlers:
     async def metrics(self, connection: Connection) -> None:
         self._check_seer(connection)
         await connection.answer(200, render(self._prometheus), [(b"content-type", CONTENT_TYPE.encode())])
-
-    async def missing(self, connection: Connection) -> None:
-        raise NotFound("there is nothing at this path")
 
     def _model_cards(self, tenant: Tenant) -> list[dict[str, object]]:
         own = [self._model_card(name) for name in self._resolver.names]

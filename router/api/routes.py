@@ -9,6 +9,7 @@ from starlette.routing import Route, Router
 from router.api.admin import AdminHandlers
 from router.api.endpoint import Endpoint, EndpointRules
 from router.api.handlers import Handlers
+from router.api.missing import MissingPaths
 from router.api.playground import Playground
 from router.tenants.book import Tenants
 
@@ -21,22 +22,23 @@ def build_routes(
         Route(path, Endpoint(rules, "POST", handler, needs_key=True, counts=True))
         for path, handler in handlers.generating().items()
     ]
+    others = [
+        Route("/v1/models", Endpoint(rules, "GET", handlers.models, needs_key=True)),
+        Route("/v1/models/{model:path}", Endpoint(rules, "GET", handlers.model, needs_key=True)),
+        Route("/v1/messages/count_tokens", Endpoint(rules, "POST", handlers.count_tokens, needs_key=True)),
+        Route("/tokenize", Endpoint(rules, "POST", handlers.tokenize, needs_key=True)),
+        Route("/detokenize", Endpoint(rules, "POST", handlers.detokenize, needs_key=True)),
+        Route("/tokenizer_info", Endpoint(rules, "GET", handlers.tokenizer_info, needs_key=True)),
+        Route("/health", Endpoint(rules, "GET", handlers.health)),
+        Route("/ready", Endpoint(rules, "GET", handlers.ready)),
+        Route("/metrics", Endpoint(rules, "GET", handlers.metrics)),
+        Route("/", Endpoint(rules, "GET", playground.page)),
+    ]
+    missing = MissingPaths(route.path for route in (*generating, *others) if "{" not in route.path).handle
+    whole_server = Route("/*", Endpoint(rules, "*", missing))  # WHOLE_SERVER: there is only OPTIONS
     return Router(
-        routes=[
-            *generating,
-            Route("/v1/models", Endpoint(rules, "GET", handlers.models, needs_key=True)),
-            Route("/v1/models/{model:path}", Endpoint(rules, "GET", handlers.model, needs_key=True)),
-            Route("/v1/messages/count_tokens", Endpoint(rules, "POST", handlers.count_tokens, needs_key=True)),
-            Route("/tokenize", Endpoint(rules, "POST", handlers.tokenize, needs_key=True)),
-            Route("/detokenize", Endpoint(rules, "POST", handlers.detokenize, needs_key=True)),
-            Route("/tokenizer_info", Endpoint(rules, "GET", handlers.tokenizer_info, needs_key=True)),
-            Route("/health", Endpoint(rules, "GET", handlers.health)),
-            Route("/ready", Endpoint(rules, "GET", handlers.ready)),
-            Route("/metrics", Endpoint(rules, "GET", handlers.metrics)),
-            Route("/", Endpoint(rules, "GET", playground.page)),
-            *admin_routes(replace(rules, tenants=operators), admin),
-        ],
-        default=Endpoint(rules, "", handlers.missing),
+        routes=[*generating, *others, *admin_routes(replace(rules, tenants=operators), admin), whole_server],
+        default=Endpoint(rules, "", missing),
         redirect_slashes=False,
     )
 

@@ -73,8 +73,7 @@ class WebRules:
 
     def preflight(self, connection: Connection) -> list[Header] | None:
         """Return a preflight's headers; None for other requests and for pages that are not allowed."""
-        wanted = connection.header(b"access-control-request-method")
-        if connection.scope["method"] != "OPTIONS" or wanted is None:
+        if not is_preflight(connection):
             return None
         origin = connection.header(b"origin")
         if origin is None or not self._may_use(origin):
@@ -85,6 +84,10 @@ class WebRules:
         if connection.header(b"access-control-request-private-network"):
             answer.append((b"access-control-allow-private-network", b"true"))
         return answer
+
+
+def is_preflight(connection: Connection) -> bool:
+    return connection.scope["method"] == "OPTIONS" and connection.header(b"access-control-request-method") is not None
 
 
 def host_name(host: str) -> str:

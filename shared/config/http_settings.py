@@ -34,6 +34,13 @@ class HttpConfig:
     header_timeout_s: float = option(
         10.0, "longest time for a request's line and headers; then the connection is closed", low=0.1, high=3600.0
     )
+    keep_alive_s: int = option(
+        120,
+        "how long an idle connection stays open; must be longer than clients and proxies keep theirs (Go and Traefik: "
+        "90 s), else they send requests into closed connections. The header Keep-Alive announces it",
+        low=1,
+        high=86_400,
+    )
     max_connections: int = option(2048, "largest number of open connections; further ones get 503", low=1, high=1 << 20)
     max_bodies_bytes: int = option(
         64 * MIB,

@@ -125,7 +125,9 @@ def test_deep_json_is_refused(http: httpx.Client) -> None:
 def test_bodies_of_all_connections_have_a_sum(router: RouterProcess, http: httpx.Client) -> None:
     body = b'{"prompt": "%s"}' % (b"a" * (MOST // 2))
     assert http.post("/tokenize", headers=CLIENT, content=body).status_code == 200
-    head = f"POST /tokenize HTTP/1.1\r\nAuthorization: Bearer s3cret\r\nContent-Length: {MOST}\r\n\r\n"
+    head = (
+        f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer s3cret\r\nContent-Length: {MOST}\r\n\r\n"
+    )
     host, _, port = router.url.removeprefix("http://").partition(":")
 
     def is_full() -> bool:

@@ -1,0 +1,112 @@
+"""What a path answers to methods that it does not have, and what is said where there is no path."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from unittest.mock import Mock
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Message
+
+from router.api.endpoint import Endpoint, EndpointRules
+from router.api.missing import NOT_SERVED, MissingPaths
+from router.api.routes import build_routes
+from router.http.heads import WHOLE_SERVER
+from router.tenants.book import Tenants
+from shared.observe.log import Logger
+from shared.observe.metrics import RequestMetrics
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
+SERVED = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health")
+
+
+def make_rules() -> EndpointRules:
+    log = Logger("r", io.StringIO())
+    return EndpointRules(log, RequestMetrics(CollectorRegistry()), Tenants.with_key("secret"), 1, 1.0)
+
+
+def asked(app: ASGIApp, method: str, path: str, **headers: str) -> tuple[int, dict[bytes, bytes], bytes]:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": method, "path": path, "headers": raw, "root_path": "", "query_string": b""}
+    asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
+    return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
+
+
+def whole_router() -> ASGIApp:
+    handlers = Mock()
+    handlers.generating.return_value = {"/v1/chat/completions": Mock()}
+    return build_routes(make_rules(), handlers, Mock(), Mock(), Tenants.with_key("other"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/chat/completions", "POST, OPTIONS"),
+        ("/v1/models", "GET, HEAD, OPTIONS"),
+        ("/v1/models/a/b", "GET, HEAD, OPTIONS"),
+        ("/health", "GET, HEAD, OPTIONS"),
+        ("/admin/drain", "POST, OPTIONS"),
+    ],
+)
+def test_a_path_names_its_methods(path: str, allowed: str, method: str) -> None:
+    if method in allowed.split(", ")[:-1]:
+        return
+    status, headers, body = asked(whole_router(), method, path)
+    assert headers[b"allow"].decode() == allowed
+    assert status == (200 if method == "OPTIONS" else 405)
+    assert bool(body) is (method != "OPTIONS")
+    assert method == "OPTIONS" or f"takes {allowed.split(',')[0]} only" in body.decode()
+
+
+def test_the_whole_server_names_all_methods() -> None:
+    status, headers, _ = asked(whole_router(), "OPTIONS", WHOLE_SERVER)
+    assert (status, headers[b"allow"]) == (200, b"GET, HEAD, POST, OPTIONS")
+    assert asked(whole_router(), "GET", WHOLE_SERVER)[0] == 404
+
+
+def test_a_page_s_question_is_not_answered_with_methods() -> None:
+    status, headers, _ = asked(
+        whole_router(), "OPTIONS", "/health", access_control_request_method="GET", origin="http://a"
+    )
+    assert status == 405
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score",
+                                  "/v1/audio/transcriptions", "/v1/audio/speech", "/v1/images/generations",
+                                  "/v1/moderations", "/v1/files", "/v1/files/a", "/v1/batches", "/v1/messages/batches",
+                                  "/v1/responses/resp_1", "/v1/complete", "/v1/realtime"])  # fmt: skip
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_an_api_that_is_not_served_is_named(path: str, method: str) -> None:
+    status, _, body = asked(whole_router(), method, path)
+    assert status == 404 and b"not served here" in body
+    assert any(what.encode() in body and why.encode() in body for what, why in NOT_SERVED.values())
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
+        ("/v1/model", "did you mean /v1/models?"),
+        ("/healthz", "did you mean /health?"),
+        ("/favicon.ico", f"the API is at {', '.join(SERVED)}"),
+        ("/" + "x" * 10_000, f"the API is at {', '.join(SERVED)}"),
+        ("", "the API is at"),
+    ],
+)
+def test_a_path_that_is_missing_says_what_is_there(path: str, said: str) -> None:
+    app = Endpoint(make_rules(), "", MissingPaths(SERVED).handle)
+    status, headers, body = asked(app, "GET", path)
+    assert status == 404 and said in body.decode() and len(body) < 600 and b"allow" not in headers
