@@ -12,6 +12,8 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+from shared.core import launcher
+from tests.clients.alone import why_not_alone
 from tests.clients.table import Client, Kind, named
 
 ENVIRONMENTS = Path(__file__).resolve().parents[2] / "build" / "clients"
@@ -31,6 +33,8 @@ def ensure(client: Client) -> Path:
     if client.kind is Kind.BY_HAND:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+    if client.kind is Kind.NPM_PROGRAM and (reason := why_not_alone()):
+        raise NotInstalled(f"it runs as nobody in a network of its own: {reason}")
     done, wanted = folder / DONE, " ".join(client.packages)
     if not done.exists() or done.read_text() != wanted:
         print(f"making {folder} with {wanted}", file=sys.stderr)
@@ -74,6 +78,8 @@ def command_of(client: Client, folder: Path) -> list[str]:
     if client.kind is Kind.NPM:
         # Node looks for packages beside the program, wherever it is started.
         return ["node", str(shutil.copy(PROGRAMS / client.program, folder))]
+    if client.kind is Kind.NPM_PROGRAM:
+        return launcher.command(f"tests.clients.{Path(client.program).stem}")
     return [sys.executable, str(PROGRAMS / client.program)]
 
 

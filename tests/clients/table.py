@@ -13,6 +13,7 @@ class Kind(enum.Enum):
     PIP = "pip"
     NPM = "npm"
     ON_PATH = "on the machine's path"
+    NPM_PROGRAM = "a native program in npm's packages, started by a program of ours"
     BY_HAND = "written by hand, nothing installed"
 
 
@@ -44,6 +45,8 @@ CLIENTS = (
     Client("pydantic-ai", "pydantic_ai_agent.py", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("openai-agents", "openai_agents_loop.py", ("openai-agents==0.24.0",)),
     Client("ai-sdk", "ai_sdk.mjs", AI_SDK, Kind.NPM),
+    Client("claude-code", "claude_code.py", ("@anthropic-ai/claude-code@2.1.332",), Kind.NPM_PROGRAM),
+    Client("codex", "codex_cli.py", ("@openai/codex@0.171.0",), Kind.NPM_PROGRAM),
     Client("agent-shapes", "agent_shapes.py", kind=Kind.BY_HAND),
     Client("llm", "llm_prompts.py", ("llm==0.36",)),
     Client("aiperf", "aiperf_profile.py", ("aiperf==0.13.0",)),
