@@ -11,6 +11,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.clients.alone import Alone, Done, alone, relayed
 from tests.clients.environment import ENVIRONMENTS
@@ -22,6 +23,7 @@ KEY = "made-up"
 ONLY_KEY = {"ANTHROPIC_API_KEY": KEY}
 ONLY_BEARER = {"ANTHROPIC_AUTH_TOKEN": KEY}
 LOCAL_KEY = {"LOCAL_KEY": KEY}
+CODEX_KEY = {"CODEX_API_KEY": KEY}
 GUARD_S = 300.0  # many times what a session takes on a busy machine
 NO_TELEMETRY = (
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC",
@@ -37,6 +39,12 @@ name = "local"
 base_url = "{url}/v1"
 wire_api = "responses"
 env_key = "LOCAL_KEY"
+[analytics]
+enabled = false
+"""
+CODEX_BUILT_IN = """\
+model = "{model}"
+openai_base_url = "{url}/v1"
 [analytics]
 enabled = false
 """
@@ -93,24 +101,28 @@ def run_claude_code(
     return here.run(command, told, GUARD_S)
 
 
-def run_codex(
-    here: Alone, environment: Path, url: str, model: str, words: Sequence[str], settings: Mapping[str, str] = LOCAL_KEY
-) -> Done:
+def run_codex(here: Alone, environment: Path, url: str, model: str, words: Sequence[str]) -> Done:
+    """Run Codex with a provider of the user's."""
     here.write(".codex/config.toml", CODEX_CONFIG.format(url=url, model=model))
-    return here.run([CODEX.program(environment), "exec", "--skip-git-repo-check", *words], settings, GUARD_S)
+    return here.run([CODEX.program(environment), "exec", "--skip-git-repo-check", *words], LOCAL_KEY, GUARD_S)
+
+
+def run_codex_built_in(here: Alone, environment: Path, url: str, model: str, words: Sequence[str]) -> Done:
+    """Run Codex with its own provider at another address. It tries a WebSocket first."""
+    here.write(".codex/config.toml", CODEX_BUILT_IN.format(url=url, model=model))
+    return here.run([CODEX.program(environment), "exec", "--skip-git-repo-check", *words], CODEX_KEY, GUARD_S)
 
 
 @contextlib.contextmanager
-def session(tally: Tally, agent: Agent) -> Iterator[Ask]:
+def session(tally: Tally, agent: Agent, run: Callable[..., Done]) -> Iterator[Ask]:
     """Yield what starts the agent against the scripted model, each time with the same home."""
-    run = run_claude_code if agent is CLAUDE_CODE else run_codex
     at = urllib.parse.urlsplit(tally.scripted_url)
     with alone() as here:
         listener = here.listen()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
 
-        def ask(*words: str, model: str = tally.scripted_model, **settings: Mapping[str, str]) -> Done:
-            return run(here, ENVIRONMENTS / agent.name, url, model, words, **settings)
+        def ask(*words: str, model: str = tally.scripted_model, **more: Any) -> Done:
+            return run(here, ENVIRONMENTS / agent.name, url, model, words, **more)
 
         with relayed(listener, str(at.hostname), at.port or 80):
             yield ask

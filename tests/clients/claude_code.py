@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.clients.agents import CLAUDE_CODE, ONLY_BEARER, SPOKEN, said, session
+from tests.clients.agents import CLAUDE_CODE, ONLY_BEARER, SPOKEN, run_claude_code, said, session
 from tests.clients.tally import Tally, from_arguments
 
 
 def main(tally: Tally) -> None:
-    with session(tally, CLAUDE_CODE) as ask:
+    with session(tally, CLAUDE_CODE, run_claude_code) as ask:
         with tally.check("a turn"):
             assert said(ask("say:hello there")) == "hello there"
         with tally.check("the session's second turn"):

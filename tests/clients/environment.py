@@ -5,6 +5,7 @@ python -m tests.clients.environment aiperf          makes one
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from tests.clients.table import Client, Kind, named
 
 ENVIRONMENTS = Path(__file__).resolve().parents[2] / "build" / "clients"
 PROGRAMS = Path(__file__).resolve().parent
+INTERPRETERS = {".py": [sys.executable], ".java": ["java"], ".go": ["go", "run"]}
+NUMBER = re.compile(r"\d+(\.\d+)+")
 DONE = "installed.txt"  # what was installed, written last: a half-made environment is made again
 
 
@@ -80,7 +83,7 @@ def command_of(client: Client, folder: Path) -> list[str]:
         return ["node", str(shutil.copy(PROGRAMS / client.program, folder))]
     if client.kind is Kind.NPM_PROGRAM:
         return launcher.command(f"tests.clients.{Path(client.program).stem}")
-    return [sys.executable, str(PROGRAMS / client.program)]
+    return [*INTERPRETERS[Path(client.program).suffix], str(PROGRAMS / client.program)]
 
 
 def version_of(client: Client) -> str:
@@ -91,8 +94,10 @@ def version_of(client: Client) -> str:
         return client.packages[0].replace("==", "@").rpartition("@")[2]
     if shutil.which(client.name) is None:
         return ""
-    found = subprocess.run([client.name, "--version"], capture_output=True, text=True)
-    return (found.stdout.split() + ["?", "?"])[1]
+    ask = "version" if client.name == "go" else "--version"
+    printed = subprocess.run([client.name, ask], capture_output=True, text=True).stdout
+    found = NUMBER.search(printed)
+    return found[0] if found else "?"
 
 
 if __name__ == "__main__":

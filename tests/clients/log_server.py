@@ -33,8 +33,10 @@ class Log:
     requests: list[Kept] = field(default_factory=list)
 
     def answer(self, kept: Kept) -> tuple[int, str, bytes]:
-        """Return status, media type and body. A body in a coding gets an answer that needs nothing of it."""
+        """Return status, media type and body. A WebSocket is refused: the client goes on without."""
         self.requests.append(kept)
+        if any(name.lower() == "upgrade" for name, _ in kept.headers):
+            return 426, "application/json", b"{}"
         is_over = b"tool_result" in kept.body or b"function_call_output" in kept.body
         if kept.path.startswith("/v1/messages?"):
             return 200, "text/event-stream", events(claude_s(None if is_over else self.agent))

@@ -13,13 +13,13 @@ import datetime
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.clients.agents import CLAUDE_CODE, CODEX, Agent, run_claude_code, run_codex, said
-from tests.clients.alone import alone
+from tests.clients.agents import CLAUDE_CODE, CODEX, Agent, run_claude_code, run_codex, run_codex_built_in, said
+from tests.clients.alone import Done, alone
 from tests.clients.environment import ensure, version_of
 from tests.clients.log_server import SAID, Kept, logging_server
 from tests.clients.table import named
@@ -28,36 +28,39 @@ from tests.clients.words import replaced, without_ids
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "recorded"
 MODEL = "scripted"
 HOST = "127.0.0.1:8000"
+NOTHING = [None]  # before an item that is new
 FORMS = {"version": r"\d+\.\d+\.\d+", "date": r"20\d\d-[01]\d-[0-3]\d"}
 AS_BEFORE = {"as_before": True}  # in a body: this part is the previous request's
-LONG_PARTS = ("tools", "system")
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`model`: Claude Code sends other requests for models that it knows."""
+    """`model`: both send other requests for models that they know."""
 
     fixture: str
     agent: Agent
+    run: Callable[..., Done]
     model: str = MODEL
 
 
 SESSIONS = (
-    Session("claude-code", CLAUDE_CODE),
-    Session("claude-code-older-model", CLAUDE_CODE, "claude-sonnet-4-5"),
-    Session("codex", CODEX),
+    Session("claude-code", CLAUDE_CODE, run_claude_code),
+    Session("claude-code-older-model", CLAUDE_CODE, run_claude_code, "claude-sonnet-4-5"),
+    Session("codex", CODEX, run_codex),
+    Session("codex-built-in-provider", CODEX, run_codex_built_in),
+    Session("codex-known-model", CODEX, run_codex, "gpt-5.5"),
+    Session("codex-newer-model", CODEX, run_codex, "gpt-6.2-sol"),
 )
 
 
 def record(session: Session, environment: Path) -> tuple[Kept, ...]:
     """Run one session, and return its requests."""
-    run = run_claude_code if session.agent is CLAUDE_CODE else run_codex
     with alone() as here:
         listener = here.listen()
         port: int = listener.getsockname()[1]
         with logging_server(listener, session.agent) as log:
             url = f"http://127.0.0.1:{port}"
-            done = run(here, environment, url, session.model, [session.agent.call])
+            done = session.run(here, environment, url, session.model, [session.agent.call])
     assert said(done) == SAID, done
     return tuple(log.requests)
 
@@ -69,19 +72,33 @@ def fixture_of(session: Session, version: str, date: str, requests: Sequence[Kep
     written = []
     for kept in requests:
         body = replaced(json.loads(kept.body), own) if kept.body else {}
-        short = {name: AS_BEFORE if shortens(name, part, before) else part for name, part in body.items()}
+        short = {name: shorter(part, before.get(name)) for name, part in body.items()}
         written.append({"method": kept.method, "path": kept.path, "headers": headers_of(kept), "body": short})
         before = body
     return {**found, "requests": written}
 
 
-def shortens(name: str, part: Any, before: dict[str, Any]) -> bool:
-    return name in LONG_PARTS and part == before.get(name)
+def shorter(part: Any, before: Any) -> Any:
+    """Return the part, or each item of it, as one mark where it is the previous request's."""
+    if isinstance(part, list | dict) and part == before:
+        return AS_BEFORE
+    if isinstance(part, list) and isinstance(before, list):
+        return [shorter(*pair) for pair in zip(part, [*before, *NOTHING * len(part)], strict=False)]
+    return part
+
+
+def whole(part: Any, before: Any) -> Any:
+    """Undo `shorter`."""
+    if part == AS_BEFORE:
+        return before
+    if isinstance(part, list) and isinstance(before, list):
+        return [whole(*pair) for pair in zip(part, [*before, *NOTHING * len(part)], strict=False)]
+    return part
 
 
 def headers_of(kept: Kept) -> list[str]:
     """Return the headers in their order, without what differs from run to run."""
-    fixed = {"host": HOST, "content-length": "0"}
+    fixed = {"host": HOST, "content-length": "0", "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA=="}
     return [f"{name}: {fixed.get(name.lower(), without_ids(value))}" for name, value in kept.headers]
 
 
@@ -91,7 +108,7 @@ def bodies_of(fixture: dict[str, Any]) -> list[dict[str, Any]]:
     for request in fixture["requests"]:
         before = bodies[-1] if bodies else {}
         parts = request["body"].items()
-        bodies.append({name: before[name] if part == AS_BEFORE else part for name, part in parts})
+        bodies.append({name: whole(part, before.get(name)) for name, part in parts})
     return bodies
 
 

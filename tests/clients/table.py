@@ -36,6 +36,8 @@ AI_SDK = (
 )
 CLIENTS = (
     Client("curl", "curl_lines.py", kind=Kind.ON_PATH),
+    Client("java", "JavaHttp.java", kind=Kind.ON_PATH),
+    Client("go", "go_http.go", kind=Kind.ON_PATH),
     Client("openai", "openai_sdk.py", ("openai==3.51.0",)),
     Client("anthropic", "anthropic_sdk.py", ("anthropic==2.12.0",)),
     Client("openai-npm", "openai_npm.mjs", ("openai@7.57.0",), Kind.NPM),

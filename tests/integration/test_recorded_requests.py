@@ -52,12 +52,12 @@ def node() -> Iterator[tuple[RouterProcess, FakeNode]]:
 
 def send(url: str, request: dict[str, Any], body: dict[str, Any]) -> tuple[int, bytes]:
     """Send the recorded headers in their order, with the length of this body."""
-    data = json.dumps(body, ensure_ascii=False).encode()
+    data = json.dumps(body, ensure_ascii=False).encode() if body else None
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=HANG_GUARD_S)
     connection.putrequest(request["method"], request["path"], skip_host=True, skip_accept_encoding=True)
     for line in request["headers"]:
         name, _, value = line.partition(": ")
-        connection.putheader(name, str(len(data)) if name.lower() == "content-length" else value)
+        connection.putheader(name, str(len(data or b"")) if name.lower() == "content-length" else value)
     connection.endheaders(data)
     answer = connection.getresponse()
     try:
@@ -77,14 +77,24 @@ def test_a_recorded_session_is_answered_and_read_whole(name: str, node: tuple[Ro
     lost: list[str | None] = []
     answers: list[list[dict[str, Any]]] = []
     for request, body in zip(fixture["requests"], bodies_of(fixture), strict=True):
-        status, data = send(router.url, request, {**body, "model": MODEL})
-        assert status == 200, data
-        answers.append(events_of(data))
-        lost.append(first_not_in(prompt_of(heard.generates[-1]), body))
+        if request["method"] == "POST":
+            status, data = send(router.url, request, {**body, "model": MODEL})
+            assert status == 200, data
+            answers.append(events_of(data))
+            assert len(texts_of(body)) >= 5
+            lost.append(first_not_in(prompt_of(heard.generates[-1]), body))
     call, text = answers
     check_call(AGENTS[fixture["program"]], call)
     assert deltas(text).strip() == f"The tool said: {texts_of(body)[-1]}".strip()
     assert lost == [None, None]
+
+
+def test_a_websocket_is_refused_so_that_codex_goes_on_without(node: tuple[RouterProcess, FakeNode]) -> None:
+    """426 lets it do so at once. It asks seven times after a 404 or a 405, and ends after a 400."""
+    router, _ = node
+    upgrade, *_ = FIXTURES["codex-built-in-provider"]["requests"]
+    assert upgrade["method"] == "GET" and "Upgrade: websocket" in upgrade["headers"]
+    assert send(router.url, upgrade, {})[0] == 426
 
 
 def check_call(agent: Agent, events: list[dict[str, Any]]) -> None:
