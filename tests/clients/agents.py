@@ -97,7 +97,8 @@ def run_claude_code(
 ) -> Done:
     """`words`: the prompt and more arguments."""
     told = {"ANTHROPIC_BASE_URL": url, **settings, **dict.fromkeys(NO_TELEMETRY, "1")}
-    command = [CLAUDE_CODE.program(environment), "--print", "--model", model, "--allowedTools=Bash", *words]
+    command: list[str | Path] = [CLAUDE_CODE.program(environment), "--print"]
+    command += ["--model", model, "--allowedTools=Bash", *words]
     return here.run(command, told, GUARD_S)
 
 

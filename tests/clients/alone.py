@@ -62,7 +62,7 @@ class Alone:
         return self.namespace.do(self._run, [str(word) for word in command], settings, guard_s)
 
     def _run(self, command: Sequence[str], settings: Mapping[str, str], guard_s: float) -> Done:
-        program = subprocess.Popen(
+        with subprocess.Popen(
             command,
             cwd=self.work,
             env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": str(self.home), **settings},
@@ -73,14 +73,13 @@ class Alone:
             group=NOBODY,
             extra_groups=[],
             start_new_session=True,
-        )
-        try:
-            printed, warned = program.communicate(timeout=guard_s)
-            return Done(program.returncode, printed.decode(errors="replace"), warned.decode(errors="replace"))
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
+        ) as program:
+            try:
+                printed, warned = program.communicate(timeout=guard_s)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(program.pid, signal.SIGKILL)
+        return Done(program.returncode, printed.decode(errors="replace"), warned.decode(errors="replace"))
 
 
 @contextlib.contextmanager
@@ -116,9 +115,7 @@ def relayed(listener: socket.socket, host: str, port: int) -> Iterator[None]:
         with contextlib.suppress(OSError):  # the listener is shut
             while True:
                 inner, _ = listener.accept()
-                outer = socket.create_connection((host, port))
-                for source, sink in ((inner, outer), (outer, inner)):
-                    threading.Thread(target=pass_on, args=(source, sink), daemon=True).start()
+                threading.Thread(target=join, args=(inner, host, port), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
     try:
@@ -127,6 +124,15 @@ def relayed(listener: socket.socket, host: str, port: int) -> Iterator[None]:
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         listener.close()
+
+
+def join(inner: socket.socket, host: str, port: int) -> None:
+    """Pass bytes both ways until both sides have ended."""
+    with inner, socket.create_connection((host, port)) as outer:
+        back = threading.Thread(target=pass_on, args=(outer, inner), daemon=True)
+        back.start()
+        pass_on(inner, outer)
+        back.join()
 
 
 def pass_on(source: socket.socket, sink: socket.socket) -> None:

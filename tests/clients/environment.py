@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import venv
@@ -36,7 +37,7 @@ def ensure(client: Client) -> Path:
     if client.kind is Kind.BY_HAND:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-    if client.kind is Kind.NPM_PROGRAM and (reason := why_not_alone()):
+    if client.kind is Kind.NPM_PROGRAM and (reason := why_not_alone() or why_closed(ENVIRONMENTS)):
         raise NotInstalled(f"it runs as nobody in a network of its own: {reason}")
     done, wanted = folder / DONE, " ".join(client.packages)
     if not done.exists() or done.read_text() != wanted:
@@ -45,6 +46,12 @@ def ensure(client: Client) -> Path:
         install(client, folder)
         done.write_text(wanted)
     return folder
+
+
+def why_closed(folder: Path) -> str:
+    """Return which folder nobody can't enter; "" when there is none."""
+    closed = [str(parent) for parent in folder.parents if parent.exists() and not parent.stat().st_mode & stat.S_IXOTH]
+    return f"nobody may not enter {closed[-1]}" if closed else ""
 
 
 def install_pip(client: Client, folder: Path) -> None:
@@ -81,7 +88,7 @@ def command_of(client: Client, folder: Path) -> list[str]:
     if client.kind is Kind.NPM:
         # Node looks for packages beside the program, wherever it is started.
         return ["node", str(shutil.copy(PROGRAMS / client.program, folder))]
-    if client.kind is Kind.NPM_PROGRAM:
+    if client.kind in (Kind.NPM_PROGRAM, Kind.BY_HAND):
         return launcher.command(f"tests.clients.{Path(client.program).stem}")
     return [*INTERPRETERS[Path(client.program).suffix], str(PROGRAMS / client.program)]
 

@@ -91,7 +91,8 @@ def events(all_of_them: list[Event]) -> bytes:
 def claude_s(caller: Agent | None) -> list[Event]:
     """Return the events of /v1/messages: a call of this agent's tool, or a text."""
     if caller is None:
-        block, delta = {"type": "text", "text": ""}, {"type": "text_delta", "text": SAID}
+        block: Event = {"type": "text", "text": ""}
+        delta = {"type": "text_delta", "text": SAID}
     else:
         block = {"type": "tool_use", "id": "toolu_1", "name": caller.tool, "input": {}}
         delta = {"type": "input_json_delta", "partial_json": json.dumps(dict(caller.given))}

@@ -14,7 +14,7 @@ class Kind(enum.Enum):
     NPM = "npm"
     ON_PATH = "on the machine's path"
     NPM_PROGRAM = "a native program in npm's packages, started by a program of ours"
-    BY_HAND = "written by hand, nothing installed"
+    BY_HAND = "recorded or written by hand, nothing installed"
 
 
 @dataclass(frozen=True, slots=True)
