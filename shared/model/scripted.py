@@ -4,6 +4,8 @@
     it is the result of a tool         `The tool said: ` and the result
     else                               `Nothing to say.`
 
+A system message is not the last one if any other is there: agents put some behind the user's.
+
 The prompt is read from the KV cache, one token per slot, so only correct pages give a correct answer. The prompt must
 be a chat in the plain template: turns of `role: content`, then `assistant: `. Other prompts get an empty answer. If a
 grammar forbids the next token, the model says a short text that the grammar allows. It prefers a JSON object to a tool
@@ -42,7 +44,7 @@ class ScriptedLM:
             vocab_size=size,
             max_context=max_context or DEFAULT_CONTEXT,
             dtype="int",
-            weights_hash=f"scripted-1-{self._pieces.vocabulary.digest}",
+            weights_hash=f"scripted-2-{self._pieces.vocabulary.digest}",
             eos_ids=(self._pieces.eos_id,),
         )
         self._base = -BELOW * np.arange(size, dtype=np.float32)
@@ -87,8 +89,10 @@ def script_of(prompt: bytes) -> bytes:
     turns = list(TURN.finditer(prompt))
     if not turns:
         return b""
-    last = turns[-1]
-    content = prompt[last.end() :].removesuffix(b" ")
+    place = max((i for i, turn in enumerate(turns) if turn[1] != b"system"), default=-1)
+    last, *behind = turns[place:]
+    end = behind[0].start() if behind else len(prompt)
+    content = prompt[last.end() : end].removesuffix(b" ")
     _, mark, wanted = content.partition(SAY)
     if mark:
         return wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 FENCED = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 AS_WRITTEN = "http://127.0.0.1:8000"
 TWO = '{"prompt": "One", "max_tokens": 2}'
+SPOKEN = '{"messages": [{"role": "user", "content": "say:hello there"}]}'
 CHAT = '{"stream": true, "max_tokens": 8, "messages": [{"role": "user", "content": "Hi!"}]}'
 
 
@@ -33,6 +35,13 @@ def main(tally: Tally) -> None:
         assert json.loads(curl(tally, f"{tally.api}/models"))["data"]
         for path, word in (("/health", ""), ("/ready", ""), ("/metrics", "baton_"), ("/", "<html")):
             assert word in curl(tally, "--fail", tally.url + path), path
+    with tally.check("HTTP/2 offered by Upgrade"):
+        assert "HTTP2" in curl(tally, "--version"), "this curl can't offer it"
+        assert json.loads(offering(tally, tally.api + "/models"))["data"]
+        sent = ("-H", "Content-Type: application/json", "-d", SPOKEN)
+        for more in ((), ("-H", "Transfer-Encoding: chunked"), ("-H", "Expect: 100-continue")):
+            answer = json.loads(offering(tally, f"{tally.scripted_api}/chat/completions", *sent, *more))
+            assert answer["choices"][0]["message"]["content"] == "hello there", (more, answer)
     with tally.check("statuses"):
         assert status(tally, "/v1/nothing") == "404" and status(tally, "/v1/completions") == "405"
         assert status(tally, "/v1/completions", "-d", "{") == "400"
@@ -40,13 +49,31 @@ def main(tally: Tally) -> None:
 
 
 def readme_commands(text: str) -> list[str]:
-    """Return the commands of fenced blocks that begin with curl, continued lines included."""
-    lines = "\n".join(FENCED.findall(text)).replace("\\\n", " ").splitlines()
-    return [line for line in lines if line.startswith("curl ")]
+    """Return the commands of fenced blocks that begin with curl, each to the line that ends it."""
+    commands, begun = [], ""
+    for line in "\n".join(FENCED.findall(text)).replace("\\\n", " ").splitlines():
+        if begun or line.startswith("curl "):
+            begun = f"{begun}\n{line}".lstrip()
+            if is_whole(begun):
+                commands.append(begun)
+                begun = ""
+    return commands
+
+
+def is_whole(command: str) -> bool:
+    """Return whether each quote is closed."""
+    try:
+        return bool(shlex.split(command))
+    except ValueError:
+        return False
 
 
 def curl(tally: Tally, *arguments: str) -> str:
     return tally.run("curl", "--silent", "--show-error", *arguments)
+
+
+def offering(tally: Tally, *arguments: str) -> str:
+    return curl(tally, "--http2", *arguments)
 
 
 def status(tally: Tally, path: str, *arguments: str) -> str:

@@ -5,17 +5,23 @@ python -m tests.clients.environment aiperf          makes one
 
 from __future__ import annotations
 
+import re
 import shutil
+import stat
 import subprocess
 import sys
 import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+from shared.core import launcher
+from tests.clients.alone import why_not_alone
 from tests.clients.table import Client, Kind, named
 
 ENVIRONMENTS = Path(__file__).resolve().parents[2] / "build" / "clients"
 PROGRAMS = Path(__file__).resolve().parent
+INTERPRETERS = {".py": [sys.executable], ".java": ["java"], ".go": ["go", "run"]}
+NUMBER = re.compile(r"\d+(\.\d+)+")
 DONE = "installed.txt"  # what was installed, written last: a half-made environment is made again
 
 
@@ -31,6 +37,8 @@ def ensure(client: Client) -> Path:
     if client.kind is Kind.BY_HAND:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+    if client.kind is Kind.NPM_PROGRAM and (reason := why_not_alone() or why_closed(ENVIRONMENTS)):
+        raise NotInstalled(f"it runs as nobody in a network of its own: {reason}")
     done, wanted = folder / DONE, " ".join(client.packages)
     if not done.exists() or done.read_text() != wanted:
         print(f"making {folder} with {wanted}", file=sys.stderr)
@@ -38,6 +46,12 @@ def ensure(client: Client) -> Path:
         install(client, folder)
         done.write_text(wanted)
     return folder
+
+
+def why_closed(folder: Path) -> str:
+    """Return which folder nobody can't enter; "" when there is none."""
+    closed = [str(parent) for parent in folder.parents if parent.exists() and not parent.stat().st_mode & stat.S_IXOTH]
+    return f"nobody may not enter {closed[-1]}" if closed else ""
 
 
 def install_pip(client: Client, folder: Path) -> None:
@@ -74,7 +88,9 @@ def command_of(client: Client, folder: Path) -> list[str]:
     if client.kind is Kind.NPM:
         # Node looks for packages beside the program, wherever it is started.
         return ["node", str(shutil.copy(PROGRAMS / client.program, folder))]
-    return [sys.executable, str(PROGRAMS / client.program)]
+    if client.kind in (Kind.NPM_PROGRAM, Kind.BY_HAND):
+        return launcher.command(f"tests.clients.{Path(client.program).stem}")
+    return [*INTERPRETERS[Path(client.program).suffix], str(PROGRAMS / client.program)]
 
 
 def version_of(client: Client) -> str:
@@ -85,8 +101,10 @@ def version_of(client: Client) -> str:
         return client.packages[0].replace("==", "@").rpartition("@")[2]
     if shutil.which(client.name) is None:
         return ""
-    found = subprocess.run([client.name, "--version"], capture_output=True, text=True)
-    return (found.stdout.split() + ["?", "?"])[1]
+    ask = "version" if client.name == "go" else "--version"
+    printed = subprocess.run([client.name, ask], capture_output=True, text=True).stdout
+    found = NUMBER.search(printed)
+    return found[0] if found else "?"
 
 
 if __name__ == "__main__":

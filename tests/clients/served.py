@@ -23,6 +23,7 @@ MODEL = "smollm2"
 FLAGS = ("--model", MODEL, "--dtype", "float32", "--kv-bytes", "256MiB", "--max-context", "1024")
 TOOLS = ("--tool-format", "hermes")  # the model's own template knows no tools
 SCRIPTED = "scripted"
+SCRIPTED_FLAGS = ("--model", SCRIPTED, "--max-context", "65536")  # agents' prompts are long
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def served() -> Iterator[Served]:
         folder = Path(name)
         with (
             baton_up(folder / "up.log", *FLAGS, *TOOLS) as cluster,
-            baton_up(folder / "scripted.log", "--model", SCRIPTED, *TOOLS) as scripted,
+            baton_up(folder / "scripted.log", *SCRIPTED_FLAGS, *TOOLS) as scripted,
         ):
             tokenizer = write_tokenizer(folder / "tokenizer")
             yield Served(cluster.url, tokenizer, folder, scripted_url=scripted.url)

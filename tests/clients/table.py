@@ -13,7 +13,8 @@ class Kind(enum.Enum):
     PIP = "pip"
     NPM = "npm"
     ON_PATH = "on the machine's path"
-    BY_HAND = "written by hand, nothing installed"
+    NPM_PROGRAM = "a native program in npm's packages, started by a program of ours"
+    BY_HAND = "recorded or written by hand, nothing installed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ AI_SDK = (
 )
 CLIENTS = (
     Client("curl", "curl_lines.py", kind=Kind.ON_PATH),
+    Client("java", "JavaHttp.java", kind=Kind.ON_PATH),
+    Client("go", "go_http.go", kind=Kind.ON_PATH),
     Client("openai", "openai_sdk.py", ("openai==3.51.0",)),
     Client("anthropic", "anthropic_sdk.py", ("anthropic==2.12.0",)),
     Client("openai-npm", "openai_npm.mjs", ("openai@7.57.0",), Kind.NPM),
@@ -44,6 +47,8 @@ CLIENTS = (
     Client("pydantic-ai", "pydantic_ai_agent.py", ("pydantic-ai-slim[openai]==2.68.0",)),
     Client("openai-agents", "openai_agents_loop.py", ("openai-agents==0.24.0",)),
     Client("ai-sdk", "ai_sdk.mjs", AI_SDK, Kind.NPM),
+    Client("claude-code", "claude_code.py", ("@anthropic-ai/claude-code@2.1.332",), Kind.NPM_PROGRAM),
+    Client("codex", "codex_cli.py", ("@openai/codex@0.171.0",), Kind.NPM_PROGRAM),
     Client("agent-shapes", "agent_shapes.py", kind=Kind.BY_HAND),
     Client("llm", "llm_prompts.py", ("llm==0.36",)),
     Client("aiperf", "aiperf_profile.py", ("aiperf==0.13.0",)),

@@ -136,6 +136,32 @@ def test_handwritten_requests_need_nothing_installed(tmp_path: Path, monkeypatch
     assert environment.command_of(client, tmp_path)[0] == sys.executable
 
 
+def test_a_native_program_needs_a_network_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    client = Client("agent", "claude_code.py", ("agent@1.2.3",), Kind.NPM_PROGRAM)
+    monkeypatch.setattr(environment, "ENVIRONMENTS", tmp_path / "closed" / "clients")
+    monkeypatch.setattr(environment, "why_not_alone", lambda: "only root can")
+    with pytest.raises(NotInstalled, match="only root can"):
+        ensure(client)
+    (tmp_path / "closed").mkdir(mode=0o700)
+    monkeypatch.setattr(environment, "why_not_alone", str)
+    with pytest.raises(NotInstalled, match=f"nobody may not enter {tmp_path.parents[-2]}"):
+        ensure(client)
+    assert version_of(client) == "1.2.3" and environment.command_of(client, tmp_path)[-1] == "tests.clients.claude_code"
+
+
+def test_a_program_runs_by_its_language(tmp_path: Path) -> None:
+    heads = {name: environment.command_of(environment.named(name), tmp_path)[:-1] for name in ("java", "go", "curl")}
+    assert heads == {"java": ["java"], "go": ["go", "run"], "curl": [sys.executable]}
+
+
+def test_a_tool_s_version_is_the_first_number_with_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "go"
+    tool.write_text('#!/bin/sh\n[ "$1" = version ] && echo "go version go1.19.8 linux/amd64"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert version_of(environment.named("go")) == "1.19.8"
+
+
 def test_a_program_is_told_of_both_clusters(cluster: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     both = replace(cluster, scripted_url="http://127.0.0.1:2")
     lines = "with tally.check('one'): assert tally.scripted_api == 'http://127.0.0.1:2/v1', tally.scripted_model"

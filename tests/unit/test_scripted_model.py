@@ -64,6 +64,9 @@ def test_pieces_are_of_all_lengths_and_cut_characters() -> None:
         ([("user", f"say:{CALL}"), ("assistant", CALL), ("tool", "21 C")], "The tool said: 21 C"),
         ([("user", "say:")], ""),
         ([("user", "say:a say:b")], "a say:b"),
+        ([("user", "say:a"), ("system", "say:b"), ("system", "c")], "a"),
+        ([("tool", "21 C"), ("system", "say:b")], "The tool said: 21 C"),
+        ([("system", "say:b")], "b"),
     ],
 )
 @pytest.mark.parametrize("knobs", [{}, {"chunk_size": 3, "page_size": 1}, {"spec": "ngram", "width": 4}], ids=str)
