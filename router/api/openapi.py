@@ -28,6 +28,7 @@ ABOUT = (
     "Text from a language model, by the APIs of OpenAI, Anthropic and Ollama. Fields that are null count as absent. "
     "Fields that are not listed are ignored or refused: see docs/http-api.md."
 )
+LICENSE = {"name": "Apache 2.0", "identifier": "Apache-2.0"}  # of the server
 ANY_OBJECT: Json = {"type": "object"}
 CHOICES: Mapping[str, type] = {"/v1/chat/completions": ChatChoice, "/v1/completions": CompletionChoice}
 STRUCTS = (*(table.served for table in ALL_TABLES), *CHOICES.values(), Usage, ErrorAnswer)
@@ -84,7 +85,8 @@ def document() -> Json:
     gets = {read.path: {"get": got(read)} for read in READS}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Baton", "version": "1", "description": ABOUT},
+        "info": {"title": "Baton", "version": "1", "description": ABOUT, "license": LICENSE},
+        "servers": [{"url": "/"}],
         "paths": posts | gets,
         "components": {
             "schemas": schemas(),
@@ -166,8 +168,13 @@ def schemas() -> Json:
 
 
 def as_served(schema: Json) -> Json:
-    """Structs forbid unknown fields; the parser ignores them."""
-    return {name: value for name, value in schema.items() if name != "additionalProperties" or value is not False}
+    """Allow unknown fields, as the parser does. Leave out defaults: some generators demand each field that has one."""
+    kept = {name: value for name, value in schema.items() if name != "additionalProperties" or value is not False}
+    properties = {
+        name: {key: value for key, value in field.items() if key != "default"}
+        for name, field in schema.get("properties", {}).items()
+    }
+    return kept | {"properties": properties}
 
 
 def described(schema: Json, table: FieldTable[Any]) -> Json:
