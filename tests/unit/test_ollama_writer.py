@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,6 +74,15 @@ def test_thoughts_text_and_calls_have_their_places() -> None:
     assert (of_prompt["thinking"], of_prompt["response"], of_prompt["done_reason"]) == ("I think.", "Yes.", "stop")
 
 
+@pytest.mark.parametrize("write", [streamed, whole])
+def test_a_call_that_was_cut_off_is_left_out(write: Callable[..., bytes]) -> None:
+    """Also a call whose arguments have not begun, though no arguments at all would be `{}`."""
+    for begun in (CALL[:-30], CALL[:-15]):
+        deltas = deltas_of([CALL, begun], reason=FinishReason.LENGTH)
+        message = joined(lines_of(write(writer(), deltas)))
+        assert (message["content"], len(message["tool_calls"])) == ("", 1)
+
+
 def test_counts_and_times_are_in_the_last_line() -> None:
     facts = replace(facts_of(), times=Times(arrived=10.0, first=10.25, last=12.0))
     *parts, last = lines_of(streamed(writer(facts=facts), deltas_of(["hel", "lo"])))
@@ -91,6 +100,7 @@ def test_a_model_that_was_only_loaded_has_no_counts(reason: Loading) -> None:
 
 
 def test_a_ping_and_an_error_are_lines() -> None:
+    assert writer(generate_part).ping.startswith(b"{")
     (ping,) = lines_of(writer(generate_part).ping)
     assert (ping["response"], ping["done"]) == ("", False)
     assert lines_of(writer().failed(Overloaded("too much"))) == [{"error": "too much"}]
