@@ -12,7 +12,7 @@ from router.api.choice_text import Delta
 from router.api.errors import error_json
 from router.api.generation_plan import UsageShown
 from router.api.shapes import NO_PROMPT, PromptShown, Shape, list_or_unset
-from router.api.writer import COMMENT, ENCODER, AnswerFacts, sse_event
+from router.api.writer import COMMENT, ENCODER, SSE_HEADERS, AnswerFacts, sse_event
 from shared.core.errors import BatonError
 
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -21,6 +21,7 @@ DONE_EVENT = b"data: [DONE]\n\n"
 class ChoicesWriter:
     """See `router.api.writer.Writer`."""
 
+    headers: Sequence[tuple[bytes, bytes]] = SSE_HEADERS
     ping = COMMENT
     num_events = 0  # not numbered
 

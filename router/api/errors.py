@@ -1,4 +1,4 @@
-"""The API's errors, and their JSON in OpenAI's or Anthropic's form."""
+"""The API's errors, and their JSON in OpenAI's, Anthropic's or Ollama's form."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from shared.core.errors import BatonError, InvalidRequest
 
 RETRYABLE = (429, 503)
 MESSAGES_PATH = "/v1/messages"
+OLLAMA_PATHS = "/api/"
 MESSAGES_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -168,6 +169,8 @@ def error_type(status: int) -> str:
 
 
 def error_body(path: str, error: BatonError, request_id: str) -> bytes:
+    if path.startswith(OLLAMA_PATHS):
+        return ollama_error_json(error)
     return messages_error_json(error, request_id) if is_messages(path) else error_json(error)
 
 
@@ -191,6 +194,10 @@ def error_json(error: BatonError) -> bytes:
     param = error.param if isinstance(error, InvalidRequest) else None
     body = ErrorBody(message=error.message, type=error_type(error.status), param=param, code=error.code)
     return msgspec.json.encode(ErrorAnswer(body))
+
+
+def ollama_error_json(error: BatonError) -> bytes:
+    return msgspec.json.encode({"error": error.message})
 
 
 def internal_error() -> BatonError:

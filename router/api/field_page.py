@@ -8,9 +8,10 @@ from typing import Any
 from router.api.fields import FieldTable
 from router.api.handlers import APIS
 from router.api.messages import COUNT_TOKENS
+from router.api.ollama_models import SHOW
 from router.api.tokenization import DETOKENIZE, TOKENIZE
 
-ALL_TABLES: tuple[FieldTable[Any], ...] = (*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE)
+ALL_TABLES: tuple[FieldTable[Any], ...] = (*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE, SHOW)
 INTRODUCTION = """# The HTTP API, field by field
 
 Made from the parser's own tables (`python -m router.api.field_page`).
@@ -63,6 +64,9 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   string the router ends the answer, and does not wait for the node. So if stop strings ended all answers to a prompt,
   `usage` shows 0 cached tokens.
 - While a prompt waits, its stream sends the comment `: waiting` every three seconds. Clients skip it.
+- Ollama's paths stream lines of JSON (NDJSON), and have no event ids. While a prompt waits, they send a line with an
+  empty part of the answer. Errors are `{"error": TEXT}`. `/api/tags`, `/api/ps` and `/api/version` have no body.
+- `/openapi.json` describes the same fields to programs, in OpenAPI 3.1.
 """
 
 

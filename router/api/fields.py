@@ -55,13 +55,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldTable(Generic[B]):
-    """`about`: the effect of each served field, by name."""
+    """`about`: the effect of each served field, by name. `has_event_ids`: whether a stream can be resumed."""
 
     path: str
     served: type[B]
     about: Mapping[str, str]
     ignored: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, Refused] = field(default_factory=dict)
+    has_event_ids: bool = True
 
     def check(self) -> None:
         """Raise ValueError for double or undescribed fields."""

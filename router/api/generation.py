@@ -19,7 +19,7 @@ from router.api.generation_plan import GenerationPlan
 from router.api.marks import Marks
 from router.api.prompts import Prompts
 from router.api.stream_start import StreamStart
-from router.api.writer import AnswerFacts, Counts, Writer
+from router.api.writer import AnswerFacts, Counts, Times, Writer
 from router.dispatch import NewRequest
 from router.effects import Failure, News, Scored, Update
 from router.gateway import Gateway
@@ -30,11 +30,6 @@ from shared.core.errors import BatonError, DeadlineExceeded, InvalidRequest
 from shared.core.states import FinishReason
 from shared.observe.metrics import RequestMetrics
 
-SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 PING_S = 3.0  # because proxies and clients close silent connections
 MAX_SESSION_CHARS = 256
 DEADLINE = b"x-envoy-expected-rq-timeout-ms"
@@ -121,6 +116,7 @@ class Generation:
         self._gateway = gateway
         self._metrics = metrics
         self._arrived = arrived
+        self._times = Times(arrived, arrived, arrived)
         num_choices = len(plan.jobs) * plan.num_sequences
         self._choices = [
             ChoiceText(tokenizer, plan.sampling, plan.show, len(job.echo))
@@ -137,7 +133,8 @@ class Generation:
         self._prompts = Prompts(plan, tokenizer)
         token, created = (start.name, start.created) if start else (secrets.token_hex(ID_BYTES), int(time.time()))
         self._counts = partial(count_tokens, plan, self._choices, self._cached)  # a method would refer to `self`
-        self._writer = make_writer(AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts))
+        facts = AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts, self._times)
+        self._writer = make_writer(facts)
         self._marks = start.marks(num_choices) if start is not None else None
         self._held: dict[int, Delta] = {}  # deltas of choices that wait until other choices catch up
         self._is_behind = start is not None and start.seen is not None
@@ -227,7 +224,7 @@ class Generation:
         data = await asyncio.to_thread(self._writer.opening) if is_long else self._writer.opening()
         data = self._marked(data) + self._more(steps)
         if connection.status is None and not self._is_behind:
-            await connection.start(200, SSE_HEADERS)
+            await connection.start(200, self._writer.headers)
         while self._num_open:
             if data:
                 await self._say(connection, data)
@@ -239,7 +236,7 @@ class Generation:
 
     async def _say(self, connection: Connection, data: bytes, *, last: bool = False) -> None:
         if connection.status is None:
-            await connection.start(200, SSE_HEADERS)
+            await connection.start(200, self._writer.headers)
         await connection.write(data, last=last)
 
     def _more(self, steps: Iterable[Step]) -> bytes:
@@ -323,6 +320,8 @@ class Generation:
         """The time since the last batch is divided equally among a batch's tokens."""
         if self._num_waiting == len(self._choices):
             self._metrics.first_token(now - self._arrived)
+            self._times.first = now
+        self._times.last = now
         before = self._last_token_at[index]
         self._num_waiting -= not before
         self._last_token_at[index] = now

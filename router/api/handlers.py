@@ -26,6 +26,8 @@ from router.api.ignored import IGNORED, known_fields, names_in_header
 from router.api.json_shape import check_shape
 from router.api.kept_answers import REPLAYED, KeptAnswers, name_of_request
 from router.api.messages import COUNT_TOKENS, FUNCTIONS, Messages, counted
+from router.api.ollama import OllamaChat, OllamaGenerate
+from router.api.ollama_models import SHOW, running, shown, tags
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver, chars_per_token
 from router.api.responses import Responses
@@ -44,8 +46,8 @@ from shared.core.errors import BatonError
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 STREAM_IDS = b"x-stream-ids"  # event ids are opt-in, because many clients expect one data line per event
-APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses())
-KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE])
+APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses(), OllamaChat(), OllamaGenerate())
+KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE, SHOW])
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ class Handlers:
         self._count_tokens = self._parser(COUNT_TOKENS)
         self._tokenize = self._parser(TOKENIZE)
         self._detokenize = self._parser(DETOKENIZE)
+        self._show = self._parser(SHOW)
 
     def max_context(self) -> int:
         return self._within(self._registry.max_context())
@@ -149,12 +152,13 @@ class Handlers:
         api, body = asked.api, asked.body
         contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
         last_event_id, has_ids = connection.header(b"last-event-id"), connection.header(STREAM_IDS) is not None
+        is_resumable = api.table.has_event_ids and (has_ids or last_event_id is not None)
 
         resolver = self._resolver_for(connection)
 
         def plan() -> tuple[GenerationPlan, StreamStart | None]:
             made = api.plan(body, resolver, contexts)
-            if not made.show.stream or not (has_ids or last_event_id is not None):
+            if not made.show.stream or not is_resumable:
                 return made, None
             return begin_stream(api.table.path, body, made, self._signer, last_event_id)
 
@@ -256,6 +260,18 @@ class Handlers:
         self._resolver.for_tenant(connection.tenant).check_model(name)
         card = next(card for card in self._model_cards(connection.tenant) if card["id"] == name)
         await connection.answer(200, msgspec.json.encode(card))
+
+    async def ollama_tags(self, connection: Connection) -> None:
+        await connection.answer(200, msgspec.json.encode(tags(self._model_cards(connection.tenant))))
+
+    async def ollama_running(self, connection: Connection) -> None:
+        is_up = any(True for _ in self._registry.usable(time.monotonic()))
+        cards = self._model_cards(connection.tenant) if is_up else []
+        await connection.answer(200, msgspec.json.encode(running(cards)))
+
+    async def ollama_show(self, connection: Connection) -> None:
+        cards, resolver = self._model_cards(connection.tenant), self._resolver_for(connection)
+        await self._answer(connection, self._show, lambda body: shown(body, cards, resolver))
 
     async def health(self, connection: Connection) -> None:
         await connection.answer(200, b'{"status":"ok"}')

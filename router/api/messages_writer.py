@@ -11,7 +11,7 @@ import msgspec
 from router.api.blocks import Block, BlockBegun, BlockEnded, BlockEvent, BlockGrew, BlockKind, Blocks, whole_blocks
 from router.api.choice_text import Delta
 from router.api.errors import messages_error
-from router.api.writer import ENCODER, AnswerFacts, named_event
+from router.api.writer import ENCODER, SSE_HEADERS, AnswerFacts, named_event
 from shared.core.errors import BatonError
 from shared.core.states import FinishReason
 
@@ -23,6 +23,7 @@ SIGNATURE = "baton"  # without a signature, clients send no reasoning back in la
 class MessagesWriter:
     """See `router.api.writer.Writer`. Answers have one choice."""
 
+    headers: Sequence[tuple[bytes, bytes]] = SSE_HEADERS
     ping = named_event({"type": "ping"})
     num_events = 0  # not numbered
 

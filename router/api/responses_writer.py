@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from router.api.blocks import Block, BlockBegun, BlockEnded, BlockEvent, BlockGrew, BlockKind, Blocks, whole_blocks
 from router.api.choice_text import Delta
-from router.api.writer import COMMENT, ENCODER, AnswerFacts, named_event
+from router.api.writer import COMMENT, ENCODER, SSE_HEADERS, AnswerFacts, named_event
 from shared.core.errors import BatonError
 from shared.core.states import FinishReason
 
@@ -20,6 +20,7 @@ IN_PROGRESS, COMPLETED, INCOMPLETE, FAILED = "in_progress", "completed", "incomp
 class ResponsesWriter:
     """See `router.api.writer.Writer`. Answers have one choice. `echo`: request fields that answers repeat."""
 
+    headers: Sequence[tuple[bytes, bytes]] = SSE_HEADERS
     ping = COMMENT
 
     def __init__(self, facts: AnswerFacts, echo: Mapping[str, object]) -> None:

@@ -10,6 +10,8 @@ from router.api.admin import AdminHandlers
 from router.api.endpoint import Endpoint, EndpointRules
 from router.api.handlers import Handlers
 from router.api.missing import MissingPaths
+from router.api.ollama_models import not_served, version
+from router.api.openapi import OpenApi
 from router.api.playground import Playground
 from router.tenants.book import Tenants
 
@@ -29,6 +31,12 @@ def build_routes(
         Route("/tokenize", Endpoint(rules, "POST", handlers.tokenize, needs_key=True)),
         Route("/detokenize", Endpoint(rules, "POST", handlers.detokenize, needs_key=True)),
         Route("/tokenizer_info", Endpoint(rules, "GET", handlers.tokenizer_info, needs_key=True)),
+        Route("/api/tags", Endpoint(rules, "GET", handlers.ollama_tags, needs_key=True)),
+        Route("/api/ps", Endpoint(rules, "GET", handlers.ollama_running, needs_key=True)),
+        Route("/api/show", Endpoint(rules, "POST", handlers.ollama_show, needs_key=True)),
+        Route("/api/version", Endpoint(rules, "GET", version)),
+        Route("/api/{rest:path}", Endpoint(rules, "", not_served)),
+        Route("/openapi.json", Endpoint(rules, "GET", OpenApi().document)),
         Route("/health", Endpoint(rules, "GET", handlers.health)),
         Route("/ready", Endpoint(rules, "GET", handlers.ready)),
         Route("/metrics", Endpoint(rules, "GET", handlers.metrics)),

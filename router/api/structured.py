@@ -24,7 +24,7 @@ MAKERS: Mapping[str, Callable[[Any], str]] = {
     "regex": grammars.of_regex,
     "ebnf": grammars.of_grammar,
 }
-FIELDS = ("response_format", "structured_outputs", "tools", "text", "output_config", "output_format", *MAKERS)
+FIELDS = ("response_format", "structured_outputs", "tools", "text", "output_config", "output_format", "format", *MAKERS)
 
 
 def asks_for_grammar(body: object) -> bool:

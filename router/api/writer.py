@@ -1,13 +1,13 @@
 """The protocol that writes an answer's bytes.
 
-opening -> more, more, ... -> ending       a stream of server-sent events; `failed` may replace any of them
+opening -> more, more, ... -> ending       a stream of events or lines; `failed` may replace any of them
 whole                                      an answer that is not streamed
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -20,6 +20,8 @@ from shared.core.errors import BatonError
 
 COMMENT = b": waiting\n\n"
 ENCODER = msgspec.json.Encoder()
+NOT_CACHED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), *NOT_CACHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,18 @@ class Counts:
     reasoning: int | None
 
 
+@dataclass(slots=True)
+class Times:
+    """Seconds of the monotonic clock. Until tokens arrive, `first` and `last` are equal to `arrived`."""
+
+    arrived: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """`token`: random text in the answer's ids. `created`: seconds since 1970."""
+    """`token`: random text in the answer's ids. `created`: seconds since 1970. `times` changes with each batch."""
 
     token: str
     created: int
@@ -42,12 +53,14 @@ class AnswerFacts:
     prompts: Prompts
     tokenizer: Tokenizer
     counts: Callable[[], Counts]
+    times: Times = field(default_factory=Times)
 
 
 class Writer(Protocol):
     """A delta's key is its choice's index."""
 
     answer_id: str
+    headers: Sequence[tuple[bytes, bytes]]  # of a stream
     ping: bytes  # sent while no news arrives
     num_events: int  # number of events so far; set by the caller if the stream can be resumed
 

@@ -75,6 +75,16 @@ def claude_conversation(rng: random.Random, text: Text) -> list[Message]:
     return [*turns, {"role": "user", "content": rng.choice((text(), [{"type": "text", "text": text()}]))}]
 
 
+def ollama_conversation(rng: random.Random, text: Text) -> list[Message]:
+    """The same kind of history in Ollama's form."""
+    turns: list[Message] = [{"role": "system", "content": text()}] if rng.random() < 0.3 else []
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        call = {"function": {"name": "look_up", "arguments": {"path": text()}}}
+        own = {"role": "assistant", "content": text(), "thinking": text(), "tool_calls": [call]}
+        turns += [{"role": "user", "content": text()}, own, {"role": "tool", "tool_name": "look_up", "content": text()}]
+    return [*turns, {"role": "user", "content": text()}]
+
+
 def response_items(rng: random.Random, text: Text) -> list[Message]:
     """The same kind of history as items of /v1/responses."""
     items: list[Message] = [{"type": "message", "role": "developer", "content": text()}] if rng.random() < 0.3 else []

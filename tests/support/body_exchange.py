@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from router.api.connection import REQUEST_ID
-from router.api.errors import is_messages
+from router.api.errors import OLLAMA_PATHS, is_messages
 from tests.support.body_requests import Manner, Request
 from tests.support.patience import HANG_GUARD_S
 
@@ -38,6 +38,10 @@ class Answer:
     @property
     def is_stream(self) -> bool:
         return self.headers.get(b"content-type", b"").startswith(b"text/event-stream")
+
+    @property
+    def is_lines(self) -> bool:
+        return self.headers.get(b"content-type") == b"application/x-ndjson"
 
     @property
     def closes(self) -> bool:
@@ -136,13 +140,23 @@ def judged(request: Request, answer: Answer) -> str:
         raise Fault(f"no X-Request-Id: {answer.headers}")
     if answer.is_stream:
         return judged_stream(answer)
+    if answer.is_lines:
+        return judged_lines(answer)
     try:
         found = msgspec.json.decode(answer.body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Fault(f"status {answer.status}, no JSON ({error}): {answer.body[:500]!r}") from error
     if answer.status == 200:
-        return "sampler" if "choices" in found or "usage" in found else "answered"
+        return "sampler" if found.keys() & {"choices", "usage", "done"} else "answered"
+    if request.path.startswith(OLLAMA_PATHS):
+        found = with_code(found)
     return judged_error(answer.status, found, kind="type" if is_messages(request.path) else "code")
+
+
+def with_code(found: Any) -> Any:
+    """Return an error of Ollama's, which is only a text, in the form of the others."""
+    error = found.get("error") if isinstance(found, dict) else None
+    return {"error": {"message": error, "code": "error"}} if isinstance(error, str) else found
 
 
 def judged_error(status: int, found: Any, kind: str) -> str:
@@ -157,6 +171,14 @@ def judged_error(status: int, found: Any, kind: str) -> str:
     if error["message"].startswith(NOT_JSON):
         return "not JSON"
     return "tokenizer" if UNREADABLE in error["message"] else "field"
+
+
+def judged_lines(answer: Answer) -> str:
+    """The last line, and only this one, says that the answer is complete."""
+    lines = [msgspec.json.decode(line) for line in answer.body.splitlines()]
+    if not answer.body.endswith(b"\n") or [line.get("done") for line in lines] != [False] * (len(lines) - 1) + [True]:
+        raise Fault(f"lines without their end: {answer.body[-500:]!r}")
+    return "sampler"
 
 
 def judged_stream(answer: Answer) -> str:

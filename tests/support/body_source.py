@@ -13,9 +13,15 @@ from typing import Any
 
 from msgspec import defstruct, inspect
 
-from router.api.errors import is_messages
+from router.api.errors import OLLAMA_PATHS, is_messages
 from router.api.fields import FieldTable
-from tests.support.agent_turns import claude_conversation, conversation, function, response_items
+from tests.support.agent_turns import (
+    claude_conversation,
+    conversation,
+    function,
+    ollama_conversation,
+    response_items,
+)
 from tests.support.body_values import ODD_TEXTS, ValueSource, to_json, types_of
 
 Table = FieldTable[Any]
@@ -30,8 +36,9 @@ WEIGHTS = (24, 30, 20, 26)
 
 @functools.cache
 def fields_of(table: Table) -> dict[str, inspect.Field]:
-    """All fields that the table names; those that are not served may have any value."""
-    others = [(name, Any, None) for name in (*table.ignored, *table.refused)]
+    """All fields that the table names; those that are not served may have any value. A name with a dot belongs to an
+    inner object, which has unknown fields, too."""
+    others = [(name, Any, None) for name in (*table.ignored, *table.refused) if "." not in name]
     whole = defstruct("Whole", others, bases=(table.served,), frozen=True, kw_only=True)
     info = inspect.type_info(whole)
     assert isinstance(info, inspect.StructType)
@@ -70,14 +77,15 @@ class BodySource:
     def plain(self, table: Table) -> Body:
         """Return a body that is mostly answered with 200, and cheap to answer."""
         rng, fields = self._rng, fields_of(table)
-        is_claude = is_messages(table.path)
-        body = {name: self._plain_value(name, one, is_claude=is_claude) for name, one in fields.items() if one.required}
+        body = {name: self._plain_value(name, one, table.path) for name, one in fields.items() if one.required}
         optional = [name for name in table.served.__struct_fields__ if name not in body]
         chosen = rng.sample(optional, rng.randint(0, min(4, len(optional))))
-        body |= {name: self._plain_value(name, fields[name], is_claude=is_claude) for name in chosen}
+        body |= {name: self._plain_value(name, fields[name], table.path) for name in chosen}
         limit = next((name for name in LIMITS if name in fields), None)
         if limit is not None and rng.random() < 0.98:
             body[limit] = rng.randint(1, SHORT)
+        if "options" in table.about and rng.random() < 0.98:
+            body["options"] = (body.get("options") or {}) | {"num_predict": rng.randint(1, SHORT)}
         if table.ignored and rng.random() < 0.3:
             body[rng.choice(list(table.ignored))] = self._values.right(inspect.AnyType())
         if table.refused and rng.random() < 0.2:
@@ -97,10 +105,12 @@ class BodySource:
             del body[name]
         return body
 
-    def _plain_value(self, name: str, field: inspect.Field, *, is_claude: bool = False) -> Any:
-        rng, text = self._rng, self._values.text
+    def _plain_value(self, name: str, field: inspect.Field, path: str) -> Any:
+        rng, text, is_claude = self._rng, self._values.text, is_messages(path)
         if name == "model":
             return self._model
+        if name == "messages" and path.startswith(OLLAMA_PATHS):
+            return ollama_conversation(rng, text)
         if name == "messages":
             return claude_conversation(rng, text) if is_claude else conversation(rng, text)
         if name == "input":

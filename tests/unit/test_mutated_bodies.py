@@ -29,8 +29,10 @@ from tests.support.body_values import MARK, RAW, to_json
 
 HEADERS = {b"x-request-id": b"r"}
 STREAM = {**HEADERS, b"content-type": b"text/event-stream; charset=utf-8"}
+LINES = {**HEADERS, b"content-type": b"application/x-ndjson"}
 ERROR = b'{"error":{"message":"m","type":"t","param":null,"code":"c"}}'
 REQUEST = Request(0, "/tokenize", "plain", b"{}", [b"POST /tokenize HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"])
+OLLAMA = dataclasses.replace(REQUEST, path="/api/chat")
 
 
 def made(seed: int, count: int, tables: tuple[Table, ...] = ALL_TABLES) -> list[Request]:
@@ -44,7 +46,8 @@ def test_every_endpoint_that_takes_a_body_is_among_them() -> None:
     """Those under /admin move nodes, so they are left out."""
     handlers = Mock(generating=dict)
     router = build_routes(EndpointRules(Mock(), Mock(), Tenants(), 1, 1.0), handlers, Mock(), Mock(), Tenants())
-    posts = [one.path for one in router.routes if isinstance(one, Route) and one.app._method == "POST"]  # type: ignore[attr-defined]
+    methods = {one.path: one.app._methods for one in router.routes if isinstance(one, Route)}  # type: ignore[attr-defined]
+    posts = [path for path, names in methods.items() if names == ("POST",)]
     assert "/tokenize" in posts
     assert {path for path in posts if not path.startswith("/admin/")} <= {table.path for table in ALL_TABLES}
 
@@ -136,11 +139,29 @@ def test_how_far_a_body_came(answer: Answer, end: str) -> None:
         Answer(503, HEADERS, b"[]"),
         Answer(200, STREAM, b'data: {"choices":[]}\n\n'),
         Answer(200, STREAM, b'data: {"error":{}}\n\ndata: [DONE]\n\n'),
+        Answer(200, LINES, b'{"done":false}\n'),
+        Answer(200, LINES, b'{"done":true}\n{"done":true}\n'),
+        Answer(200, LINES, b'{"done":true}'),
+        Answer(200, LINES, b'{"error":"no"}\n'),
     ],
 )
 def test_answers_that_nobody_may_get(answer: Answer) -> None:
     with pytest.raises(Fault):
         judged(REQUEST, answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "end"),
+    [
+        (Answer(200, LINES, b'{"done":false}\n{"done":true}\n'), "sampler"),
+        (Answer(200, HEADERS, b'{"done":true}'), "sampler"),
+        (Answer(200, HEADERS, b'{"capabilities":[]}'), "answered"),
+        (Answer(400, HEADERS, b'{"error":"no"}'), "field"),
+        (Answer(503, HEADERS, b'{"error":"no"}'), "503 error"),
+    ],
+)
+def test_how_far_a_body_came_in_ollama_s_form(answer: Answer, end: str) -> None:
+    assert judged(OLLAMA, answer) == end
 
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

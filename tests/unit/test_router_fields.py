@@ -27,6 +27,8 @@ from router.api.generation_api import GenerationApi
 from router.api.generation_plan import Contexts, GenerationPlan, UsageShown
 from router.api.ignored import names_in_header
 from router.api.messages import COUNT_TOKENS, MESSAGES, Messages, counted
+from router.api.ollama import OllamaChat, OllamaGenerate
+from router.api.ollama_models import SHOW, shown
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.responses import RESPONSES, Responses
@@ -65,13 +67,15 @@ from tests.support.nested_fields import (
     SCHEMA_FIELDS,
     STREAM_FIELDS,
 )
+from tests.support.ollama_rows import CARDS, OLLAMA_BASES, OLLAMA_ROWS
 from tests.support.responses_rows import RESPONSES_ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = LimitsConfig(max_n=8, max_stop_strings=4, max_stop_chars=10)
 RESOLVER = Resolver("hashlm", hash_text_model(), LIMITS, tool_format="hermes")
-TABLES: tuple[Table, ...] = (CHAT, COMPLETIONS, MESSAGES, RESPONSES, COUNT_TOKENS, TOKENIZE, DETOKENIZE)
-APIS: dict[Table, GenerationApi[Any]] = {api.table: api for api in (Chat(), Completions(), Messages(), Responses())}
+MADE = (Chat(), Completions(), Messages(), Responses(), OllamaChat(), OllamaGenerate())
+APIS: dict[Table, GenerationApi[Any]] = {api.table: api for api in MADE}
+TABLES: tuple[Table, ...] = (*APIS, COUNT_TOKENS, TOKENIZE, DETOKENIZE, SHOW)
 PARSERS: dict[Table, BodyParser[Any]] = {table: BodyParser(table) for table in TABLES}
 STRICT: dict[Table, BodyParser[Any]] = {table: BodyParser(table, strict=True) for table in TABLES}
 USER = [{"role": "user", "content": "hi"}]
@@ -83,7 +87,7 @@ BASES: dict[Table, dict[str, Any]] = {
     COUNT_TOKENS: {"model": "hashlm", "messages": USER},
     TOKENIZE: {"prompt": "hi"},
     DETOKENIZE: {"tokens": [1]},
-}
+} | OLLAMA_BASES
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
 
@@ -369,7 +373,7 @@ OTHER_ROWS = [
     Row("add_special_tokens", harmless(True, False, None), ("x",), kinds=(TOKENIZE,)),
     Row("tokens", harmless([], [1, 2]), ([96], [-1], "x", None, ["a"]), kinds=(DETOKENIZE,)),
 ]
-ROWS = [*SHARED, *CHAT_ROWS, *COMPLETION_ROWS, *OTHER_ROWS, *MESSAGES_ROWS, *RESPONSES_ROWS]
+ROWS = [*SHARED, *CHAT_ROWS, *COMPLETION_ROWS, *OTHER_ROWS, *MESSAGES_ROWS, *RESPONSES_ROWS, *OLLAMA_ROWS]
 
 
 def run(table: Table, body: dict[str, Any], parsers: dict[Table, BodyParser[Any]] = PARSERS) -> GenerationPlan | None:
@@ -385,6 +389,7 @@ OTHERS: dict[Table, Callable[[Any], object]] = {
     TOKENIZE: lambda body: tokenized(body, RESOLVER, CONTEXT),
     DETOKENIZE: lambda body: detokenized(body, RESOLVER),
     COUNT_TOKENS: lambda body: counted(body, RESOLVER),
+    SHOW: lambda body: shown(body, CARDS, RESOLVER),
 }
 
 
