@@ -44,7 +44,7 @@ def test_every_endpoint_that_takes_a_body_is_among_them() -> None:
     """Those under /admin move nodes, so they are left out."""
     handlers = Mock(generating=dict)
     router = build_routes(EndpointRules(Mock(), Mock(), Tenants(), 1, 1.0), handlers, Mock(), Mock(), Tenants())
-    posts = [one.path for one in router.routes if isinstance(one, Route) and one.app._method == "POST"]  # type: ignore[attr-defined]
+    posts = [one.path for one in router.routes if isinstance(one, Route) and one.app._methods == ("POST",)]  # type: ignore[attr-defined]
     assert "/tokenize" in posts
     assert {path for path in posts if not path.startswith("/admin/")} <= {table.path for table in ALL_TABLES}
 
