@@ -27,11 +27,12 @@ MODEL = "hashlm"
 ASK: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 4}
 CLIENTS = Path(__file__).resolve().parents[1] / "clients"
 MOST = 1 << 20
+KEPT_S = 100
 
 
 @pytest.fixture(scope="module")
 def router() -> Iterator[RouterProcess]:
-    process = RouterProcess("--max-body-bytes", str(MOST), "--keep-alive-s", "100")
+    process = RouterProcess("--max-body-bytes", str(MOST), "--keep-alive-s", str(KEPT_S))
     node = FakeNode("decode", process.nodes, "d0").start()
     eventually(lambda: httpx.get(process.url + "/ready", timeout=HANG_GUARD_S).status_code == 200)
     yield process
@@ -125,7 +126,7 @@ def test_an_old_client_reads_a_stream_without_chunks(router: RouterProcess) -> N
 
 def test_a_kept_connection_is_announced(http: httpx.Client) -> None:
     answer = http.get("/health")
-    assert answer.headers["keep-alive"] == "timeout=100" and answer.headers["connection"] == "keep-alive"
+    assert answer.headers["keep-alive"] == f"timeout={KEPT_S}" and answer.headers["connection"] == "keep-alive"
 
 
 def raw(router: RouterProcess, data: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 import pytest
@@ -218,12 +219,12 @@ def test_only_new_clients_are_told_to_continue(version: bytes, is_told: bool) ->
 
 def test_a_kept_connection_says_how_long() -> None:
     first, second = answers(GET + b"\r\n" + NEXT, limits=HttpConfig(keep_alive_s=90)).split(b"\r\n\r\n0HTTP")
-    assert b"\r\nconnection: keep-alive\r\nkeep-alive: timeout=90" in first
+    assert b"\r\nconnection: keep-alive\r\nkeep-alive: timeout=%d" % 90 in first
     assert b"connection: close" in second and b"keep-alive" not in second
 
 
 def test_an_idle_connection_is_closed_in_time() -> None:
-    assert b"keep-alive: timeout=1\r\n" in answers(GET + b"\r\n", limits=HttpConfig(keep_alive_s=1))
+    assert b"keep-alive: timeout=%d\r\n" % 1 in answers(GET + b"\r\n", limits=HttpConfig(keep_alive_s=1))
 
 
 def test_nothing_is_served_after_close() -> None:
@@ -262,15 +263,15 @@ class Early(Site):
 
 
 def read_late(port: int, head: bytes, num_bytes: int) -> bytes:
-    """Send everything before reading anything, as urllib does."""
-    with socket.create_connection(("127.0.0.1", port)) as client:
+    """Send everything before reading anything, as urllib does. A reset ends it."""
+    got = b""
+    with socket.create_connection(("127.0.0.1", port)) as client, contextlib.suppress(ConnectionError):
         client.sendall(head)
         for _ in range(num_bytes >> 16):
             client.sendall(bytes(1 << 16))
-        got = b""
         while part := client.recv(1 << 16):
             got += part
-        return got
+    return got
 
 
 @pytest.mark.parametrize("kept", [LAST, b""], ids=["closing", "kept"])
@@ -323,8 +324,8 @@ def test_a_refusal_is_read_by_who_sends_first(head: bytes) -> None:
 
 def test_who_sends_without_end_is_hung_up_after_a_refusal() -> None:
     async def told(site: Site, port: int) -> None:
-        with pytest.raises(ConnectionError):
-            await asyncio.to_thread(read_late, port, b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 8 * LINGER_BYTES)
+        head = b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n"
+        assert await asyncio.to_thread(read_late, port, head, 8 * LINGER_BYTES) == b""
 
     serve(told)
 
