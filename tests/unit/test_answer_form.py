@@ -191,11 +191,12 @@ def test_a_chunk_has_each_call_once() -> None:
     assert json.loads(msgspec.json.encode(later)) == {"index": 1, "function": {"arguments": '{"a": 1}'}}
 
 
-def test_a_stop_within_a_call_is_no_call() -> None:
+def test_a_stop_within_a_call_leaves_the_call_whole() -> None:
     """A program that reads `tool_calls` would run half of one."""
     plan = plan_of("plain", tools=[TOOL], stop=["}}"])
     delta, _ = read(plan, '<tool_call> {"name": "f", "arguments": {"a": {"b": 1}}} </tool_call>')
-    assert delta.finish_reason is FinishReason.STOP and not delta.has_calls
+    assert delta.finish_reason is FinishReason.STOP and delta.has_calls
+    assert [call.arguments for call in whole_answer(delta.parts).calls] == ['{"a": {"b": 1}}']
 
 
 def test_a_schema_that_goes_too_deep_is_refused() -> None:
