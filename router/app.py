@@ -129,8 +129,17 @@ async def serve_all(
     registry = Registry(silence_s, follows_caches=follows_caches, router_id=router_id)
     desk = Desk(keys.tenants, TenantMetrics(prometheus), LogOnce(log))
     gateway = make_gateway(config, registry, link, ClusterMetrics(prometheus), log, keys.tenants, desk.limits)
+    resolver = Resolver(
+        config.model.public_name,
+        text,
+        config.limits,
+        registry.adapters,
+        config.text.tool_format,
+        defaults,
+        opens_objects=config.text.open_objects,
+    )
     handlers = Handlers(
-        Resolver(config.model.public_name, text, config.limits, registry.adapters, config.text.tool_format, defaults),
+        resolver,
         gateway,
         registry,
         metrics,

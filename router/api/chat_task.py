@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.api.answer_form import form_of, format_of, grammar_of_answer
 from router.api.fields import GenerationFields
@@ -43,7 +43,14 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
     continued = str(conversation.messages[-1].get("content")) if conversation.continue_final_message else ""
     form = form_of(resolver.text, row, task.choice, prompt, continued, fields.request_id)
     facts = resolver.text.tokenizer.facts
-    grammar = grammar_of_answer(fields, facts, form, task.choice, allows_parallel=task.allows_parallel)
+    grammar = grammar_of_answer(
+        fields,
+        facts,
+        form,
+        task.choice,
+        allows_parallel=task.allows_parallel,
+        opens_objects=resolver.opens_objects,
+    )
     ids = resolver.truncated(ids, fields.truncate_prompt_tokens, wanted or 1, contexts.largest)
     resolver.check_length(ids, task.prompt_field, contexts.largest)
     size = resolver.size(ids)
@@ -52,7 +59,8 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
     if wanted is not None and task.is_bound:
         wanted = min(wanted, room)
     max_tokens = resolver.max_tokens(wanted, task.max_tokens_field, room, default=default)
-    return resolver.plan(fields, [(ids, "")], max_tokens, task.num_logprobs, form=form, grammar=grammar)
+    plan = resolver.plan(fields, [(ids, "")], max_tokens, task.num_logprobs, form=form, grammar=grammar.text)
+    return replace(plan, loosened=grammar.loosened)
 
 
 @contextlib.contextmanager

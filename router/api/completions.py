@@ -65,7 +65,7 @@ class Completions:
         room = largest - max(resolver.size(ids) for ids, _ in prompts)
         max_tokens = resolver.max_tokens(wanted, "max_tokens", room, default=DEFAULT_TOKENS)
         num_logprobs = -1 if body.logprobs is None else body.logprobs
-        grammar = grammar_of(body, resolver.text.tokenizer.facts)
+        grammar = grammar_of(body, resolver.text.tokenizer.facts, opens_objects=resolver.opens_objects)
         return resolver.plan(body, prompts, max_tokens, num_logprobs, echoes_logprobs=bool(body.echo), grammar=grammar)
 
     def skipped(self, body: CompletionRequest) -> Sequence[str]:

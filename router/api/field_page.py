@@ -21,6 +21,14 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   hold for parameters that an endpoint has no field for.
 - Unknown fields and fields without effect are ignored. The header `x-baton-ignored-fields` names the first sixteen,
   and `baton_ignored_fields_total` counts them. With `--strict-fields` unknown fields are refused.
+- Calls follow their tools' schemas, and answers the schema that the request names. If no grammar can follow a part of
+  a tool's schema, such as a pattern with a look-ahead, this part is left out, and the header `x-baton-loosened-tools`
+  names tool and part: `mail.properties.to.pattern`, or `mail` if the whole schema is left out. Only a tool with
+  `strict: true` is refused, with a 400 that names both.
+- An object with `properties` takes others only if `additionalProperties` (or `unevaluatedProperties`) allows them. With
+  the router's flag `--open-objects` it takes any others, as JSON Schema says.
+- A stop string ends text, not a call. If `max_tokens` cuts off a call before its arguments begin, nothing of it is
+  shown.
 - A field that would change the answer in an unsupported way is refused with a 400 that names it. A value that asks for
   nothing (`false`, `0`, `""`, `[]`, `{}`) is accepted.
 - The router returns the request's `X-Request-Id`, cut to 128 printable characters. If the request has none, the router

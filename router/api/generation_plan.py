@@ -87,6 +87,7 @@ class GenerationPlan:
     show: ShowOptions
     adapter: str = ""  # an adapter's digest, if `model` is an adapter's name
     cache_salt: int = 0  # only prompts of one salt share cached pages
+    loosened: tuple[str, ...] = ()  # parts of tools' schemas that calls need not follow
 
     @property
     def cost(self) -> int:

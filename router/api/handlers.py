@@ -22,7 +22,7 @@ from router.api.fields import B, FieldTable
 from router.api.generation import Generation
 from router.api.generation_api import GenerationApi
 from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.ignored import IGNORED, known_fields, names_in_header
+from router.api.ignored import IGNORED, LOOSENED, MAX_PART_CHARS, known_fields, names_in_header
 from router.api.json_shape import check_shape
 from router.api.kept_answers import REPLAYED, KeptAnswers, name_of_request
 from router.api.messages import COUNT_TOKENS, FUNCTIONS, Messages, counted
@@ -163,6 +163,8 @@ class Handlers:
         else:
             planned, start = await self._work.in_time(asked.raw, plan, asked.hold)
         asked.drop_raw()
+        if planned.loosened:
+            connection.more_headers[LOOSENED] = names_in_header(planned.loosened, max_chars=MAX_PART_CHARS)
         writer = partial(api.writer, body)
         generation = Generation(planned, writer, self._tokenizer, self._gateway, self._metrics, asked.arrived, start)
         with self._desk.charged(connection.tenant, planned.cost, connection.more_headers.update) as bill:

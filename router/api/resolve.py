@@ -50,6 +50,7 @@ class Resolver:
     tool_format: str = ""  # format of the model's calls; "": the chat template's format
     defaults: SamplingValues = NEUTRAL
     max_chars: int = sys.maxsize
+    opens_objects: bool = False  # whether objects of schemas take properties that the schema does not mention
 
     def for_tenant(self, tenant: Tenant) -> Resolver:
         if tenant.adapters is None:

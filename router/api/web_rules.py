@@ -19,7 +19,8 @@ JSON = "application/json"
 UNITS = (b"requests", b"tokens")
 KEPT_S = b"600"  # browsers may cache a preflight's answer for this time
 RATES = b", ".join(b"x-ratelimit-%b-%b" % (what, unit) for what in (b"limit", b"remaining", b"reset") for unit in UNITS)
-SHOWN = b"x-request-id, request-id, retry-after, retry-after-ms, x-baton-ignored-fields, " + RATES + b", " + REPLAYED
+NAMED = b"x-baton-ignored-fields, x-baton-loosened-tools"
+SHOWN = b", ".join((b"x-request-id, request-id, retry-after, retry-after-ms", NAMED, RATES, REPLAYED))
 VARIES = (b"vary", b"Origin")
 MAX_SHOWN = 100
 
