@@ -1,11 +1,9 @@
 """Prepare clients' schemas for grammars.
 
-- An object that names properties and does not mention others takes no others. JSON Schema would allow any further
-  property, so a small model would invent some until a limit cuts the answer off.
-- Annotations, such as descriptions, are dropped. Models see them in the prompt.
+- An object that names properties and does not mention others takes no others; else a small model invents some.
+- Annotations are dropped. Models see them in the prompt.
 
-Some schemas apply together with others to the same object: under `allOf`, or beside `properties`, a `$ref` or an
-alternative. Such schemas stay open, because each of them would forbid what the others name.
+Schemas that apply together to one object, such as those under `allOf`, stay open: each would forbid what others name.
 """
 
 from __future__ import annotations

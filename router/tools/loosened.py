@@ -1,9 +1,8 @@
 """Loosen the schemas of tools that a grammar can't follow: drop the least that makes a grammar of them.
 
-Patterns that no grammar can follow are dropped first: they are the usual reason, and one look at each finds them. Then
-a schema's other parts are put together in a fixed order. The first part with which there is no grammar is dropped,
-again and again. At the end each of these is tried once more, because others may have been missing when it failed. The
-result depends on the schemas alone: any router makes the same grammar, also of a request that it resumes.
+Patterns, the usual reason, are tried alone. Then a schema's other parts are put together in a fixed order, and the
+first part with which there is no grammar is dropped, again and again. At the end each of these is tried once more,
+because others may have been missing. The result depends on the schemas alone: other routers may resume the request.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from router.tools.schema_tree import MAPS, Path, holds_schemas, inner_schemas, s
 from shared.core.errors import InvalidRequest
 
 Check = Callable[[Sequence[Tool]], object]  # raises InvalidRequest for tools of which there is no grammar
-Part = tuple[str, Path]  # a tool's name and a path in its schema; the path () stands for the whole schema
+Part = tuple[str, Path]  # a tool's name and a path in its schema
 WHOLE: Path = ()
 STRUCTURE, OTHERS = 0, 4
 RANKS = {"type": 1, "enum": 1, "const": 1, "$ref": 2, "required": 3}  # after the structure, to which references lead
@@ -165,7 +164,7 @@ def _value_at(tool: Tool, path: Path) -> object:
 
 
 def _parts(schema: object, path: Path) -> Iterator[tuple[int, Path]]:
-    """Yield (rank, path) of all parts, outer ones first: keywords, named schemas, and values that are no schemas."""
+    """Yield (rank, path) of each keyword, named schema and malformed schema, outer ones first."""
     if not isinstance(schema, Mapping):
         return
     for keyword, value in schema.items():
@@ -180,7 +179,7 @@ def _parts(schema: object, path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _kept(schema: Any, path: Path, keeps: Callable[[Path], bool]) -> Any:
-    """Return the schema without the parts that are not kept. What is no schema becomes one that allows all."""
+    """Return the schema without the parts that are not kept. A malformed schema becomes {}."""
     if not isinstance(schema, Mapping):
         return schema if _is_schema(schema) or keeps(path) else {}
     kept: dict[str, Any] = {}

@@ -131,6 +131,24 @@ def test_a_strict_tool_is_refused_by_name_and_path(client: httpx.Client, path: s
     assert message == "tools: mail is strict, but no grammar can enforce its properties.to.pattern"
 
 
+@pytest.mark.parametrize("flags", [(), ("--open-objects",)])
+def test_the_operator_opens_objects(flags: tuple[str, ...]) -> None:
+    router = RouterProcess("--tool-format", "hermes", *flags)
+    node = FakeNode("decode", router.nodes, "d0").start()
+    asked = [
+        (CHAT, body_of(CHAT, "hi", [WEATHER])),
+        (COMPLETIONS, {"prompt": "say:hi", "guided_json": SCHEMA}),
+        (RESPONSES, {"input": "say:hi", "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}}),
+        (MESSAGES, body_of(MESSAGES, "hi", [], output_format={"type": "json_schema", "schema": SCHEMA})),
+    ]
+    for path, body in asked:
+        assert httpx.post(router.url + path, json=body, timeout=None).status_code == 200
+    grammars = [generate.sampling.grammar.replace("\\", "") for generate in node.generates]
+    node.stop()
+    assert router.stop() == 0
+    assert ['"additionalProperties"' in grammar for grammar in grammars] == [not flags] * len(asked)
+
+
 def test_a_long_name_is_cut_in_the_header(client: httpx.Client) -> None:
     name = "é, " + "x" * 300
     mail = {"name": "mail", "parameters": {"type": "object", "properties": {name: {"pattern": "(?=a)"}}}}

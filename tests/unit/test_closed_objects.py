@@ -99,7 +99,7 @@ def test_every_way_to_ask_for_a_schema_closes_objects() -> None:
         assert follows(grammar_of(fields, FACTS, opens_objects=True), '{"a": 1, "z": 2}')
 
 
-def test_an_object_with_no_properties_at_all_is_closed_if_it_says_so() -> None:
+def test_an_object_with_an_empty_list_of_properties_is_closed() -> None:
     assert takes({"type": "object", "properties": {}}, {}, {"z": 1}) == [True, False]
 
 

@@ -126,7 +126,7 @@ def said(
 
 
 @pytest.mark.parametrize("stop", ["Paris", "\n", "{", '"', "}}", "name", "tool_call", "<", "</tool_call>", "e"])
-def test_a_stop_string_ends_no_call(stop: str) -> None:
+def test_a_stop_string_within_a_call_ends_nothing(stop: str) -> None:
     answer, delta = said(CALL, [stop])
     assert answer == WholeAnswer("", "", (PARIS,))
     assert delta.finish_reason is FinishReason.STOP and delta.has_calls and not delta.stopped_by
