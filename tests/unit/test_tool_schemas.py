@@ -50,7 +50,7 @@ def test_there_are_enough_and_all_have_a_source() -> None:
         assert package["licence"] in ("MIT", "Apache-2.0")
 
 
-@pytest.mark.parametrize("row", map(BY_NAME.get, SHAPES), ids=SHAPES)
+@pytest.mark.parametrize("row", [BY_NAME[name] for name in SHAPES], ids=SHAPES)
 def test_each_makes_a_grammar(row: ToolFormat) -> None:
     dropped = {name for tool in TOOLS for name in grammar([tool], row).loosened}
     assert dropped <= LOOSENED
