@@ -103,7 +103,7 @@ def grammar_of_answer(
             return AnswerGrammar(grammar(tools))
         except InvalidRequest:
             found = loosened(tools, grammar)
-            return AnswerGrammar(grammar(found.tools), found.names)
+            return AnswerGrammar(found.grammar, found.names)
 
 
 def prepared_tool(tool: Tool, opens_objects: bool) -> Tool:

@@ -16,12 +16,13 @@ from router.tools.declared import Tool
 from router.tools.schema_tree import MAPS, Path, holds_schemas, inner_schemas, spelled, with_inner
 from shared.core.errors import InvalidRequest
 
-Check = Callable[[Sequence[Tool]], object]  # raises InvalidRequest for tools of which there is no grammar
+Make = Callable[[Sequence[Tool]], str]  # makes a grammar; raises InvalidRequest for tools of which there is none
 Part = tuple[str, Path]  # a tool's name and a path in its schema
 WHOLE: Path = ()
 STRUCTURE, OTHERS = 0, 4
 RANKS = {"type": 1, "enum": 1, "const": 1, "$ref": 2, "required": 3}  # after the structure, to which references lead
 PATTERN = "pattern"
+WITH_PATTERN = frozenset({"minLength", "maxLength", "format"})  # keywords with which a pattern may be too much
 MAX_DROPPED = 16  # parts of one tool that are found by search; then its whole schema goes
 MAX_COST = 200  # of a request's searches, a second at most; then whole schemas go
 CHARS_PER_COST = 4096
@@ -29,23 +30,18 @@ CHARS_PER_COST = 4096
 
 @dataclass(frozen=True, slots=True)
 class Loosened:
-    tools: tuple[Tool, ...]
-    dropped: tuple[Part, ...] = ()
+    grammar: str
+    dropped: tuple[Part, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return names such as `mail.properties.to.pattern`; `mail` if its whole schema was dropped."""
-        return tuple(map(name_of, self.dropped))
+        return tuple(f"{tool}.{spelled(path)}" if path else tool for tool, path in self.dropped)
 
 
-def name_of(part: Part) -> str:
-    tool, path = part
-    return f"{tool}.{spelled(path)}" if path else tool
-
-
-def loosened(tools: Sequence[Tool], check: Check) -> Loosened:
+def loosened(tools: Sequence[Tool], make: Make) -> Loosened:
     """Raise InvalidRequest for a strict tool without a grammar. It names the first part that has to go."""
-    search = _Search(check)
+    search = _Search(make)
     kept: list[Tool] = []
     dropped: list[Part] = []
     for tool in tools:
@@ -55,7 +51,7 @@ def loosened(tools: Sequence[Tool], check: Check) -> Loosened:
             raise InvalidRequest(f"{tool.name} is strict, but no grammar can enforce its {what}", param="tools")
         kept.append(without(tool, [path for _, path in parts]))
         dropped += parts
-    return _together(Loosened(tuple(kept), tuple(dropped)), search)
+    return _together(kept, dropped, search)
 
 
 def without(tool: Tool, paths: Collection[Path]) -> Tool:
@@ -66,20 +62,23 @@ def without(tool: Tool, paths: Collection[Path]) -> Tool:
     return replace(tool, parameters=_kept(tool.parameters, (), lambda path: path not in paths))
 
 
-def _together(found: Loosened, search: _Search) -> Loosened:
+def _together(tools: Sequence[Tool], dropped: Sequence[Part], search: _Search) -> Loosened:
     """Drop the schemas of the largest tools if all together are too large."""
-    order = sorted((tool for tool in found.tools if not tool.is_strict), key=lambda tool: -len(repr(tool.parameters)))
+    order = sorted((tool for tool in tools if not tool.is_strict), key=lambda tool: -len(repr(tool.parameters)))
+    made: dict[int, str | None] = {}  # number of dropped schemas -> grammar
 
-    def with_dropped(num: int) -> Loosened:
-        names = [tool.name for tool in order[:num]]
-        tools = [without(tool, [WHOLE] if tool.name in names else []) for tool in found.tools]
-        parts = [part for part in found.dropped if part[0] not in names]
-        return Loosened(tuple(tools), (*parts, *((name, WHOLE) for name in names)))
+    def is_made(num: int) -> bool:
+        names = {tool.name for tool in order[:num]}
+        made[num] = search.made([without(tool, [WHOLE] if tool.name in names else []) for tool in tools])
+        return made[num] is not None
 
-    num = _first(len(order), lambda num: search.passes(with_dropped(num).tools))
-    if num is None:
+    num = _first(len(order), is_made)
+    grammar = None if num is None else made[num]
+    if grammar is None:
         raise InvalidRequest("all schemas together are too large for a grammar", param="tools")
-    return with_dropped(num)
+    names = [tool.name for tool in order[:num]]
+    others = [part for part in dropped if part[0] not in names]
+    return Loosened(grammar, (*others, *((name, WHOLE) for name in names)))
 
 
 def _first(most: int, is_true: Callable[[int], bool]) -> int | None:
@@ -96,25 +95,24 @@ def _first(most: int, is_true: Callable[[int], bool]) -> int | None:
 
 
 class _Search:
-    def __init__(self, check: Check) -> None:
-        self._check = check
+    def __init__(self, make: Make) -> None:
+        self._make = make
         self._cost = 0
-        self._patterns: dict[str, bool] = {}  # pattern -> whether a grammar can follow it
+        self._patterns: dict[str, bool] = {}  # pattern with its lengths -> whether a grammar can follow it
 
-    def passes(self, tools: Sequence[Tool]) -> bool:
+    def made(self, tools: Sequence[Tool]) -> str | None:
         try:
-            self._check(tools)
+            return self._make(tools)
         except InvalidRequest:
-            return False
-        return True
+            return None
 
     def paths_to_drop(self, tool: Tool) -> list[Path]:
-        if self.passes([tool]):
+        if self.made([tool]) is not None:
             return []
         if tool.is_strict and (paths := self.paths_to_drop(replace(tool, is_strict=False))):
             return paths  # what no tool may have is told first
         parts = [path for _, path in sorted(_parts(tool.parameters, ()), key=lambda part: part[0])]
-        patterns = [path for path in parts if path[-1] == PATTERN and self._is_unusable(_value_at(tool, path))]
+        patterns = [path for path in parts if path[-1] == PATTERN and not self._can_follow(_value_at(tool, path[:-1]))]
         found: list[Path] = []
         while len(found) < MAX_DROPPED:
             num = self._first_failure(tool, parts, [*patterns, *found])
@@ -125,17 +123,20 @@ class _Search:
             found.append(parts[num - 1])
         return [WHOLE]
 
-    def _is_unusable(self, pattern: object) -> bool:
-        if not isinstance(pattern, str):
-            return False
-        if pattern not in self._patterns:
-            items = {"type": "array", "items": {"type": "string", PATTERN: pattern}}
-            self._patterns[pattern] = self._try([Tool("f", parameters={"properties": {"a": items}})])
-        return not self._patterns[pattern]
+    def _can_follow(self, schema: Mapping[str, Any]) -> bool:
+        """Whether the schema's pattern makes no grammar fail. A property may have the name `pattern`."""
+        if not isinstance(schema[PATTERN], str):
+            return True
+        others = {name: value for name, value in schema.items() if name in WITH_PATTERN}
+        key = repr((schema[PATTERN], others))
+        if key not in self._patterns:
+            is_blameless = self._try(_of_items(others | {PATTERN: schema[PATTERN]})) or not self._try(_of_items(others))
+            self._patterns[key] = is_blameless
+        return self._patterns[key]
 
-    def _try(self, tools: Sequence[Tool]) -> bool:
-        self._cost += 1 + sum(len(repr(tool.parameters)) for tool in tools) // CHARS_PER_COST
-        return self._cost <= MAX_COST and self.passes(tools)
+    def _try(self, tool: Tool) -> bool:
+        self._cost += 1 + len(repr(tool.parameters)) // CHARS_PER_COST
+        return self._cost <= MAX_COST and self.made([tool]) is not None
 
     def _first_failure(self, tool: Tool, parts: Sequence[Path], dropped: Collection[Path]) -> int | None:
         """Return the number of parts, in order, with which there is no grammar. None: there is one with all parts."""
@@ -143,7 +144,7 @@ class _Search:
 
         def fails(num: int) -> bool:
             used = set(parts[:num]) - gone
-            return not self._try([replace(tool, parameters=_kept(tool.parameters, (), used.__contains__))])
+            return not self._try(replace(tool, parameters=_kept(tool.parameters, (), used.__contains__)))
 
         return None if not fails(len(parts)) else _first(len(parts), fails)
 
@@ -151,16 +152,21 @@ class _Search:
         needed = list(found)
         for path in found:
             others = [other for other in needed if other != path]
-            if self._try([without(tool, [*patterns, *others])]):
+            if self._try(without(tool, [*patterns, *others])):
                 needed = others
         return needed
 
 
-def _value_at(tool: Tool, path: Path) -> object:
+def _value_at(tool: Tool, path: Path) -> Any:
     value: Any = tool.parameters
     for step in path:
         value = value[step]
     return value
+
+
+def _of_items(string: Mapping[str, Any]) -> Tool:
+    """Return a tool with such strings, in a place where every format of calls enforces patterns."""
+    return Tool("f", parameters={"properties": {"a": {"type": "array", "items": {"type": "string", **string}}}})
 
 
 def _parts(schema: object, path: Path) -> Iterator[tuple[int, Path]]:

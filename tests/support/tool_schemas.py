@@ -85,7 +85,7 @@ def main(folder: Path) -> None:
     """Write the file from all servers that answer."""
     found = [entry for server in NPM if (entry := tried(server, folder, "npm"))]
     found += [entry for server in PYPI if (entry := tried(server, folder, "pypi"))]
-    data = json.dumps(found, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+    data = json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
     FILE.write_bytes(gzip.compress(data, mtime=0))
     print(f"{sum(len(entry['tools']) for entry in found)} tools of {len(found)} packages, {FILE.stat().st_size} bytes")
 

@@ -25,6 +25,7 @@ from tests.support.grammar_oracle import COMPILER, VOCABULARY
 FACTS = VocabFacts(256, (0,), frozenset({0}), 100)
 EMAIL = r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z.]+$"  # as zod writes it
 BAD = {"type": "string", "pattern": EMAIL}
+DOMAIN = r"^(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z0-9][a-z0-9-]{0,61}[a-z0-9]$"  # too much with lengths
 GOOD = {"type": "string", "pattern": "^[a-f]{2}$"}
 
 
@@ -78,6 +79,7 @@ def test_nothing_is_dropped_that_can_be_kept() -> None:
         ({"type": "object", "properties": {"b": 1}}, "properties.b"),
         ({"anyOf": [{"type": "string", "pattern": EMAIL}, {"type": "null"}]}, "anyOf[0].pattern"),
         ({"type": "array", "items": BAD}, "items.pattern"),
+        ({"type": "string", "minLength": 1, "maxLength": 253, "pattern": DOMAIN}, "pattern"),
         ({"type": "array", "items": {"type": "object", "properties": {"b": BAD}}}, "items.properties.b.pattern"),
         ({"type": "object", "patternProperties": {EMAIL: {"type": "string"}}}, f"patternProperties.{EMAIL}"),
         ({"type": "object", "additionalProperties": BAD}, "additionalProperties.pattern"),
@@ -137,14 +139,14 @@ def test_schemas_that_are_together_too_large_lose_the_largest() -> None:
 def test_a_search_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     costly = {f"p{i}": {"type": "string", "enum": [f"v{j}" for j in range(200)]} for i in range(60)}
     num = 0
-    made = module._Search.passes
+    made = module._Search.made
 
-    def counted(self: Any, tools: Sequence[Tool]) -> bool:
+    def counted(self: Any, tools: Sequence[Tool]) -> str | None:
         nonlocal num
         num += 1
         return made(self, tools)
 
-    monkeypatch.setattr(module._Search, "passes", counted)
+    monkeypatch.setattr(module._Search, "made", counted)
     assert grammar([tool("f", **costly, **{f"x{i}": {"enum": i} for i in range(9)})]).loosened == ("f",)
     assert num < module.MAX_COST / 5
 
@@ -176,5 +178,10 @@ def test_paths_are_spelled_as_in_errors() -> None:
 
 def test_tools_that_fit_are_searched_no_further() -> None:
     checked: list[int] = []
-    found = loosened([tool("f", a=GOOD), tool("g", a=GOOD)], lambda tools: checked.append(len(tools)))
-    assert found.names == () and checked == [1, 1, 2]
+
+    def make(tools: Sequence[Tool]) -> str:
+        checked.append(len(tools))
+        return "grammar"
+
+    found = loosened([tool("f", a=GOOD), tool("g", a=GOOD)], make)
+    assert (found.grammar, found.names) == ("grammar", ()) and checked == [1, 1, 2]
