@@ -16,7 +16,7 @@ from router.text.interface import VocabFacts
 from router.tools.choice import ChoiceMode, ToolChoice
 from router.tools.closed_objects import prepared
 from router.tools.declared import parse_tools
-from router.tools.formats import BY_NAME, FORMATS, ToolFormat
+from router.tools.formats import BY_NAME, ToolFormat
 from tests.support.tool_schemas import NPM, PYPI, packages
 
 FACTS = VocabFacts(256, (0,), frozenset({0}), 100)
@@ -56,7 +56,7 @@ def test_each_makes_a_grammar(row: ToolFormat) -> None:
     assert dropped <= LOOSENED
 
 
-@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [BY_NAME[name] for name in SHAPES], ids=SHAPES)
 def test_forty_at_a_time_make_a_grammar(row: ToolFormat) -> None:
     named = list({tool["name"]: tool for tool in TOOLS}.values())
     batches = [named[start : start + AT_A_TIME] for start in range(0, len(named), AT_A_TIME)]
