@@ -14,7 +14,7 @@ COLOR = {
     "type": "object",
     "properties": {"color": {"enum": ["red", "green", "blue"]}},
     "required": ["color"],
-    "additionalProperties": False,  # without it a small model may add fields
+    "additionalProperties": False,  # as OpenAI requires it for strict schemas
 }
 
 

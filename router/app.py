@@ -180,6 +180,7 @@ def make_resolver(
         keeps_parts=config.router.unsupported_parts == "placeholder",
         is_strict=config.router.strict_fields,
         other_names=tuple(others),
+        opens_objects=config.text.open_objects,
     )
 
 

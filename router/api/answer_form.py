@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from llguidance import LLMatcher
 
@@ -14,8 +15,11 @@ from router.text import grammars
 from router.text.interface import TextModel, Tokenizer, VocabFacts
 from router.tools import as_text
 from router.tools.choice import ChoiceMode, ToolChoice
+from router.tools.closed_objects import prepared
+from router.tools.declared import Tool
 from router.tools.formats import ToolFormat, tool_format
 from router.tools.grammar import behind_thought, tool_grammar, with_body
+from router.tools.loosened import loosened
 from router.tools.reasoning import thought_of
 from shared.core.errors import InvalidRequest
 
@@ -59,34 +63,61 @@ def form_of(
     )
 
 
-def grammar_of_answer(
-    fields: GenerationFields, facts: VocabFacts, form: AnswerForm, choice: ToolChoice, *, allows_parallel: bool
-) -> str:
-    """Return the answer's grammar; "" allows any text.
+@dataclass(frozen=True, slots=True)
+class AnswerGrammar:
+    """`text`: "" allows any text. `loosened`: the parts of tools' schemas that the grammar does not enforce."""
 
-    Reasoning may come first. Then come calls, or text that follows the request's grammar. A required call overrides
-    response_format.
-    """
-    asked = grammar_of(fields, facts)
+    text: str
+    loosened: tuple[str, ...] = ()
+
+
+def grammar_of_answer(
+    fields: GenerationFields,
+    facts: VocabFacts,
+    form: AnswerForm,
+    choice: ToolChoice,
+    *,
+    allows_parallel: bool,
+    opens_objects: bool = False,
+) -> AnswerGrammar:
+    """Reasoning may come first. Then come calls, or text that follows the request's grammar. A required call overrides
+    response_format."""
+    asked = grammar_of(fields, facts, opens_objects=opens_objects)
     if form.row is None:
         if asked and form.thought is not None:
-            return grammars.checked(behind_thought(asked, form.thought, form.markers))
-        return asked
+            asked = grammars.checked(behind_thought(asked, form.thought, form.markers))
+        return AnswerGrammar(asked)
     if fields.ignore_eos:
         raise InvalidRequest("ignore_eos can't be true where tools may be called", param="ignore_eos")
     must_call = choice.mode is not ChoiceMode.AUTO
     if asked and must_call and fields.response_format is None:
         raise InvalidRequest("an answer that must be a call can't have another grammar", param="tools")
-    return grammar_of_calls(form, choice, "" if must_call else asked, allows_parallel=allows_parallel)
+    tools = [prepared_tool(tool, opens_objects) for tool in choice.tools]
+    body = "" if must_call else asked
+
+    def grammar(tools: Sequence[Tool]) -> str:
+        return grammar_of_calls(form, replace(choice, tools=tuple(tools)), body, allows_parallel=allows_parallel)
+
+    with blamed_on("tools"):
+        try:
+            return AnswerGrammar(grammar(tools))
+        except InvalidRequest:
+            found = loosened(tools, grammar)
+            return AnswerGrammar(found.grammar, found.names)
+
+
+def prepared_tool(tool: Tool, opens_objects: bool) -> Tool:
+    if tool.parameters is None:
+        return tool
+    return replace(tool, parameters=prepared(tool.parameters, opens_objects=opens_objects))
 
 
 def grammar_of_calls(form: AnswerForm, choice: ToolChoice, body: str, *, allows_parallel: bool) -> str:
     """`body`: the grammar of an answer without calls; "" allows any text. Raise InvalidRequest for an unusable
     schema."""
     assert form.row is not None
-    with blamed_on("tools"):
-        for tool in form.tools:
-            grammars.check_size(tool.schema)
+    for tool in choice.tools:
+        grammars.check_size(tool.schema)
     text = tool_grammar(
         form.row,
         choice,
@@ -97,8 +128,7 @@ def grammar_of_calls(form: AnswerForm, choice: ToolChoice, body: str, *, allows_
     )
     if text is None:
         return body
-    with blamed_on("tools"):
-        return grammars.checked(with_body(text, body) if body else LLMatcher.grammar_from_lark(text))
+    return grammars.checked(with_body(text, body) if body else LLMatcher.grammar_from_lark(text))
 
 
 def special_tokens(tokenizer: Tokenizer, texts: frozenset[str]) -> Mapping[str, int]:

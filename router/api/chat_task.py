@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.api.answer_form import form_of, format_of, grammar_of_answer
 from router.api.fields import GenerationFields
 from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.ignored import PLACEHOLDERS, names_in_header
+from router.api.ignored import LOOSENED, MAX_PART_CHARS, PLACEHOLDERS, names_in_header
 from router.api.parts import Parts
 from router.api.resolve import Resolver
 from router.text.conversation import Conversation
@@ -42,14 +42,27 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
     continued = str(conversation.messages[-1].get("content")) if conversation.continue_final_message else ""
     form = form_of(resolver.text, row, task.choice, prompt, continued, fields.request_id)
     facts = resolver.text.tokenizer.facts
-    grammar = grammar_of_answer(fields, facts, form, task.choice, allows_parallel=task.allows_parallel)
+    grammar = grammar_of_answer(
+        fields,
+        facts,
+        form,
+        task.choice,
+        allows_parallel=task.allows_parallel,
+        opens_objects=resolver.opens_objects,
+    )
     ids = resolver.truncated(ids, fields.truncate_prompt_tokens, wanted or 1, contexts.largest)
     resolver.check_length(ids, task.prompt_field, contexts.largest)
     size = resolver.size(ids)
     default = (contexts.common if contexts.common > size else contexts.largest) - size
     cap = resolver.cap(wanted, task.max_tokens_field, contexts.largest - size, default=default)
-    headers = {PLACEHOLDERS: names_in_header(task.parts.replaced)} if task.parts.replaced else {}
-    return resolver.plan(fields, [(ids, "")], cap, task.num_logprobs, headers=headers, form=form, grammar=grammar)
+    headers = headers_of(task.parts.replaced, grammar.loosened)
+    return resolver.plan(fields, [(ids, "")], cap, task.num_logprobs, headers=headers, form=form, grammar=grammar.text)
+
+
+def headers_of(replaced: Sequence[str], loosened: Sequence[str]) -> dict[bytes, bytes]:
+    """Name what the model does not read, and what calls need not follow."""
+    headers = {PLACEHOLDERS: names_in_header(replaced)} if replaced else {}
+    return headers | ({LOOSENED: names_in_header(loosened, MAX_PART_CHARS)} if loosened else {})
 
 
 @contextlib.contextmanager

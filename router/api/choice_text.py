@@ -1,7 +1,10 @@
 """Turn one choice's tokens into visible text. Knows no JSON.
 
-ids -> Detokenizer -> StopMatcher -> text        a stop string cuts text and tokens at the token that completed it
-text -> AnswerReader -> parts                    only if an answer may hold reasoning or calls
+ids -> Detokenizer -> StopMatcher -> text                      if all text is content
+ids -> Detokenizer -> AnswerReader -> StopMatcher -> parts     if an answer may hold reasoning or calls
+
+A stop string cuts text and tokens at the token that completed it. It ends text, not calls. A stop string with a tag of
+reasoning is looked for before the reader, which shows no tags.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from router.text.interface import Tokenizer
 from router.text.stops import StopMatcher
 from router.tools.answer import AnswerReader
 from router.tools.deltas import AnswerDelta, ReasoningText
+from router.tools.reasoning import has_tag
+from router.tools.text_stops import TextStops
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.wire.messages import TokenLogprob
@@ -53,10 +58,13 @@ class ChoiceText:
         self._detokenizer = Detokenizer(
             tokenizer, shows_special=show.shows_special, shown_ids=frozenset(form.markers.values())
         )
-        self._reader = None if form.is_plain else AnswerReader(form.row, form.tools, form.thought)
+        self._reader = None if form.is_plain else AnswerReader(form.row, form.tools, form.thought, form.markers)
         self._is_thinking = form.thought is not None and form.thought.is_open
         self.num_reasoning = 0  # reasoning tokens
-        self._matcher = StopMatcher(show.stops, keeps=show.keeps_stop)
+        raw = [stop for stop in show.stops if form.is_plain or has_tag(stop, form.thought)]
+        self._matcher = StopMatcher(raw, keeps=show.keeps_stop)
+        self._part_matcher = StopMatcher([stop for stop in show.stops if stop not in raw], keeps=show.keeps_stop)
+        self._part_stops = TextStops(self._part_matcher)
         self._silent_ids = frozenset() if show.keeps_stop else frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
         self._wants_offsets = show.num_logprobs >= 0
@@ -73,7 +81,7 @@ class ChoiceText:
                 delta.offsets.append(self._num_chars)
             self._show(self._feed_one(token), delta)
             self.num_reasoning += self._is_thinking
-            if self._matcher.matched is not None:
+            if self._stopped_by:
                 self._end(FinishReason.STOP, delta)
                 break
         delta.ids = list(ids[:used])
@@ -86,6 +94,10 @@ class ChoiceText:
         self._end(reason, delta)
         return delta
 
+    @property
+    def _stopped_by(self) -> str:
+        return self._matcher.matched or self._part_matcher.matched or ""
+
     def _show(self, text: str, delta: Delta) -> None:
         if self._reader is None:
             delta.text += text
@@ -93,14 +105,16 @@ class ChoiceText:
             self._take_parts(self._reader.feed(text), delta)
 
     def _end(self, reason: FinishReason, delta: Delta) -> None:
-        self.finish_reason = delta.finish_reason = reason
-        delta.stopped_by = self._matcher.matched or ""
         if self._reader is not None:
-            self._take_parts(self._reader.finish(), delta)
+            self._take_parts(self._reader.finish(is_cut=reason is FinishReason.LENGTH), delta)
+            delta.parts += self._part_stops.flush()
             delta.has_calls = self._reader.num_calls > 0 and not self._reader.is_in_call
+        delta.stopped_by = self._stopped_by  # also by text that the reader held back
+        self.finish_reason = delta.finish_reason = FinishReason.STOP if delta.stopped_by else reason
 
     def _take_parts(self, parts: list[AnswerDelta], delta: Delta) -> None:
-        delta.parts += parts
+        counts_stops = self.num_tokens > self._min_tokens
+        delta.parts += self._part_stops.feed(parts) if counts_stops else parts
         if parts:
             self._is_thinking = isinstance(parts[-1], ReasoningText)
 

@@ -65,7 +65,7 @@ class Completions:
             prompts.append((kept, echo))
         room = largest - max(resolver.size(ids) for ids, _ in prompts)
         cap = resolver.cap(wanted, "max_tokens", room, default=DEFAULT_TOKENS)
-        grammar = grammar_of(body, resolver.text.tokenizer.facts)
+        grammar = grammar_of(body, resolver.text.tokenizer.facts, opens_objects=resolver.opens_objects)
         return resolver.plan(body, prompts, cap, num_logprobs, echoes_logprobs=bool(body.echo), grammar=grammar)
 
     def skipped(self, body: CompletionRequest) -> Sequence[str]:

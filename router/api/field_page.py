@@ -25,6 +25,14 @@ Made from the parser's own tables (`python -m router.api.field_page`).
 - A `max_tokens` (or other name of it) that does not fit after the prompt is lowered. The header `x-baton-lowered` has
   the field, the old and the new value: `max_tokens;from=32000;to=8150`. With `--strict-fields` it is refused with the
   code `context_length_exceeded`, on which agents shorten their conversation.
+- Calls follow their tools' schemas, and answers the schema that the request names. If no grammar can follow a part of
+  a tool's schema, such as a pattern with a look-ahead, this part is left out, and the header `x-baton-loosened-tools`
+  names tool and part: `mail.properties.to.pattern`, or `mail` if the whole schema is left out. Only a tool with
+  `strict: true` is refused, with a 400 that names both.
+- An object with `properties` takes others only if `additionalProperties` (or `unevaluatedProperties`) allows them. With
+  the router's flag `--open-objects` it takes any others, as JSON Schema says.
+- A stop string ends text, not a call. If `max_tokens` cuts off a call before its arguments begin, nothing of it is
+  shown.
 - A field that would change the answer in an unsupported way is refused with a 400 that names it. A value that asks for
   nothing (`false`, `0`, `""`, `[]`, `{}`) is accepted.
 - The served models read text. Documents, files and search results with text become text, in a tag; so do calls that

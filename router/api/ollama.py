@@ -257,7 +257,7 @@ def raw_plan(body: OllamaGenerateRequest, prompt: str, resolver: Resolver, conte
     resolver.check_length(ids, "prompt", contexts.largest)
     room = contexts.largest - resolver.size(ids)
     cap = resolver.cap(num_predict(body), "num_predict", room, default=room)
-    grammar = grammar_of(fields, resolver.text.tokenizer.facts)
+    grammar = grammar_of(fields, resolver.text.tokenizer.facts, opens_objects=resolver.opens_objects)
     return resolver.plan(fields, [(ids, "")], cap, num_logprobs(body), grammar=grammar)
 
 

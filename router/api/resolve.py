@@ -66,6 +66,7 @@ class Resolver:
     keeps_parts: bool = True
     is_strict: bool = False
     other_names: tuple[str, ...] = ()  # of the model, beside `model_name`
+    opens_objects: bool = False  # whether objects of schemas take properties that the schema does not mention
 
     def for_tenant(self, tenant: Tenant) -> Resolver:
         if tenant.adapters is None:

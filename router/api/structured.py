@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from router.api.fields import GenerationFields, ResponseFormat, StructuredOutputs
 from router.text import grammars
 from router.text.interface import VocabFacts
+from router.tools.closed_objects import prepared
 from shared.core.errors import InvalidRequest
 
 Asked = tuple[str, Callable[[], str]]  # field name, maker of its grammar
-MAKERS: Mapping[str, Callable[[Any], str]] = {
+Maker = Callable[[Any], str]
+MAKERS: Mapping[str, Maker] = {
     "guided_json": grammars.of_schema,
     "guided_regex": grammars.of_regex,
     "guided_choice": grammars.of_choices,
@@ -32,9 +35,14 @@ def asks_for_grammar(body: object) -> bool:
     return any(getattr(body, field, None) is not None for field in FIELDS)
 
 
-def grammar_of(body: GenerationFields, facts: VocabFacts) -> str:
-    """Return "" if the request has no grammar."""
-    asked = [*_shared(body), *_of_format(body.response_format), *_of_outputs(body.structured_outputs)]
+def grammar_of(body: GenerationFields, facts: VocabFacts, *, opens_objects: bool = False) -> str:
+    """Return "" if the request has no grammar. `opens_objects`: see `prepared`."""
+    of_schema = partial(grammars.of_schema, prepare=partial(prepared, opens_objects=opens_objects))
+    asked = [
+        *_shared(body, of_schema),
+        *_of_format(body.response_format, of_schema),
+        *_of_outputs(body.structured_outputs, of_schema),
+    ]
     if not asked:
         return ""
     field, make = asked[0]
@@ -59,33 +67,34 @@ def blamed_on(field: str) -> Iterator[None]:
         raise InvalidRequest(f"{field}: {error.message}", param=field) from error
 
 
-def _shared(body: GenerationFields) -> Iterator[Asked]:
-    for field, make in MAKERS.items():
+def _shared(body: GenerationFields, of_schema: Maker) -> Iterator[Asked]:
+    for field, maker in MAKERS.items():
+        make = of_schema if maker is grammars.of_schema else maker
         if (value := getattr(body, field)) is not None:
             yield field, lambda make=make, value=value: make(value)  # type: ignore[misc]  # bound here, not later
 
 
-def _of_format(wanted: ResponseFormat | None) -> Iterator[Asked]:
+def _of_format(wanted: ResponseFormat | None, of_schema: Maker) -> Iterator[Asked]:
     if wanted is None or wanted.type == "text":
         return
     if wanted.type == "json_object":
-        yield "response_format", lambda: grammars.of_schema(grammars.ANY_OBJECT)
+        yield "response_format", lambda: of_schema(grammars.ANY_OBJECT)
         return
     described = wanted.json_schema
     schema = described.schema if described is not None else None
     if schema is None:
         raise InvalidRequest("response_format: json_schema needs a schema", param="response_format")
-    yield "response_format", lambda: grammars.of_schema(schema)
+    yield "response_format", lambda: of_schema(schema)
 
 
-def _of_outputs(wanted: StructuredOutputs | None) -> Iterator[Asked]:
+def _of_outputs(wanted: StructuredOutputs | None, of_schema: Maker) -> Iterator[Asked]:
     if wanted is None:
         return
     if wanted.json is not None:
         schema = wanted.json
-        yield "structured_outputs", lambda: grammars.of_schema(schema)
+        yield "structured_outputs", lambda: of_schema(schema)
     if wanted.json_object:
-        yield "structured_outputs", lambda: grammars.of_schema(grammars.ANY_OBJECT)
+        yield "structured_outputs", lambda: of_schema(grammars.ANY_OBJECT)
     if wanted.regex is not None:
         pattern = wanted.regex
         yield "structured_outputs", lambda: grammars.of_regex(pattern)

@@ -6,7 +6,7 @@ Each function returns llguidance's JSON, or raises InvalidRequest with llguidanc
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher, grammar_from
@@ -25,11 +25,13 @@ MAX_LINES = 500  # lines of a grammar; llguidance follows rules by recursion
 MAX_GRAMMAR_TEXT = 16 << 10  # characters of a grammar; llguidance translates 16 Ki of GBNF in a second
 
 
-def of_schema(schema: Mapping[str, Any] | str) -> str:
+def of_schema(schema: Mapping[str, Any] | str, prepare: Callable[[Any], Any] = lambda schema: schema) -> str:
+    """`prepare`: changes the schema, whose size was checked."""
     try:
         given = json.loads(schema) if isinstance(schema, str) else schema
-        text = json.dumps(given)
+        json.dumps(given)
         check_size(given)
+        text = json.dumps(prepare(given))
         return checked(LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE}))
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the schema is not a JSON object: {str(error)[:500]}") from None

@@ -3,11 +3,12 @@
 thought   -> ReasoningText          at the beginning only
 text      -> ContentText            held back only while it may begin a call
 calls     -> CallBegun, CallArguments
+rest      -> nothing: where an answer was cut off within a mark or a call's beginning
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from router.tools.declared import Tool
 from router.tools.deltas import AnswerDelta, DeltaSink
@@ -17,10 +18,16 @@ from router.tools.reasoning import Thought, split_thought
 
 
 class AnswerReader:
-    def __init__(self, row: ToolFormat | None, tools: Iterable[Tool] = (), thought: Thought | None = None) -> None:
+    def __init__(
+        self,
+        row: ToolFormat | None,
+        tools: Iterable[Tool] = (),
+        thought: Thought | None = None,
+        whole_marks: Collection[str] = (),
+    ) -> None:
         """`row`: the format of calls; with None, no calls are read. A call of a tool outside `tools` counts as
-        content."""
-        self._source = Source()
+        content. `whole_marks`: marks that are one token."""
+        self._source = Source(whole_marks)
         self._sink = DeltaSink()
         self._row = row
         self._tools = {tool.name: tool for tool in tools}
@@ -41,9 +48,12 @@ class AnswerReader:
         next(self._reading, None)
         return self._sink.taken()
 
-    def finish(self) -> list[AnswerDelta]:
-        """Return the text that was held back. A cut-off call stays a call; a cut-off beginning of a call is content."""
-        self._source.has_ended = True
+    def finish(self, *, is_cut: bool = False) -> list[AnswerDelta]:
+        """Return the text that was held back. A cut-off call stays a call.
+
+        `is_cut`: whether a limit ended the answer. Then the beginning of a mark or a call is dropped; else it is
+        content, because the model ended it."""
+        self._source.has_ended, self._source.is_cut = True, is_cut
         next(self._reading, None)
         return self._sink.taken()
 

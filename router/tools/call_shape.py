@@ -14,8 +14,6 @@ from router.tools.reading import Reading, Source
 SPACES = r"[ \t\r\n]{0,4}"  # white space between parts
 HEAD_SPACES = r"[ \t\r\n]{0,64}"  # before and inside a call's head; grammars and readers have the same limit
 JSON_SPACES = r"[ \t\r\n]{1,32}"  # inside arguments; enough for indented JSON
-NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
-MAX_NAME_CHARS = 128
 MAX_CHOICES = 256  # longest list of allowed values that a grammar enforces
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from router.tools.call_shape import (
     HEAD_SPACES,
-    MAX_NAME_CHARS,
-    NAME_CHARS,
     SPACES,
     CallRules,
     Markers,
@@ -19,6 +17,8 @@ from router.tools.call_shape import (
 from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
 from router.tools.reading import (
+    MAX_NAME_CHARS,
+    NAME_CHARS,
     NotACall,
     Reading,
     Source,
@@ -29,6 +29,7 @@ from router.tools.reading import (
     peek,
     skip_any_space,
     skip_space,
+    take_name,
     take_run,
 )
 
@@ -52,22 +53,22 @@ class JsonCalls:
         return CallRules(head, rest, {f"{prefix}_json": json_rule(tool.schema, is_strict=tool.is_strict)})
 
     def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
-        name = yield from self._name(source)
+        name = yield from self._name(source, tools)
         if name not in tools:
             raise NotACall
         source.commit()
         sink.begin_call(name)
         yield from self._members(source, sink)
 
-    def _name(self, source: Source) -> Reading[str]:
+    def _name(self, source: Source, tools: Collection[str]) -> Reading[str]:
         yield from expect(source, "{")
         while True:
             yield from skip_space(source)
-            key = yield from _short_string(source)
+            key = yield from _string_among(source, ("name", LEADING_MEMBER[0]))
             yield from skip_space(source)
             yield from expect(source, ":")
             yield from skip_space(source)
-            value = yield from _short_string(source)
+            value = yield from _string_among(source, tools if key == "name" else LEADING_MEMBER[1:])
             if key == "name":
                 return value
             if (key, value) != LEADING_MEMBER:
@@ -118,7 +119,7 @@ class NamedJsonCalls:
         return CallRules(escaped(tool.name), rest, {f"{prefix}_json": json_rule(tool.schema, is_strict=tool.is_strict)})
 
     def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
-        name = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+        name = yield from take_name(source, tools)
         if name not in tools:
             raise NotACall
         if (yield from found(source, self.call_id)):
@@ -133,10 +134,10 @@ class NamedJsonCalls:
             sink.end_call()
 
 
-def _short_string(source: Source) -> Reading[str]:
-    """Raise NotACall for a character that can't be in a name."""
+def _string_among(source: Source, names: Collection[str]) -> Reading[str]:
+    """Return a string that begins one of `names`. Raise NotACall for another value."""
     yield from expect(source, '"')
-    text = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+    text = yield from take_name(source, names)
     yield from expect(source, '"')
     return text
 

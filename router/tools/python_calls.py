@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from router.tools.call_shape import MAX_NAME_CHARS, NAME_CHARS, CallRules, Markers, escaped, literal
+from router.tools.call_shape import CallRules, Markers, escaped, literal
 from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
 from router.tools.literals import HEX_ESCAPES, escaped_char, from_argument, json_inside, json_string
 from router.tools.python_values import IDENTIFIER, RULES, value_rule
-from router.tools.reading import NotACall, Reading, Source, expect, found, nowhere, peek, skip_any_space, take_run
+from router.tools.reading import (
+    MAX_NAME_CHARS,
+    NAME_CHARS,
+    NotACall,
+    Reading,
+    Source,
+    expect,
+    found,
+    nowhere,
+    peek,
+    skip_any_space,
+    take_name,
+    take_run,
+)
 from router.tools.schemas import kinds_of_property, properties_of, required_of, takes_others
 from shared.core.errors import InvalidRequest
 
@@ -43,7 +56,7 @@ class PythonCalls:
         return CallRules(f"{escaped(tool.name)}\\(", f'{arguments} ")"', rules)
 
     def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
-        name = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+        name = yield from take_name(source, tools)
         if name not in tools:
             raise NotACall
         yield from expect(source, "(")

@@ -10,12 +10,14 @@ is cut.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Collection, Container, Generator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 SPACE = " \t\r\n"
+NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+MAX_NAME_CHARS = 128
 MAX_HELD_SPACE = 64  # limit on white space that is held back because a call may follow
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _INSIDE = re.compile(r'["\\]')
@@ -26,12 +28,20 @@ class NotACall(Exception):
 
 
 class Source:
-    __slots__ = ("_mark", "at", "has_ended", "text")
+    """`whole_marks`: marks that are one token, so that the text never ends within them.
 
-    def __init__(self) -> None:
+    `is_cut`: the answer was cut off, perhaps within a mark or a call's beginning. This rest is dropped, because it is
+    neither text nor a call. `met_end`: whether a scanner wanted more text than there is since the last `mark`."""
+
+    __slots__ = ("_mark", "at", "has_ended", "is_cut", "met_end", "text", "whole_marks")
+
+    def __init__(self, whole_marks: Collection[str] = ()) -> None:
         self.text = ""
         self.at = 0
         self.has_ended = False
+        self.is_cut = False
+        self.met_end = False
+        self.whole_marks = whole_marks
         self._mark: int | None = None
 
     def feed(self, text: str) -> None:
@@ -42,10 +52,13 @@ class Source:
 
     def mark(self) -> None:
         self._mark = self.at
+        self.met_end = False
 
     def rewind(self) -> None:
         if self._mark is not None:
             self.at, self._mark = self._mark, None
+        if self.is_cut and self.met_end and not self.text[self.at :].isspace():
+            self.at = len(self.text)
 
     def commit(self) -> None:
         """Text before `at` is not read again."""
@@ -61,6 +74,7 @@ def peek(source: Source) -> Reading[str]:
     """Return "" at the end of the text."""
     while source.at >= len(source.text):
         if source.has_ended:
+            source.met_end = True
             return ""
         yield
     return source.text[source.at]
@@ -71,6 +85,7 @@ def found(source: Source, literal: str) -> Reading[bool]:
     for index, char in enumerate(literal):
         while source.at + index >= len(source.text):
             if source.has_ended:
+                source.met_end |= not index or literal not in source.whole_marks
                 return False
             yield
         if source.text[source.at + index] != char:
@@ -109,12 +124,21 @@ def take_run(source: Source, chars: Container[str], limit: int) -> Reading[str]:
     return run
 
 
+def take_name(source: Source, names: Collection[str]) -> Reading[str]:
+    """Return a run of characters that begins one of `names`. Raise NotACall for another run."""
+    name = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+    if not any(known.startswith(name) for known in names):
+        source.met_end = False  # more text would not make it a call
+        raise NotACall
+    return name
+
+
 def copy_until(
     source: Source, marks: Sequence[str], show: Callable[[str], None], *, shows_half_mark: bool = True
 ) -> Reading[str]:
     """Show text up to the first mark. Move past this mark and return it; return "" at the text's end.
 
-    `shows_half_mark`: whether to show a mark's beginning if the text ends there.
+    `shows_half_mark`: whether to show a mark's beginning if the text ends there and was not cut off.
     """
     while True:
         first = _first_mark(source, marks)
@@ -122,7 +146,7 @@ def copy_until(
             show(source.take(first[0]))
             source.at += len(first[1])
             return first[1]
-        held = 0 if source.has_ended and shows_half_mark else _possible_prefix(source, marks)
+        held = _num_held(source, marks, shows_half_mark)
         show(source.take(len(source.text) - held))
         if source.has_ended:
             source.at = len(source.text)
@@ -165,6 +189,14 @@ def _first_mark(source: Source, marks: Sequence[str]) -> tuple[int, str] | None:
 
 def _place(start_and_mark: tuple[int, str]) -> tuple[int, int]:
     return start_and_mark[0], -len(start_and_mark[1])
+
+
+def _num_held(source: Source, marks: Sequence[str], shows_half_mark: bool) -> int:
+    if source.is_cut:
+        marks = [mark for mark in marks if mark not in source.whole_marks]
+    elif source.has_ended and shows_half_mark:
+        return 0
+    return _possible_prefix(source, marks)
 
 
 def _possible_prefix(source: Source, marks: Sequence[str]) -> int:

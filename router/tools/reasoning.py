@@ -62,6 +62,10 @@ def thought_of(sources: Mapping[str, str], prompt: str, continued: str = "") -> 
     return Thought(tags, is_open=end.endswith(tags.opening))
 
 
+def has_tag(text: str, thought: Thought | None) -> bool:
+    return thought is not None and (thought.tags.opening in text or thought.tags.closing in text)
+
+
 def split_thought(source: Source, thought: Thought, sink: DeltaSink) -> Reading[None]:
     if not thought.is_open and not (yield from _opens(source, thought.tags.opening)):
         return

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from router.tools.call_shape import (
     MAX_CHOICES,
-    MAX_NAME_CHARS,
-    NAME_CHARS,
     SPACES,
     CallRules,
     Markers,
@@ -34,7 +32,7 @@ from router.tools.reading import (
     found,
     peek,
     skip_any_space,
-    take_run,
+    take_name,
 )
 from router.tools.schemas import (
     UNKNOWN,
@@ -97,7 +95,7 @@ class XmlCalls:
 
     def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
         yield from expect(source, FUNCTION)
-        name = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+        name = yield from take_name(source, tools)
         yield from expect(source, ">")
         if name not in tools:
             raise NotACall

@@ -33,6 +33,11 @@ class TextConfig:
     tool_format: str = option(
         "", "format of the model's tool calls, e.g. hermes; empty: read from its chat template", metavar="NAME"
     )
+    open_objects: bool = option(
+        False,
+        "let objects of JSON schemas have properties that the schema does not mention, as JSON Schema says; else an "
+        "object with properties takes others only if additionalProperties allows them",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -43,7 +43,8 @@ def deltas_of(
     """Return what batches of tokens add, one for each piece of text, and the end."""
     reader = AnswerReader(BY_NAME[name], TOOLS, thought)
     deltas = [Delta(parts=reader.feed(piece)) for piece in pieces]
-    last = Delta(parts=reader.finish(), finish_reason=reason, stopped_by=stopped_by)
+    is_cut = reason is FinishReason.LENGTH
+    last = Delta(parts=reader.finish(is_cut=is_cut), finish_reason=reason, stopped_by=stopped_by)
     last.has_calls = reader.num_calls > 0 and not reader.is_in_call
     return [*deltas, last]
 

@@ -13,6 +13,7 @@ import pytest
 from router.api.chat import CHAT, Chat, ChatShape
 from router.api.choice_text import ChoiceText, Delta
 from router.api.generation_plan import Contexts, GenerationPlan
+from router.api.ignored import LOOSENED
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.structured import MAKERS
@@ -191,15 +192,17 @@ def test_a_chunk_has_each_call_once() -> None:
     assert json.loads(msgspec.json.encode(later)) == {"index": 1, "function": {"arguments": '{"a": 1}'}}
 
 
-def test_a_stop_within_a_call_is_no_call() -> None:
+def test_a_stop_within_a_call_leaves_the_call_whole() -> None:
     """A program that reads `tool_calls` would run half of one."""
     plan = plan_of("plain", tools=[TOOL], stop=["}}"])
     delta, _ = read(plan, '<tool_call> {"name": "f", "arguments": {"a": {"b": 1}}} </tool_call>')
-    assert delta.finish_reason is FinishReason.STOP and not delta.has_calls
+    assert delta.finish_reason is FinishReason.STOP and delta.has_calls
+    assert [call.arguments for call in whole_answer(delta.parts).calls] == ['{"a": {"b": 1}}']
 
 
 def test_a_schema_that_goes_too_deep_is_refused() -> None:
     deep: dict[str, Any] = {"type": "object", "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(600)}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
-    with pytest.raises(InvalidRequest, match="references"):
-        plan_of("plain", tools=[tool])
+    function = {"name": "f", "parameters": deep}
+    with pytest.raises(InvalidRequest, match="f is strict, but no grammar can enforce its schema"):
+        plan_of("plain", tools=[{"type": "function", "function": function | {"strict": True}}])
+    assert plan_of("plain", tools=[{"type": "function", "function": function}]).headers == {LOOSENED: b"f"}
