@@ -283,7 +283,9 @@ class Scheduler:
 
     def _share_chunks(self, chunks: Sequence[ChunkedPrompt], mixed: bool) -> list[ChunkShare]:
         budget = self.mixed_chunk.choose() if mixed else self.settings.chunk_size
-        shares = self.settings.prompts.share([chunk.remaining for chunk in chunks], budget)
+        remaining = [chunk.remaining for chunk in chunks]
+        urgent = [self.queues.prefixes.urgency(chunk.request, chunk.remaining) for chunk in chunks]
+        shares = self.settings.prompts.share(remaining, urgent, budget)
         return [ChunkShare(chunk, q) for chunk, q in zip(chunks, shares, strict=True) if q]
 
     def _advance_chunks(self, shares: Sequence[ChunkShare], step: int) -> None:
