@@ -178,7 +178,7 @@ def test_a_granted_request_s_deadline_keeps_pages_for_the_pull() -> None:
     core = make_core(CoreKnobs())
     req = job(0).request()
     req.deadline = 1.0
-    core.scheduler.grant(req)
+    core.scheduler.grant(req, "p")
     row = req.row
     core.scheduler.expire(2.0)
     assert req.finished and core.kv.tag(row) == "held"
