@@ -74,3 +74,17 @@ def test_nobody_waits_for_pages_from_another_node() -> None:
     for key, job in zip(keys, asked, strict=True):
         assert net.router.streams[key] == expected(job)
     assert_clean(busy, idle, d)
+
+
+def test_a_grant_needs_only_what_it_shares() -> None:
+    """The first one's own part is long; the second one's common pages have come long before its end."""
+    p, d = pair()
+    net, answer = Net([p, d]), SamplingParams(max_tokens=6, temperature=0.0)
+    asked = [Job(0, tokens(0, 400), answer, 0), Job(1, tokens(0, 64) + tokens(2, OWN), answer, 1)]
+    keys = [net.generate(p, job, d) for job in asked]
+    net.run(until=lambda: len(net.messages(Grant)) == 2)
+    assert not net.router.streams.get(keys[0]), "the first prompt is still being computed"
+    net.run()
+    for key, job in zip(keys, asked, strict=True):
+        assert net.router.streams[key] == expected(job)
+    assert_clean(p, d)
