@@ -3,8 +3,8 @@
     CacheEvents 1 (cleared), 2, 3, 5      1 to 3 are taken, 5 is dropped; a CacheReplay asks for all after 3
     heartbeat: 7 were sent                a CacheReplay asks for the lost messages
 
-Pages of prompts that a node computes now count too: a request that comes later waits there for them. A wrong index costs
-at most a cache hit, because nodes match prompts themselves.
+Pages that a node computes now count too: later requests wait there for them. A wrong index costs at most a cache hit,
+because nodes match prompts themselves.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class PageIndex:
 
         Without a sliding window, all pages before a cached page are cached, so bisection works. With a window, only the
         last few pages are cached, and these are enough."""
-        known = [source for source in (self._names, *also) if len(source)]
+        every: tuple[set[bytes] | ComingPages, ...] = (self._names, *also)
+        known = [source for source in every if len(source)]
 
         def is_known(name: bytes) -> bool:
             return any(name in source for source in known)

@@ -3,9 +3,8 @@
     leader     brings pages that others need; they enter the prefix cache as its chunks are processed, or as they arrive
     follower   waits while the next page that it lacks is under way; then it finds the page in the cache
 
-A follower holds no memory, so nobody waits for a follower. It waits only for pages of its own source: this node's
-prompts, or one prefill node's hand-offs, whose leader is computed before the follower. Pages are known by identity
-(`shared.core.page_identity`), which covers the adapter, the salt and all earlier pages.
+A follower holds no memory and leads no one. It waits only for its own source: this node's prompts, or one prefill
+node's hand-offs. An identity (`shared.core.page_identity`) covers the adapter, the salt and all earlier pages.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class PrefixesUnderWay:
                 del self._leaders[pages.pop()]
 
     def leave(self, req: Request) -> None:
-        """The request computes its prompt no more, and waits for nobody."""
+        """Forget a request that brings no more pages, and no longer waits."""
         for page in self._leads.pop(req, ()):
             del self._leaders[page]
         self.stop_waiting(req)

@@ -65,9 +65,12 @@ def test_nobody_waits_for_pages_from_another_node() -> None:
         make_node(role, name, knobs) for role, name in (("prefill", "p0"), ("prefill", "p1"), ("decode", "d0"))
     )
     net, asked = Net([busy, idle, d]), jobs()[:2]
-    keys = [net.generate(p, job, d) for p, job in zip((busy, idle), asked, strict=True)]
-    net.hold = lambda src, dst, message: isinstance(message, Ready) and src == name_of(busy)
+    keys = [net.generate(busy, asked[0], d)]
+    net.hold = lambda src, dst, message: isinstance(message, Ready) and message.key == keys[0]
+    net.run(until=lambda: bool(net.messages(Grant)))
+    keys.append(net.generate(idle, asked[1], d))
     net.run(until=lambda: bool(net.router.streams.get(keys[1])))
+    assert not any(ready.key == keys[0] for ready in net.messages(Ready)), "the other node's pages are not needed"
     net.hold = lambda src, dst, message: False
     net.release_held()
     net.run()

@@ -223,7 +223,7 @@ def burst(rig: RouterRig, count: int) -> list[str]:
             for number in range(count) for generate in rig.open([*LONG, *[number] * PAGE])]  # fmt: skip
 
 
-def test_a_burst_goes_where_its_prefix_is_computed_as_long_as_that_is_faster() -> None:
+def test_a_burst_goes_where_its_prefix_is_computed_while_faster() -> None:
     """One prompt is 656 tokens, each further one 16 more. Beyond 1.25 times 656, a second node is faster."""
     rig = RouterRig(policy="prefix_aware")
     for node_id in ("a", "b", "c"):

@@ -91,6 +91,7 @@ def test_a_follower_needs_only_what_it_shares() -> None:
 
 def test_waiting_takes_no_longer_than_computing() -> None:
     """The prompt with the common prefix is long and not the oldest: it moves as if it were its short follower."""
+
     def first_token_step(shared: bool) -> int:
         core = make_core(replace(KNOBS, chunk_size=32))
         oldest = Job(0, tokens(50, 400), ANSWER, 0)
