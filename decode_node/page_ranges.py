@@ -23,7 +23,8 @@ class PageRanges:
         # [page, layer]. The last layer's entry also covers the planes that follow the layers in the page.
         self._claimed = np.zeros((self.end, num_layers), np.bool_)
         self._claimed[: self.first] = True
-        self._num_left = (self.end - self.first) * num_layers
+        self._arrived = self._claimed.copy()
+        self.num_whole = self.first  # how many pages, from the first one on, are here with all layers
 
     def claim(self, first: int, count: int, part: Part = WHOLE) -> bool:
         """Claim pages before their pull. Return False if all are claimed already.
@@ -41,9 +42,10 @@ class PageRanges:
         self._claimed[first : first + count, layers] = True
         return True
 
-    def arrived(self, count: int, part: Part = WHOLE) -> None:
-        layers = self._layers(part)
-        self._num_left -= count * (layers.stop - layers.start)
+    def arrived(self, first: int, count: int, part: Part = WHOLE) -> None:
+        self._arrived[first : first + count, self._layers(part)] = True
+        while self.num_whole < self.end and self._arrived[self.num_whole].all():
+            self.num_whole += 1
 
     def _layers(self, part: Part) -> slice:
         num_layers = self._claimed.shape[1]
@@ -58,4 +60,4 @@ class PageRanges:
 
     @property
     def complete(self) -> bool:
-        return self._num_left == 0
+        return self.num_whole == self.end

@@ -26,9 +26,15 @@ from shared.node.fingerprint import difference
 from shared.transfer.transports import choose_transport
 from shared.wire.codec import key_of
 from shared.wire.errors import refuse
+from shared.wire.fitting import NO_DRAFT_STATE
 from shared.wire.messages import Offer, Wait
 
 WAITS_PER_LEASE = 4
+
+
+def has_drafts(offer: Offer) -> bool:
+    """Return whether the source's pages and record contain draft state."""
+    return offer.fingerprint.spec != NO_DRAFT_STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class Prealloc:
         if transport is None:
             refusal = refusal or HandoffFailed("the nodes have no transport in common")
         elif refusal is None and self._has_room(source):
+            req.lacks_draft_state = bool(self._ctx.core.future_map.extras) and not has_drafts(offer)
             waiting = WaitingOffer(req, source, offer, transport, now, is_vouched=False)
             self._offers[key] = waiting
             self._wait_at[key] = now
@@ -100,7 +107,8 @@ class Prealloc:
     def grant(self, now: float, open_handoffs: Iterable[HandoffIn]) -> list[Granted]:
         """Grant Offers in order while memory lasts, and send the `Wait`s that are due.
 
-        Skip an Offer while its router's Welcome is missing, its grammar is not compiled, or its source's share is full.
+        Skip an Offer while its router's Welcome is missing, its grammar is not compiled, its source's share is full, or
+        pages that it needs are already coming from its source.
         """
         scheduler = self._ctx.core.scheduler
         scheduler.oldest_offer = None
@@ -113,11 +121,11 @@ class Prealloc:
             if not self._is_compiled(waiting):
                 continue
             assert shares is not None
-            if not shares.allow(waiting):
+            if not shares.allow(waiting) or scheduler.queues.prefixes.makes_wait(req, waiting.source):
                 continue
             first = next((other for other in scheduler.waiting if other.may_begin), None)
             older_waits = first is not None and first.arrival < req.arrival
-            cached = None if older_waits else scheduler.grant(req)
+            cached = None if older_waits else scheduler.grant(req, waiting.source)
             if cached is None:
                 scheduler.oldest_offer = req.arrival
                 break
@@ -172,8 +180,10 @@ class Prealloc:
         self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, error))
 
     def _forget(self, key: RequestKey) -> None:
-        constraint = self._offers.pop(key).request.constraint
+        req = self._offers.pop(key).request
         del self._wait_at[key]
+        self._ctx.core.scheduler.queues.prefixes.stop_waiting(req)
+        constraint = req.constraint
         if constraint is not None:
             constraint.cancel()
 

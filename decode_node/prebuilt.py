@@ -28,7 +28,6 @@ def _arrival(ctx: NodeContext, handoff: HandoffIn) -> Arrival:
     record, req = handoff.record, handoff.request
     assert record is not None
     req.cached_tokens = min(record.cached_tokens, len(req.prompt_ids))
-    req.lacks_draft_state = bool(ctx.core.future_map.extras) and not handoff.source_drafts
     return Arrival(
         request=req,
         token=record.token,

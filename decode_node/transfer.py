@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from decode_node.groups_in import GroupsIn
 from decode_node.handoff_in import HandoffIn, WaitingOffer
 from decode_node.page_ranges import PageRanges
+from decode_node.prealloc import has_drafts
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.states import QueueStage
@@ -23,7 +24,6 @@ from shared.node.context import NodeContext
 from shared.node.convert import draft_state_of_bytes, drafts_within
 from shared.transfer.interface import Frames, PageReceiver, part_of, require_frames
 from shared.wire.codec import to_wire
-from shared.wire.fitting import NO_DRAFT_STATE
 from shared.wire.messages import FramesTaken, Grant, Prebuilt, Ready
 from shared.wire.peers import Received
 
@@ -55,7 +55,7 @@ class Transfers:
             ranges=PageRanges(req.num_tokens, cached_prefix_len, self._ctx.core.settings.page_size, self._num_layers),
             since=now,
             touched=now,
-            source_drafts=waiting.offer.fingerprint.spec != NO_DRAFT_STATE,
+            source_drafts=has_drafts(waiting.offer),
         )
         self.open[req.key] = handoff
         grant = Grant(to_wire(req.key), cached_prefix_len, handoff.lease, waiting.transport)
@@ -145,7 +145,12 @@ class Transfers:
     def _count(self, handoff: HandoffIn, ready: Ready) -> None:
         pool = self._ctx.core.pool
         part = part_of(ready, pool)
-        handoff.ranges.arrived(len(ready.pages), part)
+        num_whole = handoff.ranges.num_whole
+        handoff.ranges.arrived(ready.first_page, len(ready.pages), part)
+        if handoff.ranges.num_whole > num_whole and self.open.get(handoff.key) is handoff:
+            num_tokens = handoff.ranges.num_whole * pool.page_size
+            core = self._ctx.core
+            core.scheduler.granted_arrived(handoff.request, min(num_tokens, handoff.request.num_tokens))
         where = part.bytes_in(pool.planes)
         self._ctx.metrics.count("handoff_bytes", len(ready.pages) * (where.stop - where.start))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from router.prefix_index import PromptPages
+from router.prefix_index import ComingPages, PromptPages
 from router.registry import RegisteredNode
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.errors import IntegrityError
@@ -134,6 +134,7 @@ class OpenRequest:
     num_moves: int = 0
     waits_for_prefill: bool = False  # whether the prompt counts as work of `prefiller`
     prompt_work: int = 0  # prompt tokens that `prefiller` had not cached
+    coming: list[tuple[ComingPages, list[bytes]]] = field(default_factory=list)  # what this prompt brings to nodes
     begun_by_decode: set[int] = field(default_factory=set)  # indices of sequences
     has_begun: bool = False  # whether `prefiller` has begun the prompt
     ran_on: str = ""  # while parked: the peer that had begun the last attempt, if any
@@ -205,6 +206,9 @@ class OpenRequest:
         prefiller, runner = self.prefiller, self.runner
         assert prefiller is not None and runner is not None
         self.prompt_work = self._lacking(prefiller)
+        self._expect(prefiller.pages.computing, prefiller)
+        if runner is not prefiller:
+            self._expect(runner.pages.arriving, runner)
         prefiller.open_prompt_tokens += len(self.prompt_ids)
         prefiller.open_prompt_work += self.prompt_work
         runner.open_sequences += len(self.sequences)
@@ -219,7 +223,17 @@ class OpenRequest:
         cached = 0 if self.pages is None else self.pages.cached_tokens(node.pages, node.hello)
         return len(self.prompt_ids) - cached
 
+    def _expect(self, coming: ComingPages, node: RegisteredNode) -> None:
+        """Until the prompt is done. Then the node tells what it has cached."""
+        if self.pages is not None:
+            names = self.pages.names(node.hello)
+            coming.add(names)
+            self.coming.append((coming, names))
+
     def prompt_done(self) -> None:
+        for coming, names in self.coming:
+            coming.remove(names)
+        self.coming.clear()
         if self.waits_for_prefill and self.prefiller is not None:
             self.prefiller.open_prompt_tokens -= len(self.prompt_ids)
             self.prefiller.open_prompt_work -= self.prompt_work

@@ -3,13 +3,15 @@
     CacheEvents 1 (cleared), 2, 3, 5      1 to 3 are taken, 5 is dropped; a CacheReplay asks for all after 3
     heartbeat: 7 were sent                a CacheReplay asks for the lost messages
 
-A wrong index costs at most a cache hit, because nodes match prompts themselves.
+Pages that a node computes now count too: later requests wait there for them. A wrong index costs at most a cache hit,
+because nodes match prompts themselves.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 
 from shared.core.page_identity import KEY_BYTES, MAX_ADAPTERS, identities, prefix_keys
@@ -19,13 +21,40 @@ MAX_PAGES = 1 << 20  # indexed pages of all nodes together; they take about 120 
 MAX_SCHEMES = 4  # schemes per prompt; nodes of one model normally share one
 
 
-class PageIndex:
-    """The cached pages of one incarnation of a node. `is_asked`: whether a replay is awaited."""
+class ComingPages:
+    """Pages of open prompts, each as often as prompts have it."""
 
-    __slots__ = ("_names", "is_asked", "seq")
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: Counter[bytes] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._counts
+
+    def add(self, names: Sequence[bytes]) -> None:
+        self._counts.update(names)
+
+    def remove(self, names: Sequence[bytes]) -> None:
+        self._counts.subtract(names)
+        for name in names:
+            if not self._counts[name]:
+                del self._counts[name]
+
+
+class PageIndex:
+    """The cached pages of one incarnation of a node. `is_asked`: whether a replay is awaited.
+
+    `computing`, `arriving`: pages of prompts that the node computes, or whose KV it gets from a prefill node."""
+
+    __slots__ = ("_names", "arriving", "computing", "is_asked", "seq")
 
     def __init__(self) -> None:
         self._names: set[bytes] = set()
+        self.computing, self.arriving = ComingPages(), ComingPages()
         self.seq = 0  # number of the last message taken
         self.is_asked = False
 
@@ -58,15 +87,20 @@ class PageIndex:
         """Drop the pages to free memory. Later events still apply."""
         self._names.clear()
 
-    def num_pages(self, names: Sequence[bytes], *, has_window: bool) -> int:
-        """Return how many pages of a prompt the node has cached. `names`: the prompt's pages, last first.
+    def num_pages(self, names: Sequence[bytes], *, has_window: bool, also: Sequence[ComingPages] = ()) -> int:
+        """Return how many pages of a prompt the node has, or will have. `names`: the prompt's pages, last first.
 
         Without a sliding window, all pages before a cached page are cached, so bisection works. With a window, only the
         last few pages are cached, and these are enough."""
-        known = self._names
+        every: tuple[set[bytes] | ComingPages, ...] = (self._names, *also)
+        known = [source for source in every if len(source)]
+
+        def is_known(name: bytes) -> bool:
+            return any(name in source for source in known)
+
         if has_window:
-            return next((len(names) - index for index, name in enumerate(names) if name in known), 0)
-        return len(names) - bisect_left(names, True, key=known.__contains__)
+            return next((len(names) - index for index, name in enumerate(names) if is_known(name)), 0)
+        return len(names) - bisect_left(names, True, key=is_known)
 
 
 def place_in(num_pages: int) -> int:
@@ -83,11 +117,12 @@ class PromptPages:
         self._prompt_ids, self._adapter, self._salt = prompt_ids, adapter, salt
         self._schemes: dict[tuple[int, int, int], list[bytes]] = {}
 
-    def cached_tokens(self, index: PageIndex, hello: Hello) -> int:
-        """Return how many prompt tokens the node has cached. At least one token is left to compute."""
-        if not len(index):
+    def cached_tokens(self, index: PageIndex, hello: Hello, *, arriving: bool = False) -> int:
+        """Return how many prompt tokens the node need not compute. At least one token is left to compute."""
+        also = (index.computing, index.arriving) if arriving else (index.computing,)
+        if not (len(index) or any(map(len, also))):
             return 0
-        count = index.num_pages(self.names(hello), has_window=hello.has_window)
+        count = index.num_pages(self.names(hello), has_window=hello.has_window, also=also)
         return min(count * hello.fingerprint.page_size, len(self._prompt_ids) - 1)
 
     def names(self, hello: Hello) -> list[bytes]:

@@ -41,9 +41,11 @@ class Wanted:
     def missing(self, node: RegisteredNode) -> int:
         return self.num_tokens - self.cached(node)
 
-    def cached(self, node: RegisteredNode) -> int:
-        """Return how many of the prompt's tokens the node has cached, as far as known."""
-        return 0 if self.pages is None else self.pages.cached_tokens(node.pages, node.hello)
+    def cached(self, node: RegisteredNode, *, arriving: bool = False) -> int:
+        """Return how many of the prompt's tokens the node need not compute, as far as known.
+
+        `arriving`: KV that a prefill node sends counts too. Only hand-offs from that node wait for it."""
+        return 0 if self.pages is None else self.pages.cached_tokens(node.pages, node.hello, arriving=arriving)
 
 
 class Policy(Protocol):

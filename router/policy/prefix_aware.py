@@ -27,7 +27,7 @@ class PrefixAware:
     def pick(self, nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
         if len(nodes) == 1:
             return Picked(nodes[0], Reason.ONLY)
-        saved = {node.peer: counted(wanted.cached(node), wanted.num_tokens) for node in nodes}
+        saved = {node.peer: counted(wanted.cached(node, arriving=True), wanted.num_tokens) for node in nodes}
         with_room = [node for node in nodes if node.has_room(wanted.num_tokens - saved[node.peer])]
         left = with_room or nodes
         best = cheapest if left[0].role == "prefill" else least_busy

@@ -55,8 +55,9 @@ def child_identity(parent: bytes, key: bytes) -> bytes:
     return hashlib.blake2b(parent + key, digest_size=IDENTITY_BYTES).digest()
 
 
-def identities(keys: bytes, page_size: int) -> Iterator[bytes]:
-    width, parent = page_size * KEY_BYTES, ROOT
+def identities(keys: bytes, page_size: int, parent: bytes = ROOT) -> Iterator[bytes]:
+    """`parent`: the identity of the page before the keys' first."""
+    width = page_size * KEY_BYTES
     for start in range(0, len(keys), width):
         parent = child_identity(parent, keys[start : start + width])
         yield parent

@@ -148,7 +148,7 @@ class KVManager:
         return int(self._private[row].sum())
 
     def insert_prefix(self, row: int, keys: Keys, num_tokens: int) -> int:
-        """Offer the row's full pages below num_tokens to the cache. Return how many of these the cache owns now.
+        """Offer the row's full pages below num_tokens to the cache. Return how many of these the cache took now.
 
         keys: int64, one per token from the request's start. The step that computes the pages' KV must be launched.
         """

@@ -55,7 +55,7 @@ class Lock:
     """A lock pins the first num_pages pages of a path from the root.
 
     Without a match, `node` is None: the lock pins nothing, but must be unlocked once. A lock of a WindowCache has no
-    node and pins `pages`: index in the request -> page.
+    node and pins `pages`: index in the request -> page; `identity` is that of page num_pages - 1.
     """
 
     node: CachedPage | None
@@ -63,6 +63,7 @@ class Lock:
     owner: str
     held: bool = True
     pages: dict[int, int] = field(default_factory=dict)
+    identity: bytes = ROOT
     is_copy: bool = False  # whether the lock is for a copy
 
 
@@ -162,18 +163,20 @@ class PrefixCache:
     def insert(self, keys: Keys, pages: PageIds, lock: Lock) -> tuple[Lock, npt.NDArray[np.bool_]]:
         """Offer the first len(pages) full pages of a request; `keys` cover them.
 
-        taken[i]: whether the cache now owns page i. If the cache has another page for the same key, the caller keeps
-        page i. The lock moves to the deepest node, unless it is already deeper.
+        taken[i]: whether the cache took page i now. If the cache has another page for the same key, the caller keeps
+        page i. The lock moves to the deepest node, unless it is already deeper. Pages under the lock cost nothing.
         """
         self._require_held(lock)
         taken = np.zeros(len(pages), np.bool_)
-        if not self.enabled or len(pages) == 0:
+        if not self.enabled or len(pages) <= lock.num_pages:
             return lock, taken
         if len(keys) < len(pages) * self.page_size:
             raise IntegrityError(f"insert for {lock.owner!r}: {len(keys)} keys do not cover {len(pages)} pages")
         ids: list[int] = pages.tolist()
-        todo = self._page_keys(keys, len(ids))
-        node, depth, missing = self._root, 0, b""
+        node, depth, missing = lock.node or self._root, lock.num_pages, b""
+        todo = self._page_keys(keys, len(ids), max(0, depth - 1))
+        if depth and next(todo) != node.key:
+            raise IntegrityError(f"insert for {lock.owner!r}: keys of page {depth - 1} are not those of its lock")
         for key in todo:
             child = node.children.get(key)
             if child is None:
@@ -183,11 +186,9 @@ class PrefixCache:
             taken[depth] = node.page == ids[depth]
             depth += 1
         if depth < len(ids):
-            self._refuse_bad(ids[depth:], depth, lock)
+            self._refuse_bad(ids[depth:], lock)
             node = self._extend(node, itertools.chain((missing,), todo), ids[depth:])
             taken[depth:] = True
-        if lock.num_pages >= len(pages):
-            return lock, taken
         new_lock = self._lock(node, len(pages), lock.owner)  # before the old lock ends, so the path stays pinned
         self.unlock(lock)
         return new_lock, taken
@@ -233,9 +234,10 @@ class PrefixCache:
     def flush(self) -> PageIds:
         return self.evict(self._num_evictable)
 
-    def _page_keys(self, keys: Keys, num_pages: int) -> Iterator[bytes]:
+    def _page_keys(self, keys: Keys, num_pages: int, first: int = 0) -> Iterator[bytes]:
         width = self.page_size * KEY_BYTES
-        data = np.ascontiguousarray(keys[: num_pages * self.page_size], dtype=np.int64).tobytes()
+        part = keys[first * self.page_size : num_pages * self.page_size]
+        data = np.ascontiguousarray(part, dtype=np.int64).tobytes()
         return (data[start : start + width] for start in range(0, len(data), width))
 
     def _lock(self, node: CachedPage, num_pages: int, owner: str, is_copy: bool = False) -> Lock:
@@ -252,9 +254,7 @@ class PrefixCache:
             walk = walk.parent
         return lock
 
-    def _refuse_bad(self, ids: list[int], depth: int, lock: Lock) -> None:
-        if depth < lock.num_pages:
-            raise IntegrityError(f"insert for {lock.owner!r}: keys of page {depth} are not those of its lock")
+    def _refuse_bad(self, ids: list[int], lock: Lock) -> None:
         for page in ids:
             if page == 0 or page in self._nodes:
                 raise IntegrityError(f"insert for {lock.owner!r}: page {page} is the sink or cached under another key")

@@ -10,7 +10,6 @@ An identity covers all earlier pages (`shared.core.page_identity`), so a page ca
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +65,8 @@ class WindowCache:
         """
         limit = max(0, min(len(keys), max_tokens)) // self.page_size
         best, run = first_needed, 0
-        found = [self._page_of.get(name, 0) for name in self._identities(keys, limit)]
+        names = list(identities(keys[: limit * self.page_size].tobytes(), self.page_size))
+        found = [self._page_of.get(name, 0) for name in names]
         for index, page in enumerate(found):
             run = run + 1 if page else 0
             if run >= min(index + 1, self._num_needed):
@@ -74,7 +74,9 @@ class WindowCache:
         pages = np.zeros(best, np.int32)
         first = max(first_needed, best - self._num_needed)
         pages[first:] = found[first:best]
-        lock = Lock(None, best, owner)
+        lock = Lock(None, min(best, limit), owner)
+        if lock.num_pages:
+            lock.identity = names[lock.num_pages - 1]
         self._locks.add(lock)
         for index in range(first, best):
             self._pin(lock, index, found[index])
@@ -83,26 +85,23 @@ class WindowCache:
     def insert(self, keys: Keys, pages: PageIds, lock: Lock) -> tuple[Lock, npt.NDArray[np.bool_]]:
         """Offer full pages, as in PrefixCache. Page number 0 stands for a page that is already gone.
 
-        The lock pins new pages.
+        The lock pins new pages. Pages before its end cost nothing.
         """
         self._require_held(lock)
         taken = np.zeros(len(pages), np.bool_)
-        if not self.enabled:
+        if not self.enabled or len(pages) <= lock.num_pages:
             return lock, taken
         if len(keys) < len(pages) * self.page_size:
             raise IntegrityError(f"insert for {lock.owner!r}: {len(keys)} keys do not cover {len(pages)} pages")
-        names = self._identities(keys, len(pages))
-        for index, (identity, page) in enumerate(zip(names, pages.tolist(), strict=True)):
-            if page == 0:
-                continue
-            if identity not in self._page_of:
-                self._add(identity, page, lock.owner)
-                self._pin(lock, index, page)
-            taken[index] = self._page_of[identity] == page
+        new = keys[lock.num_pages * self.page_size : len(pages) * self.page_size].tobytes()
+        for index, identity in enumerate(identities(new, self.page_size, lock.identity), lock.num_pages):
+            if page := int(pages[index]):
+                if identity not in self._page_of:
+                    self._add(identity, page, lock.owner)
+                    self._pin(lock, index, page)
+                taken[index] = self._page_of[identity] == page
+            lock.num_pages, lock.identity = index + 1, identity
         return lock, taken
-
-    def _identities(self, keys: Keys, num_pages: int) -> Iterator[bytes]:
-        return identities(keys[: num_pages * self.page_size].tobytes(), self.page_size)
 
     def _add(self, identity: bytes, page: int, owner: str) -> None:
         if page in self._identity_of:

@@ -9,7 +9,7 @@ from shared.sched.events import HandoffUnpinned
 from shared.sched.page_budget import Shortage, pick_victim
 from shared.sched.queues import Queues
 from shared.sched.settings import SchedSettings
-from shared.sched.ungranted import UngrantedPins, waits_for_sibling
+from shared.sched.ungranted import UngrantedPins
 
 S = RequestState
 
@@ -83,6 +83,7 @@ class Capacity:
         """
         queues = self._queues
         pins = self._pins()
+        queues.prefixes.new_round()
         if self._taker is not None and self._taker.state is not S.WAITING:
             self._taker = None
         for req in list(queues.waiting):
@@ -96,7 +97,7 @@ class Capacity:
             is_ungranted = req.key in queues.ungranted
             if is_ungranted and (pins.is_full or self._taker is not None):
                 continue
-            if self._kv.cache.enabled and waits_for_sibling(req, queues.requests):
+            if queues.prefixes.makes_wait(req):
                 continue
             if is_ungranted:
                 self._admit_ungranted(req, pins)

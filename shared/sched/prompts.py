@@ -19,8 +19,9 @@ class PromptRules(Protocol):
     @property
     def share_prefixes(self) -> bool: ...
 
-    def share(self, remaining: list[int], budget: int) -> list[int]:
-        """Return each prompt's number of tokens in this step. `remaining`: tokens still to compute, oldest first."""
+    def share(self, remaining: list[int], urgent: list[int], budget: int) -> list[int]:
+        """Return each prompt's number of tokens in this step. `remaining`: tokens still to compute, oldest first.
+        `urgent`: how many of these the prompt or its shortest follower lacks."""
         ...
 
     def encoder_lens(self, reqs: Sequence[Request]) -> Int64s | None:
@@ -34,8 +35,8 @@ class InChunks:
 
     share_prefixes: bool = True
 
-    def share(self, remaining: list[int], budget: int) -> list[int]:
-        return share_budget(remaining, budget)
+    def share(self, remaining: list[int], urgent: list[int], budget: int) -> list[int]:
+        return share_budget(remaining, urgent, budget)
 
     def encoder_lens(self, reqs: Sequence[Request]) -> Int64s | None:
         return None
@@ -50,7 +51,7 @@ class ForEncoder:
 
     share_prefixes: bool = False
 
-    def share(self, remaining: list[int], budget: int) -> list[int]:
+    def share(self, remaining: list[int], urgent: list[int], budget: int) -> list[int]:
         """Give the oldest prompt all its tokens, and each later prompt all or none, within the budget."""
         shares: list[int] = []
         for tokens in remaining:

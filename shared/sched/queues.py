@@ -16,6 +16,7 @@ from shared.sched.chunking import ChunkedPrompt
 from shared.sched.events import Ended, GrantRevoked, LoanGaveWay, PullGaveWay, SchedCounters, SchedEvent
 from shared.sched.offload import ColdTier, NoOffload, Offload
 from shared.sched.page_budget import PageBudget
+from shared.sched.prefixes import PrefixesUnderWay
 from shared.sched.settings import SchedSettings
 from shared.sched.suspects import Suspects
 
@@ -36,6 +37,7 @@ class Queues:
         self.granted: dict[RequestKey, Request] = {}
         self.handed_off: dict[RequestKey, Request] = {}
         self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered
+        self.prefixes = PrefixesUnderWay(self.budget, settings.page_size)
         self.suspects = Suspects()
         self.counters = SchedCounters()
         self.events: list[SchedEvent] = []
@@ -57,6 +59,8 @@ class Queues:
         self.counters.cached_prompt_tokens += computed
         req.to(S.PREFILLING)
         req.computed = computed
+        if req not in self.suspects:  # a step that fails must not hold up others
+            self.prefixes.begin(req)
         self._await_chunks(ChunkedPrompt(req, ids, computed))
 
     def _await_chunks(self, chunk: ChunkedPrompt) -> None:
@@ -68,6 +72,7 @@ class Queues:
         Unlike a retraction, this keeps row and pages: a peer may be reading a hand-off's finished pages.
         """
         self.leave_prefilling([req])
+        self.prefixes.leave(req)
         self._await_chunks(ChunkedPrompt(req, req.all_ids(), req.computed))
 
     def leave_prefilling(self, reqs: Iterable[Request]) -> None:
@@ -82,6 +87,7 @@ class Queues:
     def remember(self, req: Request) -> None:
         """Cache only the KV of processed steps, because a step in flight may fail."""
         self.budget.remember(req, req.all_ids()[: req.computed])
+        self.prefixes.advance(req)
 
     def holders(self) -> Iterable[Request]:
         """Yield the requests that can be retracted. Hand-offs can't, because a peer may read their pages."""
@@ -109,6 +115,7 @@ class Queues:
             self.leave_prefilling([req])
             self.remember(req)
             self.budget.release(req)
+        self.prefixes.leave(req)
         req.incarnation += 1
         req.computed, req.lacks_draft_state = 0, False
         req.to(S.WAITING)
@@ -154,6 +161,7 @@ class Queues:
     def leave(self, req: Request) -> None:
         """Computed pages stay cached; the request's other pages are freed."""
         self.suspects.clear(req)
+        self.prefixes.leave(req)
         if req.constraint is not None:
             req.constraint.cancel()
         self.waiting[:] = [other for other in self.waiting if other is not req]

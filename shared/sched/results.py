@@ -51,6 +51,8 @@ class Results:
         req.scored = scores.first + len(scores.logprobs)
 
     def _chunk_processed(self, req: Request, committed: int) -> None:
+        req.computed = committed
+        self._queues.remember(req)
         self._computed(req, committed)
         if req.handoff_to is not None:
             self._queues.events.append(ChunkReady(req, committed))

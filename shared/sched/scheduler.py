@@ -146,8 +146,8 @@ class Scheduler:
 
     # ---- hand-off, decode side
 
-    def grant(self, req: Request) -> int | None:
-        """Reserve a row and all pages for the KV of a grant, or reserve nothing (rule a).
+    def grant(self, req: Request, source: str) -> int | None:
+        """Reserve a row and all pages for the KV of a grant from `source`, or reserve nothing (rule a).
 
         Return the number of cached prefix tokens, a multiple of the page size. Return None if there is no room now.
         Pages outside all sliding windows count as cached.
@@ -161,11 +161,18 @@ class Scheduler:
         if isinstance(cached, Shortage):
             self._no_room.note(req.key, headroom)
             return None
-        req.cached_tokens = cached
+        req.cached_tokens = req.computed = cached
         req.to(S.GRANTED)
         self.requests[req.key] = req
         self.granted[req.key] = req
+        self.queues.prefixes.begin(req, source)
         return cached
+
+    def granted_arrived(self, req: Request, num_tokens: int) -> None:
+        """Cache the first pages of a grant, unless it was revoked. Their KV must be in the pool."""
+        if req.state is S.GRANTED:
+            req.computed = num_tokens
+            self.queues.remember(req)
 
     def process_prebuilt(self, arrivals: Sequence[Arrival]) -> Admission | None:
         """Add arrived rows to the running batch, without a forward.
@@ -283,7 +290,9 @@ class Scheduler:
 
     def _share_chunks(self, chunks: Sequence[ChunkedPrompt], mixed: bool) -> list[ChunkShare]:
         budget = self.mixed_chunk.choose() if mixed else self.settings.chunk_size
-        shares = self.settings.prompts.share([chunk.remaining for chunk in chunks], budget)
+        remaining = [chunk.remaining for chunk in chunks]
+        urgent = [self.queues.prefixes.urgency(chunk.request, chunk.remaining) for chunk in chunks]
+        shares = self.settings.prompts.share(remaining, urgent, budget)
         return [ChunkShare(chunk, q) for chunk, q in zip(chunks, shares, strict=True) if q]
 
     def _advance_chunks(self, shares: Sequence[ChunkShare], step: int) -> None:

@@ -1,6 +1,4 @@
-"""Decide which prompts wait.
-
-A sibling waits for the first sequence's prompt. Ungranted hand-offs give way to all other requests:
+"""Ungranted hand-offs give way to all other requests:
 
     ungranted   are computed ahead, but pin only little memory; they hold this memory until a decode node answers
     others      are granted (a decode node holds memory for them) or local; they take memory from ungranted hand-offs
@@ -10,20 +8,11 @@ Without this rule, two nodes could wait forever for each other's memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.kv.manager import KVManager, page_count
 from shared.sched.settings import SchedSettings
-
-
-def waits_for_sibling(req: Request, requests: Mapping[RequestKey, Request]) -> bool:
-    """Return whether a sibling (n > 1) must wait for the first sequence's prompt, to share its pages."""
-    if not req.key.seq_index:
-        return False
-    leader = requests.get(req.key.sibling(0))
-    return leader is not None and leader.incarnation == 0 and leader.computed < len(leader.prompt_ids)
 
 
 class UngrantedPins:

@@ -103,7 +103,7 @@ def test_an_arrival_follows_the_sampling_of_its_row_s_last_owner() -> None:
     script.core.scheduler.abort(dying.key)
     arriving = job(2, 9, 12)
     arrived = arriving.request()
-    assert script.core.scheduler.grant(arrived) == 0 and arrived.row == 1
+    assert script.core.scheduler.grant(arrived, "p") == 0 and arrived.row == 1
     fill_from_elsewhere(script, arrived, arriving)
     script.core.loop.admit([Arrival(arrived, arriving.expected()[0], 9, (), {})])
     assert script.finish().streams["r2"] == arriving.expected()
@@ -138,7 +138,7 @@ def test_a_pull_follows_all_stages_of_the_zombie_writing_a_page() -> None:
     script.core.scheduler.abort(dying.key)
     arriving = job(2, 14, 12)
     arrived = arriving.request()
-    assert script.core.scheduler.grant(arrived) == 0
+    assert script.core.scheduler.grant(arrived, "p") == 0
     assert written in script.core.kv.rows.pages_of(arrived.row)[:4]
     jobs = fill_from_elsewhere(script, arrived, arriving)
     for stream in (FORWARD, TRANSFER, STAGE, FORWARD, TRANSFER):

@@ -47,7 +47,7 @@ def test_a_pull_comes_after_the_zombie_that_writes_the_same_page() -> None:
     script.core.scheduler.abort(dying.key)
     arriving = job(2, 14, 12)
     arrived, jobs = arriving.request(), TransferJobs(script.core.engine)
-    assert script.core.scheduler.grant(arrived) == 0
+    assert script.core.scheduler.grant(arrived, "p") == 0
     pulled = script.core.kv.rows.pages_of(arrived.row)[:4].tolist()
     assert written in pulled, "the schedule needs the page to be reused"
     pages, token = computed_elsewhere(arriving, 4)
@@ -71,7 +71,7 @@ def test_a_pull_does_not_wait_for_steps_that_come_after_it() -> None:
     script.world.run_until_idle()
     arriving = job(2, 14, 12)
     arrived, jobs = arriving.request(), TransferJobs(script.core.engine)
-    assert script.core.scheduler.grant(arrived) == 0
+    assert script.core.scheduler.grant(arrived, "p") == 0
     pages, token = computed_elsewhere(arriving, 4)
     launch_pull(script, jobs, arrived, pages)
     script.step()

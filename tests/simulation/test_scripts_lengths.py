@@ -68,7 +68,7 @@ def test_two_steps_publish_lengths_of_arrivals_and_running_rows() -> None:
     script.run_until_running(req)
     committed = int(script.in_flight().seq_lens_cpu[0])
     arrived = job(2, 8, 40).request()
-    assert script.core.scheduler.grant(arrived) == 0
+    assert script.core.scheduler.grant(arrived, "p") == 0
     from shared.sched.scheduler import Arrival
 
     state = {name: torch.zeros(buffer.shape[1:]) for name, buffer in script.core.future_map.extras.items()}

@@ -42,7 +42,7 @@ class OfferStorm:
         for row in self.held:
             scheduler.release_held(row)
         self.held = []
-        while not scheduler.waiting and scheduler.grant(self.offer()) is not None:
+        while not scheduler.waiting and scheduler.grant(self.offer(), "p") is not None:
             pass  # retracted requests come first
         self.core.loop.step()
         for event in self.outcome.take(self.core):
@@ -108,7 +108,7 @@ def test_rule_c_a_grant_whose_sender_froze_gives_way() -> None:
     old = job(1, 8, 30)
     (req,) = start(core, old)
     frozen = job(2, 14, 5).request()
-    assert core.scheduler.grant(frozen) == 0
+    assert core.scheduler.grant(frozen, "p") == 0
     outcome = Outcome()
     for _ in range(80):
         core.loop.step()
@@ -165,7 +165,7 @@ def test_rule_e_pages_of_a_given_up_grant_come_back() -> None:
     core = tight_core(40)
     for rid in range(1, 10):
         granted = job(rid, 12, 5).request()
-        if core.scheduler.grant(granted) is None:
+        if core.scheduler.grant(granted, "p") is None:
             break
         core.scheduler.abort(granted.key)
         for event in core.scheduler.take_events():

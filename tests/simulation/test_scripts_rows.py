@@ -95,7 +95,7 @@ def test_an_arrival_takes_the_row_of_a_zombie() -> None:
 def _arrive(script: Script, arriving) -> tuple[Request, list[int]]:  # noqa: ANN001
     """Grant, fill the pages as a pull would, admit."""
     req = arriving.request()
-    assert script.core.scheduler.grant(req) == 0
+    assert script.core.scheduler.grant(req, "p") == 0
     stream = reference_stream(arriving.prompt, arriving.sampling, arriving.seed, arriving.sampling.max_tokens)
     _compute_pages_elsewhere(script, req)
     script.core.loop.admit([Arrival(req, stream[0], len(req.prompt_ids), (), {})])

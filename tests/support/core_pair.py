@@ -92,7 +92,9 @@ class CorePair:
             return True
         if self.decode.scheduler.waiting:
             return False  # retracted requests come first for memory
-        handoff.cached = self.decode.scheduler.grant(handoff.decode)
+        if self.decode.scheduler.queues.prefixes.makes_wait(handoff.decode, "p"):
+            return False
+        handoff.cached = self.decode.scheduler.grant(handoff.decode, "p")
         if handoff.cached is not None:
             self.prefill.scheduler.set_granted(handoff.prefill.key)
         return handoff.cached is not None

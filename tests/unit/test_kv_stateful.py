@@ -28,12 +28,13 @@ Content = tuple[int, ...]  # every token from the request's first to the last on
 
 @dataclass(eq=False)
 class Life:
-    """One request of the model. `computed` tokens of it have KV."""
+    """One request of the model. `computed` tokens of it have KV; `offered` pages are in the cache, if there is one."""
 
     row: int
     ids: list[int]
     computed: int
     tag: str
+    offered: int
 
     def content(self, page: int, page_size: int) -> Content:
         return tuple(self.ids[: (page + 1) * page_size])
@@ -93,7 +94,7 @@ class KVLives(RuleBasedStateMachine):
         if not self.kv.grow(row, page_count(len(ids), self.page_size) - len(expected)):
             self.kv.release(row)
             return
-        self.running.append(Life(row, list(ids), match.num_tokens, tag))
+        self.running.append(Life(row, list(ids), match.num_tokens, tag, len(expected)))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), num_tokens=st.integers(1, 8))
@@ -107,7 +108,9 @@ class KVLives(RuleBasedStateMachine):
             self.contents.setdefault(pages[i], life.content(i, self.page_size))
             if self.enabled:
                 self.cached.setdefault(life.content(i, self.page_size), pages[i])
-        expected = sum(self.cached.get(life.content(i, self.page_size)) == pages[i] for i in range(num_full))
+        new = range(life.offered, num_full)
+        expected = sum(self.cached.get(life.content(i, self.page_size)) == pages[i] for i in new)
+        life.offered = max(life.offered, num_full)
         assert self.kv.insert_prefix(life.row, as_keys(life.ids), life.computed) == expected
         assert self.kv.rows.pages_of(life.row).tolist() == pages
 

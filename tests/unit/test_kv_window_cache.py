@@ -71,9 +71,13 @@ def test_the_same_page_of_two_owners() -> None:
     lock = cache.match(KEYS, 0).lock
     _, taken = cache.insert(KEYS, np.array([21, 12, 23], np.int32), lock)
     assert taken.tolist() == [False, True, True], "21 stays its owner's"
+    _, taken = cache.insert(KEYS, np.array([21, 12, 23], np.int32), lock)
+    assert not taken.any(), "they were offered before"
+    other = cache.match(KEYS, 0).lock
     with pytest.raises(IntegrityError, match="another key"):
-        cache.insert(KEYS[::-1], np.array([11], np.int32), lock)
+        cache.insert(KEYS[::-1], np.array([11], np.int32), other)
     cache.unlock(lock)
+    cache.unlock(other)
     cache.check_integrity(expect_idle=True)
 
 

@@ -33,6 +33,7 @@ from shared.node.routers import RouterLife, Routers, RoutersWord
 from shared.node.tombstones import Tombstones
 from shared.observe.node_metrics import NodeMetrics
 from shared.sched.events import Emitted, Ended, PrefillDone
+from shared.transfer.interface import Part
 from shared.wire.codec import decode, encode, to_wire
 from shared.wire.fitting import misfit
 from shared.wire.messages import Fingerprint, Generate, Offer, TokenLogprob
@@ -80,10 +81,22 @@ def test_ranges_arrive_in_any_order() -> None:
     ranges = PageRanges(num_tokens=70, cached_tokens=16, page_size=16)  # pages 1..4
     assert ranges.claim(3, 2) and not ranges.all_claimed
     assert ranges.claim(1, 2) and ranges.all_claimed
-    ranges.arrived(2)
-    assert not ranges.complete
-    ranges.arrived(2)
-    assert ranges.complete
+    ranges.arrived(3, 2)
+    assert not ranges.complete and ranges.num_whole == 1, "page 1 is missing"
+    ranges.arrived(1, 2)
+    assert ranges.complete and ranges.num_whole == 5
+
+
+def test_a_page_is_whole_when_all_its_layers_are_here() -> None:
+    ranges = PageRanges(num_tokens=48, cached_tokens=0, page_size=16, num_layers=4)
+    first, rest = Part(0, 2), Part(2, 0)
+    assert ranges.claim(0, 3, first) and ranges.claim(0, 3, rest)
+    ranges.arrived(0, 3, first)
+    assert ranges.num_whole == 0
+    ranges.arrived(0, 1, rest)
+    assert ranges.num_whole == 1 and not ranges.complete
+    ranges.arrived(1, 2, rest)
+    assert ranges.num_whole == 3 and ranges.complete
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (4, 2), (5, 1), (0, 9)])
@@ -360,7 +373,7 @@ def test_a_stopped_stream_answers_too() -> None:
 def test_load_partitions_pages_and_rows() -> None:
     core = make_core(CoreKnobs(num_pages=20, max_running=4))
     req = Request(KEY, np.asarray([1] * 40, np.int64), SAMPLING, 0, 0)
-    core.scheduler.grant(req)
+    core.scheduler.grant(req, "p")
     load = node_load(core, NodeMetrics(), [req], {})
     assert sum(load.pages.values()) == load.pages_total == 19
     assert sum(load.rows.values()) == load.rows_total == 4

@@ -11,12 +11,12 @@ import pytest
 import router.registry
 from router.policy.interface import Reason, Wanted
 from router.policy.prefix_aware import PrefixAware
-from router.prefix_index import PageIndex, PromptPages
+from router.prefix_index import ComingPages, PageIndex, PromptPages
 from router.registry import RegisteredNode, Registry
 from shared.core.page_identity import identities, prefix_keys
 from shared.wire.messages import Adapter, CacheEvents, CacheReplay, Heartbeat
 from shared.wire.peers import peer_name
-from tests.support.router_rig import hello, load
+from tests.support.router_rig import RouterRig, hello, load
 
 PAGE = 16
 PROMPT = list(range(100))
@@ -212,3 +212,58 @@ def test_one_beginning_fills_no_node() -> None:
         name = met(nodes, PROMPT)
         next(node for node in nodes if node.node_id == name).dispatched += 1
     assert max(node.dispatched for node in nodes) <= 1.25 * 25 + 2
+
+
+LONG = list(range(640))
+
+
+def burst(rig: RouterRig, count: int) -> list[str]:
+    """The prefill nodes of requests that come at once, with all but the last page in common."""
+    return [rig.journal.find(generate.key.rid).prefill.node_id  # type: ignore[union-attr]
+            for number in range(count) for generate in rig.open([*LONG, *[number] * PAGE])]  # fmt: skip
+
+
+def test_a_burst_goes_where_its_prefix_is_computed_while_faster() -> None:
+    """One prompt is 656 tokens, each further one 16 more. Beyond 1.25 times 656, a second node is faster."""
+    rig = RouterRig(policy="prefix_aware")
+    for node_id in ("a", "b", "c"):
+        rig.join("prefill", node_id)
+    rig.join("decode", "d")
+    went = burst(rig, 18)
+    first, second = went[0], went[-1]
+    assert went[:10] == [first] * 10 and second != first
+    assert len(set(went)) == 2, "and the second node is enough"
+
+
+def test_what_a_node_computes_counts_until_its_prompt_is_done() -> None:
+    rig = RouterRig(policy="prefix_aware")
+    p, d = rig.join("prefill", "p"), rig.join("decode", "d")
+    [generate] = rig.open(LONG)
+    wanted = Wanted(len(LONG), 0.0, PromptPages(LONG, "", 0))
+    assert wanted.cached(p) == len(LONG) - 1
+    assert wanted.cached(d) == 0, "it would compute the prompt itself"
+    assert wanted.cached(d, arriving=True) == len(LONG) - 1, "but a hand-off finds it there"
+    rig.run(d, generate.key, 0, [5])
+    assert wanted.cached(p) == wanted.cached(d, arriving=True) == 0, "from now on the nodes tell"
+    rig.end(d, generate.key, 1)
+    rig.check_quiet()
+
+
+def test_what_a_lost_node_computes_is_forgotten() -> None:
+    rig = RouterRig(policy="prefix_aware", max_attempts=2)
+    p, d = rig.join("prefill", "p"), rig.join("decode", "d")
+    rig.open(LONG)
+    again = rig.join("prefill", "p", epoch=2)
+    rig.dispatcher.node_lost(p, "made up", rig.now)
+    assert not len(p.pages.computing)
+    assert len(again.pages.computing) + len(d.pages.computing) == len(LONG) // PAGE, "its request runs elsewhere"
+
+
+def test_two_prompts_with_one_page_both_hold_it() -> None:
+    coming = ComingPages()
+    coming.add([name(2), name(1)])
+    coming.add([name(3), name(1)])
+    coming.remove([name(2), name(1)])
+    assert name(1) in coming and name(2) not in coming and len(coming) == 2
+    coming.remove([name(3), name(1)])
+    assert not len(coming)

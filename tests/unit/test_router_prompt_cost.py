@@ -257,7 +257,7 @@ def test_requests_that_start_by_cost_are_counted() -> None:
     log = Logger("r", io.StringIO(), level="error")
     gateway = Gateway(("r", 9), site.registry, site.dispatcher, link, ClusterMetrics(page), log, lambda: site.now)
     for length, count in ((30, 1), (MOST_LOCAL_TOKENS + 1, 1), (20, 2)):
-        gateway.open([NewRequest([1] * length, 1, SamplingParams(max_tokens=2), seed=7)])
+        gateway.open([NewRequest([length] * length, 1, SamplingParams(max_tokens=2), seed=7)])
         assert page.get_sample_value("baton_started_by_cost_total") == count
     targets = [message.decode_node for _, message in link.sent if isinstance(message, Generate)]
     assert targets == ["", "d", ""]

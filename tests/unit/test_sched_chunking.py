@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.sched.chunking import share_budget
+from shared.sched import chunking
 
 prompts = st.lists(st.integers(1, 300), max_size=12)
 budgets = st.integers(1, 128)
+
+
+def share_budget(remaining: list[int], budget: int) -> list[int]:
+    """Nobody waits for these prompts."""
+    return chunking.share_budget(remaining, remaining, budget)
 
 
 @given(prompts, budgets)
@@ -77,3 +82,11 @@ def test_what_the_short_ones_leave_goes_back_to_the_oldest() -> None:
     assert share_budget([100], 32) == [32]
     assert share_budget([2, 100, 50], 32) == [2, 0, 30]
     assert share_budget([], 32) == []
+
+
+def test_a_prompt_is_as_urgent_as_its_shortest_follower() -> None:
+    """And only for as many tokens as that one lacks: then the shorter ones go first again."""
+    assert chunking.share_budget([300, 100, 200], [300, 100, 200], 64) == [32, 32, 0]
+    assert chunking.share_budget([300, 100, 200], [300, 100, 20], 64) == [32, 12, 20]
+    assert chunking.share_budget([300, 100, 200], [10, 100, 200], 64) == [64, 0, 0], "the oldest is the most urgent"
+    assert chunking.share_budget([10, 8, 200], [10, 8, 5], 64) == [10, 8, 46], "what nobody else uses"

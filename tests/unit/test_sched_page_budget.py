@@ -129,7 +129,7 @@ def test_rule_c_all_holders_are_victims(youngest: str) -> None:
     while old.state.value != "running":
         core.loop.step()
     if youngest == "granted":
-        assert core.scheduler.grant(victim) == 0
+        assert core.scheduler.grant(victim, "p") == 0
     else:
         core.scheduler.submit(victim)
         core.loop.step()
@@ -275,7 +275,7 @@ def test_rule_d_a_short_row_skips_while_pages_are_coming_back() -> None:
     while states(old, young) != ["running", "running"]:
         core.loop.step()
     granted = job(2, 20).request()
-    assert core.scheduler.grant(granted) == 0
+    assert core.scheduler.grant(granted, "p") == 0
     core.kv.alloc_row("stuffing")
     core.kv.grow(core.kv.rows.rows_in_use()[-1], core.kv.num_available)
     for _ in range(5):
@@ -296,7 +296,7 @@ def test_rule_d_a_short_row_skips_while_pages_are_coming_back() -> None:
 def test_rule_e_a_held_row_counts_until_its_event_frees_it() -> None:
     core = core_with(30)
     granted = job(0, 8).request()
-    core.scheduler.grant(granted)
+    core.scheduler.grant(granted, "p")
     core.scheduler.abort(granted.key)
     (revoked,) = [event for event in core.scheduler.take_events() if isinstance(event, GrantRevoked)]
     assert core.scheduler.budget.num_held == 9 and core.kv.num_available == 21
@@ -339,7 +339,7 @@ def test_rows_that_their_requests_left_are_counted() -> None:
     core = core_with(60)
     ended, retracted = submit(core, job(0, 6, 20), job(1, 6, 20))
     granted = job(2, 6, 20).request()
-    assert core.scheduler.grant(granted) == 0
+    assert core.scheduler.grant(granted, "p") == 0
     until_running(core, ended, retracted)
     assert core.scheduler.budget.num_left == 0
     core.scheduler.abort(ended.key)

@@ -42,9 +42,9 @@ def arrival(core_request, token: int, committed: int) -> Arrival:  # noqa: ANN00
 def test_a_grant_is_all_or_nothing() -> None:
     core = make_core(CoreKnobs(page_size=4, num_pages=9, max_running=2))
     big, small = job(0, 40).request(), job(1, 8).request()
-    assert core.scheduler.grant(big) is None, "11 pages of 8"
+    assert core.scheduler.grant(big, "p") is None, "11 pages of 8"
     assert big.row == 0 and big.state is RequestState.WAITING and core.kv.rows.num_free == 2
-    assert core.scheduler.grant(small) == 0
+    assert core.scheduler.grant(small, "p") == 0
     assert core.kv.gauges()["granted"] == 3 and core.kv.row_gauges()["granted"] == 1, "8 + width tokens, in pages of 4"
     core.kv.check_integrity()
     core.close()
@@ -59,8 +59,8 @@ def test_a_grant_leaves_room_for_one_step_of_every_decoding_row() -> None:
     held = int(core.kv.rows.num_pages.sum())
     free = 10 - held
     fits = (free - 1) * 4 - 1  # tokens of a prompt whose pages, with one token more, leave one page free
-    assert core.scheduler.grant(job(1, fits + 1).request()) is None
-    assert core.scheduler.grant(job(2, fits).request()) == 0
+    assert core.scheduler.grant(job(1, fits + 1).request(), "p") is None
+    assert core.scheduler.grant(job(2, fits).request(), "p") == 0
     core.close()
 
 
@@ -71,7 +71,7 @@ def test_what_can_fit_alone_is_granted_alone(page_size: int) -> None:
     for rid, max_tokens in enumerate((1, 2, 3, 17)):
         most = next(n for n in range(128, 0, -1) if core.scheduler.can_fit(job(rid, n, max_tokens).request()))
         req = job(rid, most, max_tokens).request()
-        assert core.scheduler.grant(req) == 0, f"{most} tokens and {max_tokens}"
+        assert core.scheduler.grant(req, "p") == 0, f"{most} tokens and {max_tokens}"
         core.scheduler.abort(req.key)
         core.scheduler.release_held(next(e.row for e in core.scheduler.take_events() if isinstance(e, GrantRevoked)))
     core.close()
@@ -132,7 +132,7 @@ def test_a_first_token_that_ends_its_request_joins_no_batch(stop: bool) -> None:
     ending = job(0, 8, 9, stop_token_ids=(77,)) if stop else job(0, 8, 1)
     requests = [ending.request(), job(1, 8, 9).request()]
     for req in requests:
-        assert core.scheduler.grant(req) == 0
+        assert core.scheduler.grant(req, "p") == 0
     admission = core.scheduler.process_prebuilt([arrival(req, 77, 8) for req in requests])
     assert admission is not None and admission.req_pool_indices.tolist() == [requests[1].row]
     assert [req.key.rid for req in core.scheduler.running.reqs] == ["r1"]
@@ -146,7 +146,7 @@ def test_a_first_token_that_ends_its_request_joins_no_batch(stop: bool) -> None:
 def test_nothing_is_launched_when_all_arrivals_ended() -> None:
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 8, 1).request()
-    core.scheduler.grant(req)
+    core.scheduler.grant(req, "p")
     core.loop.admit([arrival(req, 5, 8)])
     assert not core.engine.leases and core.scheduler.plan() is None
     assert_whole(core)
@@ -156,7 +156,7 @@ def test_nothing_is_launched_when_all_arrivals_ended() -> None:
 def test_an_admission_is_a_step_whose_tag_the_next_plan_expects() -> None:
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 8, 9).request()
-    core.scheduler.grant(req)
+    core.scheduler.grant(req, "p")
     admission = core.scheduler.process_prebuilt([arrival(req, 5, 8)])
     assert isinstance(admission, Admission) and admission.committed.tolist() == [8]
     lease = core.engine.admit(admission)
@@ -170,7 +170,7 @@ def test_an_admission_is_a_step_whose_tag_the_next_plan_expects() -> None:
 def test_a_prebuilt_row_s_length_is_published_if_a_backend_asks() -> None:
     core = make_core(CoreKnobs(page_size=4, width=4, needs_cpu_seq_lens=True))
     req = job(0, 8, 9).request()
-    core.scheduler.grant(req)
+    core.scheduler.grant(req, "p")
     admission = core.scheduler.process_prebuilt([arrival(req, 5, 8)])
     assert admission is not None
     core.engine.admit(admission)
@@ -182,7 +182,7 @@ def test_a_prebuilt_row_s_length_is_published_if_a_backend_asks() -> None:
 def test_a_revoked_grant_keeps_its_pages_until_the_pull_is_over() -> None:
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 8, 9).request()
-    core.scheduler.grant(req)
+    core.scheduler.grant(req, "p")
     row = req.row
     core.scheduler.retract(req)
     (event,) = core.scheduler.take_events()
@@ -197,7 +197,7 @@ def test_a_revoked_grant_keeps_its_pages_until_the_pull_is_over() -> None:
 def test_an_aborted_grant_is_held_too() -> None:
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 8, 9).request()
-    core.scheduler.grant(req)
+    core.scheduler.grant(req, "p")
     row = req.row
     core.scheduler.abort(req.key)
     revoked, ended = core.scheduler.take_events()

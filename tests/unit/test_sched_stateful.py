@@ -106,7 +106,7 @@ class Life(RuleBasedStateMachine):
     def grant(self, shape: int, stop: bool) -> None:
         if len(self.core.scheduler.granted) < 3:
             request = self.new_request(shape, stop)
-            if self.core.scheduler.grant(request) is None:
+            if self.core.scheduler.grant(request, "p") is None:
                 self.ends[request.key.rid] = FinishReason.ABORT  # never began
 
     @precondition(lambda self: self.core.scheduler.granted)

@@ -84,7 +84,7 @@ class TimedNode:
 
     def grant(self, req: Request) -> int | None:
         self.num_prompt_tokens[req.key] = len(req.prompt_ids)
-        return self.scheduler.grant(req)
+        return self.scheduler.grant(req, "")
 
     def admit(self, arrival: Arrival) -> None:
         admission = self.scheduler.process_prebuilt([arrival])
