@@ -8,7 +8,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Grant, Ready
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.faulty_pair import pair
-from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of
+from tests.support.node_pair import Net, assert_clean, expected, make_node
 from tests.unit.test_sched_prefixes import tokens
 
 NUM, STEM, OWN, PAGE = 8, 328, 10, 16
