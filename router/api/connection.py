@@ -200,6 +200,7 @@ class Unsent(Connection):
     def __init__(self, scope: Scope, receive: Receive, slow_reader_s: float) -> None:
         super().__init__(scope, receive, self._keep, slow_reader_s)
         self._send_chunk = None
+        self._is_read = True  # by the exchange that it was made from
         self.data = b""
 
     async def _keep(self, message: Message) -> None:

@@ -233,3 +233,14 @@ def test_few_bodies_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_errors_that_a_client_sees_have_words() -> None:
     with pytest.raises(BatonError, match="'br' is not served; take one of: gzip, deflate, zstd"):
         codings_of([b"br"])
+
+
+def test_an_answer_that_is_kept_waits_for_no_body() -> None:
+    """The defect: it read the body of an exchange that had read it already, and waited until the client hung up."""
+
+    async def main() -> None:
+        unsent = exchange([], [(b"content-length", b"2")], BodyBudget(1)).unsent()
+        await unsent.answer(200, b"kept")
+        assert unsent.data == b"kept"
+
+    asyncio.run(main())
