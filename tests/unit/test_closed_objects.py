@@ -79,6 +79,11 @@ def test_objects_that_add_to_each_other_stay_open(schema: dict[str, Any]) -> Non
     assert takes(schema, {"a": 1, "b": 2}) == [True]
 
 
+def test_keys_that_fit_a_pattern_stay_allowed() -> None:
+    schema = {"type": "object", **A, "patternProperties": {"^x-": {"type": "integer"}}, "required": ["x-1"]}
+    assert takes(schema, {"a": 1, "x-1": 2}, {"a": 1, "x-1": 2, "b": 3}) == [True, False]
+
+
 def test_the_letter_can_be_had() -> None:
     for schema in ({"type": "object", **A}, {"type": "object", "properties": {"x": {"type": "object", **A}}}):
         assert prepared(schema, opens_objects=True) == schema

@@ -101,6 +101,11 @@ def test_the_least_part_is_dropped(schema: dict[str, Any], dropped: str) -> None
     )
 
 
+def test_a_dropped_key_pattern_forbids_no_key() -> None:
+    schema = {"type": "object", "patternProperties": {EMAIL: {"type": "string"}}, "additionalProperties": False}
+    assert calls(grammar([tool("f", a=schema)]), "f", a={"me@home": "x"})
+
+
 def test_definitions_are_mended_where_they_stand() -> None:
     schema = {
         "type": "object",
