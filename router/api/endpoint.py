@@ -15,6 +15,7 @@ from router.api.errors import (
     HostNotAllowed,
     MediaTypeRefused,
     MethodNotAllowed,
+    NoWebSockets,
     ResumeMismatch,
     Unauthorized,
     error_body,
@@ -104,6 +105,8 @@ class Endpoint:
 
     def _admit(self, connection: Connection) -> None:
         if self._methods and connection.scope["method"] not in self._methods:
+            if connection.header(b"sec-websocket-key") is not None:
+                raise NoWebSockets("this path speaks HTTP only")
             raise MethodNotAllowed(f"this path takes {self._methods[0]} only", self._allowed)
         if self._needs_key:
             tenant = self._rules.tenants.find(keys_of(connection))

@@ -77,6 +77,13 @@ class MethodNotAllowed(InvalidRequest):
         self.allowed = allowed
 
 
+class NoWebSockets(InvalidRequest):
+    """A client that asks for a WebSocket takes this answer as a reason to go on over HTTP at once."""
+
+    code = "no_websockets"
+    status = 426
+
+
 class UnknownStream(InvalidRequest):
     """No router with this key began the stream that Last-Event-ID names."""
 
@@ -221,6 +228,8 @@ def error_headers(error: BatonError, retry_after_s: int) -> list[tuple[bytes, by
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allowed))
+    if isinstance(error, NoWebSockets):
+        headers += [(b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade")]
     if isinstance(error, CodingRefused):
         headers.append((b"accept-encoding", ACCEPTED_CODINGS))
     return headers

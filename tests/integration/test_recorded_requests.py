@@ -91,7 +91,6 @@ def test_a_recorded_session_is_answered_and_read_whole(name: str, node: tuple[Ro
     assert lost == [None, None]
 
 
-@pytest.mark.xfail(strict=True, reason="the router answers 405: Codex tries for seven seconds in each session")
 def test_a_websocket_is_refused_so_that_codex_goes_on_without(node: tuple[RouterProcess, FakeNode]) -> None:
     """426 lets it do so at once. It asks seven times after a 404 or a 405, and ends after a 400."""
     router, _ = node
