@@ -91,6 +91,11 @@ class Pulls:
         if first >= source.num_pages:
             self._count("cached_here")
             return None
+        prefixes = self._ctx.core.scheduler.queues.prefixes
+        if prefixes.makes_wait(req):
+            self._count("under_way")
+            return None
+        prefixes.begin(req, pages=slice(first, source.num_pages))
         until = now + min(LONGEST_S, source.within_ms / 1000)
         pull = PrefixPull(generate.key, req, peer, self._next_lease(), now, until, first, source.num_pages, keys)
         self.open[pull.lease] = self._by_request[req.key] = pull
@@ -258,6 +263,7 @@ class Pulls:
     def _over(self, pull: PrefixPull, outcome: str, now: float) -> None:
         del self.open[pull.lease], self._by_request[pull.request.key]
         pull.request.awaits_prefix = False
+        self._ctx.core.scheduler.queues.prefixes.leave(pull.request)
         self._count(outcome)
         if outcome not in NO_COST:
             self._ctx.metrics.count("pull_seconds", max(0.0, now - pull.began))

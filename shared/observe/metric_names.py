@@ -86,6 +86,7 @@ PULL_OUTCOMES = {
     "gave_way": "others needed the memory",
     "ended": "the request ended first",
     "cached_here": "the node had the pages already",
+    "under_way": "the node was getting or computing them for another prompt",
     "not_asked": "the other node was late or lost a moment ago, or too many pulls were open",
 }
 PULL_METRIC = (

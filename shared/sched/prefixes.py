@@ -26,12 +26,12 @@ class PrefixesUnderWay:
         self._waits_for: dict[Request, tuple[Request, int]] = {}  # follower -> leader and index of the next page
         self._wanted: dict[Request, int] = {}  # leader -> tokens that its shortest follower lacks
 
-    def begin(self, req: Request, source: str = HERE) -> None:
-        """Note that the pages of the request's prompt from token `req.computed` on are under way."""
+    def begin(self, req: Request, source: str = HERE, pages: slice | None = None) -> None:
+        """Note that pages of the request's prompt are under way; by default all from token `req.computed` on."""
         if req.lacks_draft_state or not self._budget.kv.cache.enabled:
             return
-        pages = [(source, name) for name in self._names(req)[req.computed // self._page_size :]]
-        own = [page for page in pages if page not in self._leaders]
+        part = slice(req.computed // self._page_size, None) if pages is None else pages
+        own = [page for name in self._names(req)[part] if (page := (source, name)) not in self._leaders]
         self._leads[req] = own[::-1]
         self._leaders.update(dict.fromkeys(own, req))
 

@@ -114,6 +114,8 @@ def test_a_path_that_is_missing_says_what_is_there(path: str, said: str) -> None
 
 def test_who_asks_for_a_websocket_is_told_to_go_on_over_http() -> None:
     """RFC 9110 15.5.22: with the protocol that is spoken."""
-    status, headers, body = asked(whole_router(), "GET", "/v1/chat/completions", sec_websocket_key="x3JJHMbDL1EzLkh9GBhXDw==")
+    status, headers, body = asked(
+        whole_router(), "GET", "/v1/chat/completions", sec_websocket_key="x3JJHMbDL1EzLkh9GBhXDw=="
+    )
     assert (status, headers[b"upgrade"], headers[b"connection"]) == (426, b"HTTP/1.1", b"upgrade")
     assert b"no_websockets" in body

@@ -61,6 +61,29 @@ def test_siblings_wait_for_one_pull() -> None:
     rig.rest()
 
 
+def test_prompts_with_one_prefix_wait_for_one_pull() -> None:
+    rig, jobs = PullPair(CoreKnobs(max_running=16)), [job(number) for number in range(2, 6)]
+    rig.warm(job(1))
+    keys = [rig.ask(one) for one in jobs]
+    rig.net.run_until_ended(keys)
+    assert len(rig.said(Pull, rig.p)) == 1 and rig.count("pull.under_way") == 3
+    assert computed(rig) == sum(len(one.prompt) - 80 for one in jobs)
+    rig.rest()
+
+
+def test_a_pull_in_vain_is_followed_by_one_computation() -> None:
+    rig, jobs = PullPair(CoreKnobs(max_running=16, chunk_size=32)), [job(number) for number in range(2, 6)]
+    rig.warm(job(1))
+    rig.net.drop = lambda source, target, message: isinstance(message, Pull)
+    keys = [rig.ask(one) for one in jobs]
+    rig.net.run()
+    assert not any(rig.net.router.ends[key] for key in keys)
+    rig.net.at(1.1)
+    rig.net.run_until_ended(keys)
+    assert computed(rig) == 80 + sum(len(one.prompt) - 80 for one in jobs)
+    rig.rest()
+
+
 def test_only_pages_that_are_missing_travel() -> None:
     rig, one = PullPair(), job(2)
     rig.warm(job(1))
@@ -509,7 +532,7 @@ def test_a_pull_takes_no_pages_that_somebody_waits_for() -> None:
 
 def test_one_source_is_asked_for_a_few_prompts_at_a_time() -> None:
     """It lends no more to one node. The others are computed, and do not wait for its answers."""
-    rig, jobs = PullPair(CoreKnobs(max_running=16)), [job(number) for number in range(2, 12)]
+    rig, jobs = PullPair(CoreKnobs(max_running=16)), [job(number, seed=number) for number in range(2, 12)]
     rig.warm(job(1))
     rig.net.drop = lambda source, target, message: isinstance(message, Pull)
     keys = [rig.ask(one) for one in jobs]

@@ -35,6 +35,7 @@ EVENTS = (
     "pull.no_memory",
     "pull.not_asked",
     "pull.cached_here",
+    "pull.under_way",
     "pull.gave_way",
     "loans_gave_way",
 )
