@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.test_lost_streams import HEADERS, NUM_STREAMS, TOKENS, load_example
+from tests.chaos.test_lost_streams import HEADERS, NUM_STREAMS, load_example
 from tests.support.chaos_cluster import ChaosCluster, chaos_cluster
 
 PATH = "/v1/completions"
+TOKENS = 2000  # so that no stream is over, unread, when the last one has begun
 
 
 @pytest.fixture
