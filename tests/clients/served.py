@@ -21,7 +21,7 @@ from tests.support.cluster import baton_up
 MODEL = "smollm2"
 # float32: a greedy answer is always the same. The short context bounds an answer of no given length.
 FLAGS = ("--model", MODEL, "--dtype", "float32", "--kv-bytes", "256MiB", "--max-context", "1024")
-TOOLS = ("--tool-format", "hermes")  # the model's own template knows no tools
+TOOLS = ("--tool-format", "hermes")  # scripted has no template: its texts call tools in this format
 SCRIPTED = "scripted"
 SCRIPTED_FLAGS = ("--model", SCRIPTED, "--max-context", "65536")  # agents' prompts are long
 
@@ -43,7 +43,7 @@ def served() -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="baton-clients-") as name:
         folder = Path(name)
         with (
-            baton_up(folder / "up.log", *FLAGS, *TOOLS) as cluster,
+            baton_up(folder / "up.log", *FLAGS) as cluster,
             baton_up(folder / "scripted.log", *SCRIPTED_FLAGS, *TOOLS) as scripted,
         ):
             tokenizer = write_tokenizer(folder / "tokenizer")
