@@ -111,6 +111,7 @@ class Prealloc:
         pages that it needs are already coming from its source.
         """
         scheduler = self._ctx.core.scheduler
+        prefixes = scheduler.queues.prefixes
         scheduler.oldest_offer = None
         granted: list[Granted] = []
         shares = Shares(self._ctx, open_handoffs) if self._offers else None
@@ -121,9 +122,10 @@ class Prealloc:
             if not self._is_compiled(waiting):
                 continue
             assert shares is not None
-            if not shares.allow(waiting) or scheduler.queues.prefixes.makes_wait(req, waiting.source):
+            if not shares.allow(waiting) or self._follows(waiting, now):
                 continue
-            first = next((other for other in scheduler.waiting if other.may_begin), None)
+            older = (other for other in scheduler.waiting if other.may_begin and not prefixes.follows(other))
+            first = next(older, None)
             older_waits = first is not None and first.arrival < req.arrival
             cached = None if older_waits else scheduler.grant(req, waiting.source)
             if cached is None:
@@ -135,6 +137,14 @@ class Prealloc:
             granted.append(Granted(waiting, cached))
         self._tell_to_wait(now)
         return granted
+
+    def _follows(self, waiting: WaitingOffer, now: float) -> bool:
+        """Return whether the Offer waits for pages that its source brings for another request.
+
+        Not for long: the source may be unable to begin the other request yet."""
+        if now - waiting.since > self._ctx.facts.lease_s / WAITS_PER_LEASE:
+            return False
+        return self._ctx.core.scheduler.queues.prefixes.makes_wait(waiting.request, waiting.source)
 
     def _is_vouched(self, waiting: WaitingOffer, now: float) -> bool:
         """Return whether the router vouches for the Offer. If the Offer came before its router's Welcome, its

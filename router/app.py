@@ -42,6 +42,7 @@ from router.tenants.spending import Ledger
 from router.text.interface import TextModel
 from router.text.load import load_text_model
 from router.tools.as_text import with_tools
+from shared.config import shipped_model
 from shared.config.processes import RouterProcessConfig
 from shared.core.sampling_params import SamplingValues
 from shared.device.malloc import share_one_heap
@@ -170,10 +171,11 @@ def make_resolver(
     config: RouterProcessConfig, registry: Registry, text: TextModel, defaults: SamplingValues
 ) -> Resolver:
     name, *others = config.model.public_names
+    most = config.limits.default_max_tokens or shipped_model.max_tokens(config.model.model)
     return Resolver(
         name,
         text,
-        config.limits,
+        replace(config.limits, default_max_tokens=most),
         registry.adapters,
         config.text.tool_format,
         defaults,

@@ -264,12 +264,13 @@ def announce(config: ClusterConfig, routers: Sequence[RouterConfig]) -> None:
     body = f'{{"model": "{config.nodes.model.public_name}", "stream": true, {asked}}}'
     browser = f"  chat in the browser   {base}/\n" if path.startswith("chat") else ""
     more = "".join(f"  another router        {other}\n" for other in others)
+    key, bearer = ("none", "") if not routers[0].api_key_file else ("KEY", " -H 'Authorization: Bearer KEY'")
     write_line(
         f"\nBaton is ready: {base}\n{more}{browser}"
-        f"  from a shell          curl -N {base}/v1/{path} -H 'Content-Type: application/json' \\\n"
+        f"  from a shell          curl -N {base}/v1/{path} -H 'Content-Type: application/json'{bearer} \\\n"
         f"                          -d '{body}'\n"
         f"{better_model(config)}"
-        f'  with the openai SDK   OpenAI(base_url="{base}/v1", api_key="none")\n'
+        f'  with the openai SDK   OpenAI(base_url="{base}/v1", api_key="{key}")\n'
         "  stop                  Ctrl-C\n",
         sys.stdout,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -110,8 +111,17 @@ def ask(args: argparse.Namespace) -> int:
     words = args.words
     if words[-1] == "-":
         words = [*words[:-1], "\n\n" + sys.stdin.read()]
+    question = " ".join(words).strip()
+    if not question:
+        raise ConfigError("the question is empty")
+    if is_url(args.words[-1]) and args.url is None:
+        raise ConfigError(f"a server is named by --url {args.words[-1]}")
     with talk_of(args) as talk:
-        return show(talk.say(" ".join(words).strip()))
+        return show(talk.say(question))
+
+
+def is_url(word: str) -> bool:
+    return word.startswith(("http://", "https://")) and " " not in word
 
 
 def chat(args: argparse.Namespace) -> int:
@@ -133,12 +143,16 @@ def chat(args: argparse.Namespace) -> int:
 
 
 def show(answer: Iterator[str]) -> int:
-    """Write the pieces at once. The line ends in any case."""
+    """Write the pieces at once. The line ends in any case, unless nothing reads it any more."""
     try:
-        for piece in answer:
-            print(piece, end="", flush=True)
-    finally:
-        print(flush=True)
+        try:
+            for piece in answer:
+                print(piece, end="", flush=True)
+        finally:
+            print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        raise SystemExit(0) from None
     return 0
 
 

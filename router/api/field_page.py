@@ -33,6 +33,8 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   the router's flag `--open-objects` it takes any others, as JSON Schema says.
 - A stop string ends text, not a call. If `max_tokens` cuts off a call before its arguments begin, nothing of it is
   shown.
+- An answer of the shipped model has at most 1,024 tokens unless the request says otherwise (`--default-max-tokens`): a
+  model this small may repeat itself to the end of its context.
 - A field that would change the answer in an unsupported way is refused with a 400 that names it. A value that asks for
   nothing (`false`, `0`, `""`, `[]`, `{}`) is accepted.
 - The served models read text. Documents, files and search results with text become text, in a tag; so do calls that

@@ -162,7 +162,7 @@ class Resolver:
     def cap(self, wanted: int | None, field: str, room: int, *, default: int) -> Cap:
         """Raise PromptTooLong if strict: agents then shorten their conversation."""
         if wanted is None:
-            return Cap(min(default, room))
+            return Cap(min(default, room, self.limits.default_max_tokens or room))
         if wanted <= room:
             return Cap(wanted)
         if self.is_strict:

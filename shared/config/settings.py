@@ -328,6 +328,7 @@ class LimitsConfig:
 
     max_body_bytes: int = option(4 * MIB, "largest request body", low=KIB, is_bytes=True, metavar="SIZE")
     max_prompt_tokens: int = option(0, "longest prompt; 0: the context length", low=0)
+    default_max_tokens: int = option(0, "limit without max_tokens; 0: 1024 for the shipped model, else none", low=0)
     max_prompts: int = option(64, "largest number of prompts in one completion request", low=1, high=4096)
     max_n: int = option(16, "largest number of answers to one prompt", low=1, high=128)
     max_stop_strings: int = option(16, "largest number of stop strings in one request", low=1, high=256)

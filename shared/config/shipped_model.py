@@ -7,9 +7,15 @@ from shared.core.sampling_params import SamplingValues
 
 NAME = "smollm2"
 SAMPLING = SamplingValues(temperature=0.2, top_p=0.9)
+MAX_TOKENS = 1024  # of an answer without a limit: many a "hi" would run to the end of the context
 # The system prompt of chats without one. The template's own makes the model talk about itself.
 TEMPLATES_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 SYSTEM = "You are a helpful assistant. Answer with correct facts."
+
+
+def max_tokens(model: str) -> int:
+    """Return the limit on an answer whose request has none; 0 for no limit."""
+    return MAX_TOKENS if model == NAME else 0
 
 
 def with_system(template: str) -> str:

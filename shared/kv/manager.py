@@ -144,8 +144,10 @@ class KVManager:
         if lock is not None:
             self.cache.trim(lock, first)
 
-    def num_private(self, row: int) -> int:
-        return int(self._private[row].sum())
+    def num_freed_by(self, row: int) -> int:
+        """Return how many pages become free or evictable when the row is released."""
+        lock = self._record(row).lock
+        return int(self._private[row].sum()) + (0 if lock is None else self.cache.num_freed_by(lock))
 
     def insert_prefix(self, row: int, keys: Keys, num_tokens: int) -> int:
         """Offer the row's full pages below num_tokens to the cache. Return how many of these the cache took now.

@@ -222,6 +222,13 @@ class PrefixCache:
                 self._push_leaf(node)
             node = node.parent
 
+    def num_freed_by(self, lock: Lock) -> int:
+        """Return how many pages no other lock pins."""
+        count, node = 0, lock.node
+        while node is not None and node is not self._root and node.refs == 1:
+            count, node = count + 1, node.parent
+        return count
+
     def evict(self, n: int) -> PageIds:
         """Return at most n pages for the caller to free, least recently used leaves first."""
         pages: list[int] = []

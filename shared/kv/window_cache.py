@@ -133,6 +133,10 @@ class WindowCache:
         lock.held = False
         self._locks.discard(lock)
 
+    def num_freed_by(self, lock: Lock) -> int:
+        """Return how many pages no other lock pins."""
+        return sum(self._refs[page] == 1 for page in lock.pages.values())
+
     def evict(self, n: int) -> PageIds:
         """The caller frees the pages."""
         pages = [self._idle.popitem(last=False)[0] for _ in range(min(n, len(self._idle)))]

@@ -38,7 +38,7 @@ class PageBudget:
     def __init__(self, kv: KVManager, settings: SchedSettings) -> None:
         self.kv = kv
         self._settings = settings
-        self._held: dict[int, int] = {}  # row -> number of its private pages
+        self._held: dict[int, int] = {}  # row -> number of pages that its release frees
         # row of an open prefix pull -> number of its private pages; newest last (rule f)
         self._pulled: dict[int, int] = {}
         self._lent: dict[LoanName, Lock] = {}  # newest last (rule f)
@@ -148,7 +148,7 @@ class PageBudget:
         self.num_left += 1
         row, req.row = req.row, 0
         self.kv.set_tag(row, PageState.HELD)
-        self._held[row] = self.kv.num_private(row)
+        self._held[row] = self.kv.num_freed_by(row)
         return row
 
     def hold_pulled(self, row: int) -> None:

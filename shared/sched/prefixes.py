@@ -12,23 +12,29 @@ from __future__ import annotations
 from shared.core.page_identity import identities
 from shared.core.request import Request
 from shared.sched.page_budget import PageBudget
+from shared.sched.settings import SchedSettings
 
+MOST_NAMED = 1 << 16  # prompt tokens hashed in one round: the steps of others wait meanwhile
 HERE = ""  # the source of prompts that this node computes
 Page = tuple[str, bytes]  # source and identity
 
 
 class PrefixesUnderWay:
-    def __init__(self, budget: PageBudget, page_size: int) -> None:
+    def __init__(self, budget: PageBudget, settings: SchedSettings) -> None:
         self._budget = budget
-        self._page_size = page_size
+        self._page_size = settings.page_size
+        self._lookahead = settings.key_lookahead
+        self._num_named = 0  # prompt tokens, in this round
         self._leaders: dict[Page, Request] = {}  # who brings the page
         self._leads: dict[Request, list[Page]] = {}  # its pages under way, the last one first
         self._waits_for: dict[Request, tuple[Request, int]] = {}  # follower -> leader and index of the next page
         self._wanted: dict[Request, int] = {}  # leader -> tokens that its shortest follower lacks
 
     def begin(self, req: Request, source: str = HERE, pages: slice | None = None) -> None:
-        """Note that pages of the request's prompt are under way; by default all from token `req.computed` on."""
-        if req.lacks_draft_state or not self._budget.kv.cache.enabled:
+        """Note that pages of the request's prompt are under way; by default all from token `req.computed` on.
+
+        A prompt whose tokens are scored leads no others: it is computed although it may be cached."""
+        if req.lacks_draft_state or req.first_unscored is not None or not self._budget.kv.cache.enabled:
             return
         part = slice(req.computed // self._page_size, None) if pages is None else pages
         own = [page for name in self._names(req)[part] if (page := (source, name)) not in self._leaders]
@@ -38,7 +44,8 @@ class PrefixesUnderWay:
     def advance(self, req: Request) -> None:
         """Note that the cache has the request's pages up to token `req.computed`."""
         if pages := self._leads.get(req):
-            num_left = max(0, len(self._names(req)) - req.computed // self._page_size)
+            num_cached = max(0, req.computed - self._lookahead) // self._page_size
+            num_left = max(0, len(self._names(req)) - num_cached)
             while len(pages) > num_left:
                 del self._leaders[pages.pop()]
 
@@ -52,12 +59,20 @@ class PrefixesUnderWay:
     def stop_waiting(self, req: Request) -> None:
         self._waits_for.pop(req, None)
 
+    def follows(self, req: Request) -> bool:
+        return req in self._waits_for
+
     def new_round(self) -> None:
         self._wanted.clear()
+        self._num_named = 0
 
     def makes_wait(self, req: Request, source: str = HERE) -> bool:
         """Return whether the request should wait. Its leader then counts as short as the request, so that waiting
         takes no longer than computing."""
+        if self._leaders and req.page_names is None:
+            if self._num_named >= MOST_NAMED:
+                return True  # the next round looks
+            self._num_named += len(req.prompt_ids)
         found = self._leader_of(req, source) if self._leaders else None
         if found is None:
             self.stop_waiting(req)
@@ -74,12 +89,10 @@ class PrefixesUnderWay:
     def _leader_of(self, req: Request, source: str) -> tuple[Request, int] | None:
         """Return who brings the first page under way, and the page's index."""
         names = self._names(req)
-        known = self._waits_for.get(req)
-        if known is not None and self._leaders.get((source, names[known[1]])) is known[0]:
-            return known
+        _, first = self._waits_for.get(req, (None, 0))  # earlier pages have come
         most = req.num_tokens - 1 if req.first_unscored is None else req.first_unscored - 1
-        for index, name in enumerate(names[: most // self._page_size]):
-            leader = self._leaders.get((source, name))
+        for index in range(first, min(len(names), most // self._page_size)):
+            leader = self._leaders.get((source, names[index]))
             if leader is not None:
                 return leader, index
         return None

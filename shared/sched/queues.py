@@ -37,7 +37,7 @@ class Queues:
         self.granted: dict[RequestKey, Request] = {}
         self.handed_off: dict[RequestKey, Request] = {}
         self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered
-        self.prefixes = PrefixesUnderWay(self.budget, settings.page_size)
+        self.prefixes = PrefixesUnderWay(self.budget, settings)
         self.suspects = Suspects()
         self.counters = SchedCounters()
         self.events: list[SchedEvent] = []

@@ -168,7 +168,7 @@ def responses(tally: Tally, client: openai.OpenAI) -> None:
         for name in ("previous_response_id", "conversation"):
             more: Any = {**asked, name: "x_1"}
             refused(openai.BadRequestError, name, lambda more=more: client.responses.create(**more))
-        refused(openai.BadRequestError, "store", lambda: client.responses.create(**asked, store=True))
+        refused(openai.BadRequestError, "background", lambda: client.responses.create(**asked, background=True))
 
 
 def loops(tally: Tally, client: openai.OpenAI) -> None:

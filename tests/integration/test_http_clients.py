@@ -47,7 +47,6 @@ def http(router: RouterProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK")
 def test_java_s_client_works_as_it_comes(router: RouterProcess) -> None:
     command = ["java", "-Xmx128m", str(CLIENTS / "JavaClient.java"), router.url, MODEL]

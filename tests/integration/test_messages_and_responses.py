@@ -164,7 +164,7 @@ def test_tools_that_nobody_here_can_run_are_named_in_the_header(client: openai.O
 
 
 def test_what_would_need_a_memory_is_refused_by_name(client: openai.OpenAI) -> None:
-    for name, value in {"store": True, "previous_response_id": "resp_1", "background": True}.items():
+    for name, value in {"previous_response_id": "resp_1", "background": True}.items():
         given: Any = {name: value}
         with pytest.raises(openai.BadRequestError, match=name) as error:
             client.responses.create(model=MODEL, input="say:hi", **given)

@@ -132,7 +132,6 @@ RESPONSES_ROWS = [
     Row("moderation", harmless(None), ({"model": "x"},)),
     Row("previous_response_id", harmless(None), ("resp_1",)),
     Row("prompt", harmless(None), ({"id": "x"},)),
-    Row("store", harmless(False, None), (True,)),
     Row("top_logprobs", harmless(0, None), (1,)),
     Row("truncation", harmless("disabled", None), ("auto",)),
 ]

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from router.api.chat import CHAT, Chat
-from router.api.completions import Completions
+from router.api.completions import COMPLETIONS, Completions
 from router.api.generation_plan import Contexts
 from router.api.ignored import LOWERED
 from router.api.messages import Messages
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.responses import Responses
+from router.app import make_resolver
 from router.text.hashlm import hash_text_model
+from shared.config.load import load
+from shared.config.processes import RouterProcessConfig
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
+from shared.core.sampling_params import NEUTRAL
 from tests.support.field_rows import CONTEXT
 
 USER = [{"role": "user", "content": "hi"}]
@@ -51,3 +56,23 @@ def test_the_newer_name_of_the_limit_wins() -> None:
         body = BodyParser(CHAT).parse(json.dumps(sent).encode()).body
         assert Chat().skipped(body) == skipped
         assert Chat().plan(body, Resolver("m", TEXT, LimitsConfig()), CONTEXTS).sampling.max_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("most", "wanted", "expected"), [(0, None, None), (20, None, 20), (20, 50, 50), (10**6, None, None)]
+)
+def test_an_answer_without_a_limit_gets_the_router_s(most: int, wanted: int | None, expected: int | None) -> None:
+    """None: all that fits. A completion's own default, 16, is less."""
+    resolver = Resolver("m", TEXT, LimitsConfig(default_max_tokens=most))
+    sent = {"messages": USER} | ({} if wanted is None else {"max_tokens": wanted})
+    plan = Chat().plan(BodyParser(CHAT).parse(json.dumps(sent).encode()).body, resolver, CONTEXTS)
+    assert plan.sampling.max_tokens == (expected or CONTEXT - len(plan.jobs[0].ids)) and not plan.headers
+    text = Completions().plan(BodyParser(COMPLETIONS).parse(b'{"prompt": "hi"}').body, resolver, CONTEXTS)
+    assert text.sampling.max_tokens == min(16, CONTEXT)
+
+
+@pytest.mark.parametrize(("model", "given", "expected"), [("smollm2", 0, 1024), ("smollm2", 7, 7), ("hashlm", 0, 0)])
+def test_only_the_shipped_model_has_a_limit_of_its_own(model: str, given: int, expected: int) -> None:
+    config = load(RouterProcessConfig, {"model": {"model": model}, "limits": {"default_max_tokens": given}})
+    made = make_resolver(config, Mock(), TEXT, NEUTRAL)
+    assert made.limits.default_max_tokens == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,7 @@ from deploy.tools import ask
 from shared.config.flags import given_values
 from shared.config.load import load
 from shared.config.processes import ClusterConfig
+from shared.core import launcher
 from tests.support.patience import HANG_GUARD_S
 from tests.support.ports import free_port
 
@@ -212,3 +214,28 @@ def test_a_long_start_is_told(tmp_path: Path, capsys, monkeypatch) -> None:
         waited.wait(0.2)
     lines = set(capsys.readouterr().err.split("\n"))
     assert {"  ...", "  kernel 3 of 9"} <= lines and "  half" not in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([""], "the question is empty"),
+        (["-"], "the question is empty"),
+        (["hi", "http://127.0.0.1:1"], "a server is named by --url http://127.0.0.1:1"),
+    ],
+)
+def test_what_is_no_question_is_not_sent(capsys, monkeypatch, words: list[str], told: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    assert cli.main(["ask", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_ends_the_command_quietly(server: Server) -> None:
+    """As in `baton ask ... | head -c 1`."""
+    server.pieces = ["x" * 70_000] * 20  # more than a pipe holds
+    command = [*launcher.command("deploy.cli"), "ask", "--url", server.url, "hi"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait(HANG_GUARD_S) == 0

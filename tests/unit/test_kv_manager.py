@@ -41,7 +41,7 @@ def test_a_request_caches_its_full_pages_and_frees_the_rest() -> None:
     before = kv.rows.pages_of(row).tolist()
     assert kv.insert_prefix(row, tokens(10), 10) == 2
     assert kv.rows.pages_of(row).tolist() == before, "pages of a row never move"
-    assert kv.num_private(row) == 1
+    assert kv.num_freed_by(row) == 3, "one is private, two would be evictable"
     kv.check_integrity()
     kv.release(row)
     kv.check_integrity(idle=True)
@@ -55,7 +55,7 @@ def test_a_second_request_shares_the_prefix() -> None:
     second = open_row(kv, "r2", tokens(12), 4)
     shared = kv.rows.pages_of(first)[:2].tolist()
     assert kv.rows.pages_of(second)[:2].tolist() == shared
-    assert kv.num_private(second) == 2
+    assert kv.num_freed_by(second) == 2
     kv.release(first)
     kv.check_integrity()
     assert kv.rows.pages_of(second)[:2].tolist() == shared and kv.cache.num_evictable == 0
@@ -68,7 +68,7 @@ def test_pages_another_cached_first_stay_private_and_are_freed() -> None:
     first, second = (open_row(kv, owner, tokens(8), 2) for owner in ("r1", "r2"))
     assert kv.insert_prefix(first, tokens(8), 8) == 2
     assert kv.insert_prefix(second, tokens(8), 8) == 0
-    assert kv.num_private(second) == 2
+    assert kv.num_freed_by(second) == 2
     kv.check_integrity()
     kv.release(second)
     assert kv.allocator.num_free == 6
@@ -106,7 +106,7 @@ def test_without_a_cache_everything_is_private() -> None:
     kv = build(enabled=False)
     row = open_row(kv, "r1", tokens(8), 2)
     assert kv.insert_prefix(row, tokens(8), 8) == 0
-    assert kv.num_private(row) == 2
+    assert kv.num_freed_by(row) == 2
     kv.release(row)
     kv.check_integrity(idle=True)
     assert kv.allocator.num_free == kv.allocator.num_total

@@ -8,7 +8,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Grant, Ready
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.faulty_pair import pair
-from tests.support.node_pair import Net, assert_clean, expected, make_node
+from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of
 from tests.unit.test_sched_prefixes import tokens
 
 NUM, STEM, OWN, PAGE = 8, 328, 10, 16
@@ -90,4 +90,55 @@ def test_a_grant_needs_only_what_it_shares() -> None:
     net.run()
     for key, job in zip(keys, asked, strict=True):
         assert net.router.streams[key] == expected(job)
+    assert_clean(p, d)
+
+
+def test_a_local_follower_keeps_no_offer_from_memory() -> None:
+    """It holds none, and needs none yet."""
+    p, d = pair(chunk_size=16)
+    net, answer = Net([p, d]), SamplingParams(max_tokens=6, temperature=0.0)
+    asked = [Job(rid, tokens(0, 400) + tokens(rid + 1, OWN), answer, rid) for rid in range(2)]
+    asked.append(Job(2, tokens(9, 40), answer, 2))
+    scheduler = d.ctx.core.scheduler
+    keys = [net.generate(d, job, None) for job in asked[:2]]
+    net.run(until=lambda: bool(scheduler.prefilling) and bool(scheduler.waiting))
+    keys.append(net.generate(p, asked[2], d))
+    net.run(until=lambda: bool(net.messages(Grant)))
+    assert scheduler.prefilling and scheduler.prefilling[0].computed < 200, "the first prompt is not half computed"
+    net.run()
+    for key, job in zip(keys, asked, strict=True):
+        assert net.router.streams[key] == expected(job)
+    assert_clean(p, d)
+
+
+def test_an_offer_follows_for_a_while_only() -> None:
+    """The first prompt can't begin on its node: its grammar compiles, say. The second one is computed."""
+    p, d = pair()
+    net, asked = Net([p, d]), jobs()[:2]
+    keys = [net.generate(p, job, d) for job in asked]
+    net.tick(name_of(p))
+    first, _ = sorted(p.ctx.core.requests.values(), key=lambda req: req.arrival)
+    p.ctx.core.scheduler.retract(first)
+    first.awaits_prefix = True
+    net.run()
+    assert len(net.messages(Grant)) == 1 and len(net.router.streams[keys[1]]) == 1
+    net.at(d.ctx.facts.lease_s / 2)
+    net.run()
+    assert net.router.streams[keys[1]] == expected(asked[1])
+    first.awaits_prefix = False
+    net.run()
+    assert net.router.streams[keys[0]] == expected(asked[0])
+    assert_clean(p, d)
+
+
+def test_an_offer_that_ends_waits_no_more() -> None:
+    p, d = pair()
+    net, asked = Net([p, d]), jobs()[:2]
+    keys = [net.generate(p, job, d) for job in asked]
+    prefixes = d.ctx.core.scheduler.queues.prefixes
+    net.run(until=lambda: bool(prefixes._waits_for))
+    net.abort(p, keys[1])
+    net.abort(d, keys[1])
+    net.run()
+    assert not prefixes._waits_for and net.router.streams[keys[0]] == expected(asked[0])
     assert_clean(p, d)

@@ -182,3 +182,44 @@ def test_windows_share_too() -> None:
     outcome = finish(core)
     assert core.scheduler.counters.prompt_tokens == COMMON + 8 * (STEM - COMMON + OWN)
     check(core, jobs, outcome)
+
+
+def steps_until(core: NodeCore, outcome: Outcome, name: str) -> int:
+    begin = core.loop.num_steps
+    while not outcome.streams.get(name):
+        core.loop.step(block=True)
+        outcome.take(core)
+    return core.loop.num_steps - begin
+
+
+def test_a_cached_prompt_waits_for_no_scored_one() -> None:
+    """That one is computed although its prefix is cached."""
+    core, outcome = make_core(KNOBS), Outcome()
+    jobs = jobs_of(3, stem=400)
+    submit(core, jobs[:1])
+    finish(core, outcome)
+    jobs[1] = replace(jobs[1], sampling=replace(ANSWER, prompt_logprobs=0))
+    submit(core, jobs[1:])
+    assert steps_until(core, outcome, "r2") <= 3
+    check(core, jobs, finish(core, outcome))
+
+
+def test_a_rewound_prompt_leads_nobody() -> None:
+    core, jobs = make_core(KNOBS), jobs_of(2)
+    core.scheduler.submit(jobs[0].request(handoff_to="d"))
+    core.loop.step(block=True)
+    leader = core.scheduler.prefilling[0].request
+    core.scheduler.queues.rewind(leader)
+    core.scheduler.submit(jobs[1].request())
+    assert not core.scheduler.queues.prefixes.makes_wait(core.scheduler.waiting[-1])
+    core.scheduler.abort(leader.key)
+    check(core, jobs[1:], finish(core))
+
+
+def test_few_prompts_are_hashed_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.sched.prefixes.MOST_NAMED", 3 * (STEM + OWN))
+    core, jobs = make_core(KNOBS), jobs_of(9)
+    submit(core, jobs)
+    core.scheduler.plan()
+    assert sum(req.page_names is not None for req in core.scheduler.requests.values()) == 1 + 3, "the leader and three"
+    core.close()
