@@ -35,9 +35,9 @@ class HttpConfig:
         10.0, "longest time for a request's line and headers; then the connection is closed", low=0.1, high=3600.0
     )
     keep_alive_s: int = option(
-        120,
+        150,
         "how long an idle connection stays open; must be longer than clients and proxies keep theirs (Go and Traefik: "
-        "90 s), else they send requests into closed connections. The header Keep-Alive announces it",
+        "90 s, Caddy: 120 s), else they send requests into closed connections. The header Keep-Alive announces it",
         low=1,
         high=86_400,
     )

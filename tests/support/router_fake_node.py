@@ -112,6 +112,10 @@ class FakeNode:
         """The hand-off, in one call instead of pages and records."""
         self.raw.put(lambda _: self._admit(generate))
 
+    def say_one(self) -> None:
+        """One step while `paused`."""
+        self.raw.put(self._step)
+
     @property
     def num_running(self) -> int:
         return len(self._running)

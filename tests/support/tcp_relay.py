@@ -50,8 +50,9 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
-def tcp_relay(servers: Sequence[Address], context: ssl.SSLContext | None = None) -> Iterator[int]:
-    """Give the port of a relay that runs in a thread of its own. When it ends, so does every connection."""
+def tcp_relay(servers: Sequence[Address], context: ssl.SSLContext | None = None, way_s: float = 0.0) -> Iterator[int]:
+    """Give the port of a relay that runs in a thread of its own. When it ends, so does every connection.
+    `way_s`: how long bytes and ends take each way, as between machines that are far apart."""
     turns = itertools.count()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,7 +61,7 @@ def tcp_relay(servers: Sequence[Address], context: ssl.SSLContext | None = None)
             for attempt in range(len(servers)):
                 with contextlib.suppress(OSError):
                     back, forth = await asyncio.open_connection(*servers[(turn + attempt) % len(servers)])
-                    await asyncio.gather(pump(reader, forth), pump(back, writer))
+                    await asyncio.gather(pump(reader, forth, way_s), pump(back, writer, way_s))
                     return
 
     loop = asyncio.new_event_loop()
@@ -76,12 +77,14 @@ def tcp_relay(servers: Sequence[Address], context: ssl.SSLContext | None = None)
         loop.close()
 
 
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way_s: float) -> None:
     """Pass on what comes until one side is gone."""
     with contextlib.closing(writer), contextlib.suppress(OSError):
         while data := await reader.read(65536):
+            await asyncio.sleep(way_s)
             writer.write(data)
             await writer.drain()
+        await asyncio.sleep(way_s)
 
 
 async def end(listener: asyncio.Server) -> None:
