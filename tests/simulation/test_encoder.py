@@ -55,8 +55,8 @@ def test_prompts_are_never_cut() -> None:
     for plan in script.plans:
         for index in range(plan.num_prefill):
             assert plan.emits[index], "all of a prompt in one step"
-    assert ForEncoder().share([40, 9, 6], 16) == [40, 0, 0]
-    assert ForEncoder().share([4, 9, 6, 3], 16) == [4, 9, 0, 3] and ForEncoder().share([], 16) == []
+    assert ForEncoder().share([40, 9, 6], [], 16) == [40, 0, 0]
+    assert ForEncoder().share([4, 9, 6, 3], [], 16) == [4, 9, 0, 3] and ForEncoder().share([], [], 16) == []
 
 
 def test_a_retracted_request_builds_its_encoder_s_part_again() -> None:

@@ -74,7 +74,7 @@ def run(team: Team, knobs: CoreKnobs, num_jobs: int, size: int) -> None:
 def test_hashlm_streams_are_the_oracles(size: int, knobs: CoreKnobs) -> None:
     counts: Counter = Counter()
     with followers(size, lambda group: Counting(group.rank, counts, knobs.adapters), by_rows=True) as team:
-        run(team, knobs, 10, size)
+        run(team, knobs, 16, size)  # prompts wait for common prefixes: few rows at a time
     assert all(counts[rank] > 10 for rank in range(size)) and not counts["empty"], counts
 
 

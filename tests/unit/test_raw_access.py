@@ -35,7 +35,6 @@ ALLOWED = {
     "shared/kv/manager.py": HOST,
     "shared/kv/pool.py": HOST,
     "shared/kv/prefix_cache.py": HOST,
-    "shared/kv/window_cache.py": HOST,
     "shared/sched/draft_length.py": HOST,
     "shared/sched/offload.py": HOST,
     "shared/sched/output.py": HOST,

@@ -22,7 +22,6 @@ from shared.core.request import Request, RequestState
 from shared.kv.manager import page_count
 from shared.node.node import Node
 from shared.sched.scheduler import Scheduler
-from shared.sched.ungranted import waits_for_sibling
 from tests.support.sim.hosts import NodeHost, RouterHost
 from tests.support.sim.oracles import Violation
 
@@ -190,18 +189,20 @@ def waits_at_decode(node: Node, side: DecodeSide) -> Iterator[Wait]:
 
 
 def first_offer(node: Node) -> WaitingOffer | None:
-    """The oldest one whose router is known here, whose grammar has been compiled, and whose source does not hold as
-    much as one source may."""
+    """The oldest one whose router is known here, whose grammar has been compiled, whose source does not hold as much as
+    one source may, and which waits for no other one's pages."""
     assert isinstance(node.side, DecodeSide)
     shares = Shares(node.ctx, node.side.transfers.open.values())
     offers, routers = node.side.prealloc._offers.values(), node.ctx.routers
     known = (o for o in offers if o.request.may_begin and routers.peer_of(o.request.key) is not None)
-    return next(filter(shares.allow, known), None)
+    follows = node.ctx.core.scheduler.queues.prefixes.follows
+    return next((o for o in known if shares.allow(o) and not follows(o.request)), None)
 
 
 def has_room_for(node: Node, offer: WaitingOffer) -> bool:
     scheduler, req = node.ctx.core.scheduler, offer.request
-    first = next((other for other in scheduler.waiting if other.may_begin), None)
+    follows = scheduler.queues.prefixes.follows
+    first = next((other for other in scheduler.waiting if other.may_begin and not follows(other)), None)
     return (first is None or first.arrival > req.arrival) and fits(scheduler, req, scheduler.settings.width)
 
 
@@ -209,9 +210,7 @@ def first_prompt(node: Node) -> Request | None:
     """The oldest one that waits for memory alone, unless an offer is older. Those that nobody has granted come last:
     they give way to all others, so what is free may be kept for one of these."""
     scheduler = node.ctx.core.scheduler
-    cached = scheduler.kv.cache.enabled
-    able = [req for req in scheduler.waiting if req.may_begin]
-    wanted = [req for req in able if not (cached and waits_for_sibling(req, scheduler.requests))]
+    wanted = [req for req in scheduler.waiting if req.may_begin and not scheduler.queues.prefixes.follows(req)]
     prompt = min(wanted, key=lambda req: (req.key in scheduler.ungranted, req.arrival), default=None)
     if prompt is None or not isinstance(node.side, DecodeSide):
         return prompt
