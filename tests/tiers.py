@@ -86,8 +86,8 @@ LINT = (
 )
 NEEDS = {"drill": (sys.executable, "-m", "tests.drill.needs")}
 HOW = {"unit": on_every_core(), "simulation": on_every_core(), "integration": (), "chaos": (), "drill": ("-rs",)}
-FIRST = shared_tiers("first", {"unit": 300, "simulation": 80, "integration": 130, "chaos": 50, "drill": 70})
-DEEP = shared_tiers("deep", {"unit": 450, "simulation": 230, "integration": 500, "chaos": 330, "drill": 180})
+FIRST = shared_tiers("first", {"unit": 310, "simulation": 70, "integration": 160, "chaos": 50, "drill": 50})
+DEEP = shared_tiers("deep", {"unit": 520, "simulation": 150, "integration": 430, "chaos": 290, "drill": 120})
 DRILL = replace(pytest_tier("drill", 220, *HOW["drill"]), needs=NEEDS["drill"])
 RANKS = (
     "tests/integration/test_rank_pairs.py",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ NOT_JSON = ("the request body is not valid JSON", "the request body is nested to
 UNREADABLE = "printable ASCII"  # HashLM's tokenizer, behind parser and template
 DONE = b"data: [DONE]\n\n"
 LAST_EVENTS = {b"message_stop", b"response.completed", b"response.incomplete"}  # of streams whose events have names
+OTHER_CODING = re.compile(rb"\r\nTransfer-Encoding: (?!chunked\r\n|chunked$)", re.IGNORECASE)
 RAW_REFUSAL = b"Invalid HTTP request received."
 
 
@@ -132,6 +134,10 @@ async def read_chunks(reader: asyncio.StreamReader) -> bytes:
 
 def judged(request: Request, answer: Answer) -> str:
     """Return how far the request came, or raise Fault."""
+    if answer.status == 501 and OTHER_CODING.search(request.wire.partition(b"\r\n\r\n")[0]):
+        return "other coding"  # RFC 9112 6.1
+    if request.wire.startswith(b"OPTIONS ") and answer.status == 200 and not answer.body and b"allow" in answer.headers:
+        return "methods"
     if answer.status >= 500 and answer.status not in RETRYABLE:
         raise Fault(f"status {answer.status}: {answer.body[:500]!r}")
     if answer.body == RAW_REFUSAL and not request.owed:

@@ -22,7 +22,7 @@ PATHS = ("/health", "/ready", "/metrics", "/v1/models", "/tokenize", "/v1/comple
 LENGTHS = ("Content-Length: 5", "Content-Length: -1", "Content-Length: 99999999999999999999",
            "Transfer-Encoding: chunked", "Transfer-Encoding: gzip, chunked")  # fmt: skip
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
-FAULTS = (500, 501, 502, 504, 505)
+FAULTS = (500, 502, 504)  # 501 and 505 name codings and versions of HTTP that are not spoken
 
 
 class HttpOutsider(Hammer):

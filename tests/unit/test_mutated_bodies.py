@@ -224,3 +224,14 @@ def test_shares_are_demanded_of_long_runs_only() -> None:
     for _ in range(112):
         tally.note(REQUEST, "sampler")
     assert tally.has_shares()
+
+
+@pytest.mark.parametrize("coding", ["", "Transfer-Encoding: chunked\r\n", "Transfer-Encoding: gzip, chunked\r\n"])
+def test_a_501_is_right_for_another_transfer_coding_only(coding: str) -> None:
+    request = Request(0, "/x", "k", b"", [f"POST /x HTTP/1.1\r\nHost: a\r\n{coding}\r\n".encode()])
+    answer = Answer(501, {b"x-request-id": b"r"})
+    if "gzip" in coding:
+        assert judged(request, answer) == "other coding"
+    else:
+        with pytest.raises(Fault, match="status 501"):
+            judged(request, answer)
