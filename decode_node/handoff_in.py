@@ -10,6 +10,7 @@ from decode_node.page_ranges import PageRanges
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.request import Request
+from shared.wire.fitting import NO_DRAFT_STATE
 from shared.wire.messages import Offer, Prebuilt
 
 
@@ -21,6 +22,11 @@ class WaitingOffer:
     transport: str
     since: float
     is_vouched: bool
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the source's pages and record contain draft state."""
+        return self.offer.fingerprint.spec != NO_DRAFT_STATE
 
 
 @dataclass(slots=True, eq=False)

@@ -26,15 +26,9 @@ from shared.node.fingerprint import difference
 from shared.transfer.transports import choose_transport
 from shared.wire.codec import key_of
 from shared.wire.errors import refuse
-from shared.wire.fitting import NO_DRAFT_STATE
 from shared.wire.messages import Offer, Wait
 
 WAITS_PER_LEASE = 4
-
-
-def has_drafts(offer: Offer) -> bool:
-    """Return whether the source's pages and record contain draft state."""
-    return offer.fingerprint.spec != NO_DRAFT_STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +62,8 @@ class Prealloc:
         if transport is None:
             refusal = refusal or HandoffFailed("the nodes have no transport in common")
         elif refusal is None and self._has_room(source):
-            req.lacks_draft_state = bool(self._ctx.core.future_map.extras) and not has_drafts(offer)
             waiting = WaitingOffer(req, source, offer, transport, now, is_vouched=False)
+            req.lacks_draft_state = bool(self._ctx.core.future_map.extras) and not waiting.has_drafts
             self._offers[key] = waiting
             self._wait_at[key] = now
             self._wait_at.move_to_end(key, last=False)
@@ -193,9 +187,8 @@ class Prealloc:
         req = self._offers.pop(key).request
         del self._wait_at[key]
         self._ctx.core.scheduler.queues.prefixes.stop_waiting(req)
-        constraint = req.constraint
-        if constraint is not None:
-            constraint.cancel()
+        if req.constraint is not None:
+            req.constraint.cancel()
 
     def source_of(self, key: RequestKey) -> str | None:
         found = self._offers.get(key)

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from decode_node.groups_in import GroupsIn
 from decode_node.handoff_in import HandoffIn, WaitingOffer
 from decode_node.page_ranges import PageRanges
-from decode_node.prealloc import has_drafts
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.states import QueueStage
@@ -55,7 +54,7 @@ class Transfers:
             ranges=PageRanges(req.num_tokens, cached_prefix_len, self._ctx.core.settings.page_size, self._num_layers),
             since=now,
             touched=now,
-            source_drafts=has_drafts(waiting.offer),
+            source_drafts=waiting.has_drafts,
         )
         self.open[req.key] = handoff
         grant = Grant(to_wire(req.key), cached_prefix_len, handoff.lease, waiting.transport)
@@ -143,14 +142,13 @@ class Transfers:
         return failed
 
     def _count(self, handoff: HandoffIn, ready: Ready) -> None:
-        pool = self._ctx.core.pool
+        core, req, ranges = self._ctx.core, handoff.request, handoff.ranges
+        pool = core.pool
         part = part_of(ready, pool)
-        num_whole = handoff.ranges.num_whole
-        handoff.ranges.arrived(ready.first_page, len(ready.pages), part)
-        if handoff.ranges.num_whole > num_whole and self.open.get(handoff.key) is handoff:
-            num_tokens = handoff.ranges.num_whole * pool.page_size
-            core = self._ctx.core
-            core.scheduler.granted_arrived(handoff.request, min(num_tokens, handoff.request.num_tokens))
+        num_whole = ranges.num_whole
+        ranges.arrived(ready.first_page, len(ready.pages), part)
+        if ranges.num_whole > num_whole:
+            core.scheduler.granted_arrived(req, min(ranges.num_whole * pool.page_size, req.num_tokens))
         where = part.bytes_in(pool.planes)
         self._ctx.metrics.count("handoff_bytes", len(ready.pages) * (where.stop - where.start))
 

@@ -39,9 +39,10 @@ class ComingPages:
         self._counts.update(names)
 
     def remove(self, names: Sequence[bytes]) -> None:
-        self._counts.subtract(names)
         for name in names:
-            if not self._counts[name]:
+            if self._counts[name] > 1:
+                self._counts[name] -= 1
+            else:
                 del self._counts[name]
 
 

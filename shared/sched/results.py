@@ -51,19 +51,19 @@ class Results:
         req.scored = scores.first + len(scores.logprobs)
 
     def _chunk_processed(self, req: Request, committed: int) -> None:
-        req.computed = committed
-        self._queues.remember(req)
-        self._computed(req, committed)
+        self._computed(req, committed, is_prompt=True)
         if req.handoff_to is not None:
             self._queues.events.append(ChunkReady(req, committed))
 
-    def _computed(self, req: Request, committed: int) -> None:
-        """Free the pages that have left all sliding windows.
+    def _computed(self, req: Request, committed: int, *, is_prompt: bool) -> None:
+        """Cache a prompt's new pages. Then free the pages that have left all sliding windows.
 
         No step reads these pages: steps in flight begin at `committed` or later. A decode node pulls only the KV that
         its own steps read.
         """
         req.computed = committed
+        if is_prompt:
+            self._queues.remember(req)
         self._queues.budget.kv.leave_behind(req.row, committed)
 
     def _tokens_processed(self, req: Request, result: StepResult, index: int) -> None:
@@ -72,10 +72,7 @@ class Results:
             queues.suspects.clear(req)  # a local prompt stays suspect: its decode steps may fail
         committed = int(result.seq_lens[index])
         queues.running.on_processed(req, committed, result.stepped(index), self._settings.speculative)
-        req.computed = committed
-        if index < result.num_prefill:
-            queues.remember(req)
-        self._computed(req, committed)
+        self._computed(req, committed, is_prompt=index < result.num_prefill)
         run = result.tokens[index, : result.accept_lens[index]].tolist()
         emitted, reason = append_tokens(req, run, logprobs_of(req, result, index))
         queues.events.append(emitted)
