@@ -1,16 +1,13 @@
-// npm's `ai` with three of its providers: chats, OpenAI's responses and Anthropic's messages. It writes the same lines
-// that tally.py writes.
+// npm's `ai` with three of its providers: chats, OpenAI's responses and Anthropic's messages.
 
 import assert from "node:assert/strict";
-import { appendFileSync } from "node:fs";
-import { join } from "node:path";
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, Output, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
+import { check, model, scriptedModel, scriptedUrl, url } from "./tally.mjs";
 
-const [url, model, , folder, scriptedUrl, scriptedModel] = process.argv.slice(2);
 const SKY = "Why is the sky blue?";
 const CALL = 'say:<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>';
 const ANSWER = "The tool said: 21 degrees in Oslo";
@@ -30,16 +27,6 @@ const PROVIDERS = {
   openai: (base) => createOpenAI({ baseURL: `${base}/v1`, apiKey: "none" }),
   anthropic: (base) => createAnthropic({ baseURL: `${base}/v1`, apiKey: "none" }),
 };
-
-async function check(name, tried) {
-  let failure = "";
-  try {
-    await tried();
-  } catch (error) {
-    failure = `${error.name}: ${error.message}`.slice(0, 600);
-  }
-  appendFileSync(join(folder, "results.jsonl"), JSON.stringify({ check: name, failure }) + "\n");
-}
 
 for (const [name, make] of Object.entries(PROVIDERS)) {
   const asked = { model: make(url)(model), prompt: SKY, temperature: 0, maxRetries: 0 };

@@ -87,6 +87,7 @@ def command_of(client: Client, folder: Path) -> list[str]:
         return [str(folder / "bin" / "python"), str(PROGRAMS / client.program)]
     if client.kind is Kind.NPM:
         # Node looks for packages beside the program, wherever it is started.
+        shutil.copy(PROGRAMS / "tally.mjs", folder)
         return ["node", str(shutil.copy(PROGRAMS / client.program, folder))]
     if client.kind in (Kind.NPM_PROGRAM, Kind.BY_HAND):
         return launcher.command(f"tests.clients.{Path(client.program).stem}")

@@ -1,11 +1,9 @@
-// npm's `ollama`: the short list of ollama_sdk.py. It writes the same lines that tally.py writes.
+// npm's `ollama`: the short list of ollama_sdk.py.
 
 import assert from "node:assert/strict";
-import { appendFileSync } from "node:fs";
-import { join } from "node:path";
 import { Ollama } from "ollama";
+import { check, model, scriptedModel, scriptedUrl, url } from "./tally.mjs";
 
-const [url, model, , folder, scriptedUrl, scriptedModel] = process.argv.slice(2);
 const client = new Ollama({ host: url });
 const scripted = new Ollama({ host: scriptedUrl });
 const messages = [{ role: "user", content: "Why is the sky blue?" }];
@@ -20,16 +18,6 @@ const weather = {
     parameters: { type: "object", required: ["city"], properties: { city: { type: "string" } } },
   },
 };
-
-async function check(name, tried) {
-  let failure = "";
-  try {
-    await tried();
-  } catch (error) {
-    failure = `${error.name}: ${error.message}`.slice(0, 600);
-  }
-  appendFileSync(join(folder, "results.jsonl"), JSON.stringify({ check: name, failure }) + "\n");
-}
 
 async function all(stream) {
   const parts = [];

@@ -1,11 +1,9 @@
-// The openai SDK for Node: the short list of openai_sdk.py. It writes the same lines that tally.py writes.
+// The openai SDK for Node: the short list of openai_sdk.py.
 
 import assert from "node:assert/strict";
-import { appendFileSync } from "node:fs";
-import { join } from "node:path";
 import OpenAI from "openai";
+import { check, model, scriptedModel, scriptedUrl, url } from "./tally.mjs";
 
-const [url, model, , folder, scriptedUrl, scriptedModel] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none", maxRetries: 0 });
 const SKY = [{ role: "user", content: "Why is the sky blue?" }];
 const FRANCE = { model, prompt: "The capital of France is", max_tokens: 12, temperature: 0 };
@@ -21,16 +19,6 @@ const REPORT = {
   type: "function",
   function: { name: "report", parameters: { ...BOUNDED, additionalProperties: false } },
 };
-
-async function check(name, tried) {
-  let failure = "";
-  try {
-    await tried();
-  } catch (error) {
-    failure = `${error.name}: ${error.message}`.slice(0, 600);
-  }
-  appendFileSync(join(folder, "results.jsonl"), JSON.stringify({ check: name, failure }) + "\n");
-}
 
 function greedy(more = {}, options = {}) {
   return client.chat.completions.create({ model, messages: SKY, max_tokens: 24, temperature: 0, ...more }, options);
@@ -117,8 +105,8 @@ await check("errors by type", async () => {
   await assert.rejects(greedy({ max_tokens: -1 }), (error) => {
     return error instanceof OpenAI.BadRequestError && error.param === "max_tokens";
   });
-  await assert.rejects(client.responses.create({ model, input: "x", store: true }), (error) => {
-    return error instanceof OpenAI.BadRequestError && error.param === "store";
+  await assert.rejects(client.responses.create({ model, input: "x", background: true }), (error) => {
+    return error instanceof OpenAI.BadRequestError && error.param === "background";
   });
   await assert.rejects(client.embeddings.create({ model, input: "x" }), OpenAI.NotFoundError);
 });

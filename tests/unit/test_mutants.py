@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.mutant_tools import loaded
 from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,13 +32,7 @@ def start():
 
 @pytest.fixture
 def tools(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """The tools are scripts beside each other, not a package."""
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "mutants"))
-    for name in NAMES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield SimpleNamespace(**{name: __import__(name) for name in NAMES})
-    for name in NAMES:
-        sys.modules.pop(name, None)
+    yield from loaded(monkeypatch, NAMES)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import DEEP, is_deep
+from tests.support.mutant_tools import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("catalogue", "choose")
@@ -18,13 +18,7 @@ LEAST_NOTICED = 0.85  # of the mutants, by the tests of `make test`
 
 @pytest.fixture
 def tools(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Scripts beside each other, not a package."""
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "mutants"))
-    for name in NAMES:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield SimpleNamespace(**{name: __import__(name) for name in NAMES})
-    for name in NAMES:
-        sys.modules.pop(name, None)
+    yield from loaded(monkeypatch, NAMES)
 
 
 def entries() -> list[str]:

@@ -9,6 +9,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from tests.support.mutant_tools import loaded
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "tests" / "mutants"
 SOURCE = """
@@ -33,15 +35,7 @@ def under(number: int) -> bool:
 
 @pytest.fixture
 def tools(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """The tools are scripts beside each other, not a package."""
-    names = ("run", "graft", "trial", "sampled")
-    before = {name: sys.modules.pop(name, None) for name in names}
-    monkeypatch.syspath_prepend(str(TOOLS))
-    yield SimpleNamespace(**{name: __import__(name) for name in names})
-    for name in names:
-        sys.modules.pop(name, None)
-        if before[name] is not None:
-            sys.modules[name] = before[name]
+    yield from loaded(monkeypatch, ("run", "graft", "trial", "sampled"))
 
 
 @pytest.fixture
