@@ -150,6 +150,11 @@ class DrillCluster:
         answer = self.at(router, post)
         assert answer.status_code < 300, answer.text
 
+    def open_on(self, node: str, router: str) -> int:
+        """Sequences of the router's that need the node."""
+        status = self.at(router, lambda url: httpx.get(f"{url}/admin/status", timeout=HANG_GUARD_S).json())
+        return next(known["open_sequences"] for known in status["nodes"] if known["node"] == node)
+
     def resumed(self, router: str) -> int:
         """By this life of the router."""
         return int(self.at(router, read_metrics)["baton_resumed_total", ""])

@@ -68,6 +68,9 @@ def test_a_drain_moves_both_routers_streams(scene: Scene) -> None:
     """The node is gone while streams that began on it, at either router, go on: on other nodes, as if nothing were."""
     cluster, loses = scene.cluster, missing_everywhere("d0")
     with scene.under_load(*ROUTERS, loses=loses, max_tokens=LONG_ANSWER) as loads:
+        cluster.eventually(  # where the start was slow, the first streams are over by now
+            lambda: all(cluster.open_on("d0", router) >= 2 for router in ROUTERS), "d0 has streams of both routers"
+        )
         before = {router: cluster.resumed(router) for router in ROUTERS}
         cluster.admin("router0", "drain", {"node": "d0", "then": "stop", "move_after_s": 0.0})
         assert cluster.wait_for_end("d0") == exit_code_after("stop")
