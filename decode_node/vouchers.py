@@ -11,7 +11,7 @@ from shared.core.errors import BatonError, DeadlineExceeded, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.node.context import NodeContext
-from shared.node.routers import local_time
+from shared.node.routers.lives import local_time
 from shared.observe.metric_names import REFUSED_PREFIX, REFUSED_TICKET
 from shared.wire.messages import Offer
 from shared.wire.tickets import is_genuine

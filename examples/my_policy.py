@@ -18,10 +18,10 @@ import baton_serve
 baton_serve.put_code_first()  # Baton's packages, such as `deploy`, can be imported from here on
 
 from deploy import cli
+from router.fleet.registry import RegisteredNode
 from router.policy import choose
 from router.policy.interface import Picked, Wanted
 from router.policy.least_load import LeastLoad
-from router.registry import RegisteredNode
 
 LONG = 1000
 

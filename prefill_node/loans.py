@@ -21,7 +21,7 @@ from shared.core.page_identity import KEY_BYTES, identities, prefix_keys
 from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.prefix_cache import PrefixCache
 from shared.node.context import NodeContext
-from shared.node.routers import local_time
+from shared.node.routers.lives import local_time
 from shared.observe.metric_names import REFUSED_PREFIX, REFUSED_TICKET
 from shared.sched.page_budget import LoanName
 from shared.transfer.interface import READY_BYTES, PageList, PageSender, PageSet

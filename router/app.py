@@ -15,30 +15,30 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from router.api.admin import AdminHandlers
-from router.api.body_budget import BodyBudget
 from router.api.endpoint import EndpointRules
-from router.api.freed_memory import return_freed_memory
 from router.api.handlers import Handlers
 from router.api.playground import Playground
 from router.api.resolve import Resolver
 from router.api.routes import build_routes
 from router.api.sampling_defaults import load_sampling_defaults
 from router.api.stream_token import Signer
-from router.api.web_rules import WebRules
-from router.dispatch import Dispatcher, DispatchLimits
-from router.full_collections import run_full_collections
-from router.gateway import Gateway
-from router.http_protocol import HttpRules
-from router.journal import Journal
-from router.placement import Placer
+from router.dispatch.dispatcher import Dispatcher, DispatchLimits
+from router.dispatch.gateway import Gateway
+from router.fleet.registry import Registry
+from router.http.body_budget import BodyBudget
+from router.http.freed_memory import return_freed_memory
+from router.http.full_collections import run_full_collections
+from router.http.protocol import HttpRules
+from router.http.server import bind_http, serve
+from router.http.web_rules import WebRules
 from router.policy.choose import make_policy
-from router.registry import Registry
-from router.server import bind_http, serve
+from router.policy.placement import Placer
+from router.queue.desk import Desk
+from router.queue.rate_limit import RateLimits
+from router.queue.spending import Ledger
+from router.requests.journal import Journal
 from router.tenants.book import KeysFollower, Tenants
-from router.tenants.desk import Desk
 from router.tenants.keys_file import read_keys
-from router.tenants.rate_limit import RateLimits
-from router.tenants.spending import Ledger
 from router.text.interface import TextModel
 from router.text.load import load_text_model
 from router.tools.as_text import with_tools

@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from router.api.connection import Connection
-from router.api.errors import AdminIsOff, Conflict, NotFound, UnknownNode
 from router.api.fields import Body, FieldTable
 from router.api.parse import BodyParser
-from router.gateway import Gateway
-from router.pairs import BrokenPair
-from router.registry import RegisteredNode, Registry
-from router.tenants.rate_limit import RateLimits
+from router.dispatch.gateway import Gateway
+from router.fleet.registry import RegisteredNode, Registry
+from router.http.connection import Connection
+from router.http.errors import AdminIsOff, Conflict, NotFound, UnknownNode
+from router.queue.rate_limit import RateLimits
+from router.requests.pairs import BrokenPair
 from shared.config.endpoints import KEY_MARK
 from shared.core.errors import Aborted, InvalidRequest
 from shared.core.states import NodeState

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from router.api.answer_form import form_of, format_of, grammar_of_answer
 from router.api.fields import GenerationFields
 from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.ignored import LOOSENED, MAX_PART_CHARS, PLACEHOLDERS, names_in_header
 from router.api.parts import Parts
 from router.api.resolve import Resolver
+from router.http.ignored import LOOSENED, MAX_PART_CHARS, PLACEHOLDERS, names_in_header
 from router.text.conversation import Conversation
 from router.tools.choice import NO_TOOLS, ToolChoice
 from shared.core.errors import InvalidRequest

@@ -9,10 +9,10 @@ from msgspec import UNSET
 
 from router.api.answers import Answer, Choice, Usage, usage_of
 from router.api.choice_text import Delta
-from router.api.errors import error_json
 from router.api.generation_plan import UsageShown
 from router.api.shapes import NO_PROMPT, PromptShown, Shape, list_or_unset
 from router.api.writer import COMMENT, ENCODER, SSE_HEADERS, AnswerFacts, sse_event
+from router.http.errors import error_json
 from shared.core.errors import BatonError
 
 DONE_EVENT = b"data: [DONE]\n\n"

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope, Send
 
-from router.api.body_budget import BodyBudget
-from router.api.connection import REQUEST_ID, ClientGone, Connection
-from router.api.errors import (
+from router.http.body_budget import BodyBudget
+from router.http.connection import REQUEST_ID, ClientGone, Connection
+from router.http.decoding import BodyDecoding
+from router.http.errors import (
     RETRYABLE,
     HostNotAllowed,
     MediaTypeRefused,
@@ -23,8 +24,7 @@ from router.api.errors import (
     internal_error,
     is_messages,
 )
-from router.api.web_rules import WebRules, is_preflight
-from router.http.decoding import BodyDecoding
+from router.http.web_rules import WebRules, is_preflight
 from router.tenants.book import Tenants
 from shared.core.errors import BatonError
 from shared.observe.log import Logger

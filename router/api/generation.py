@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from router.api.choice_text import ChoiceText, Delta
-from router.api.connection import ClientGone, Connection
-from router.api.errors import internal_error
 from router.api.generation_plan import GenerationPlan
 from router.api.marks import Marks
 from router.api.prompts import Prompts
 from router.api.stream_start import StreamStart
 from router.api.writer import AnswerFacts, Counts, Times, Writer
-from router.dispatch import NewRequest
-from router.effects import Failure, News, Scored, Update
-from router.gateway import Gateway
-from router.mailbox import Mailbox
+from router.dispatch.dispatcher import NewRequest
+from router.dispatch.gateway import Gateway
+from router.http.connection import ClientGone, Connection
+from router.http.errors import internal_error
+from router.requests.effects import Failure, News, Scored, Update
+from router.requests.mailbox import Mailbox
 from router.tenants.tenant import EVERYBODY, Tenant
 from router.text.interface import Tokenizer
 from shared.core.errors import BatonError, DeadlineExceeded, InvalidRequest

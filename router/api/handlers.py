@@ -11,20 +11,14 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from router.api.body_budget import BodyHold
 from router.api.chat import Chat
-from router.api.check_thread import CheckThread
 from router.api.completions import Completions
-from router.api.connection import Connection
 from router.api.endpoint import Handler, keys_of, until_hang_up
-from router.api.errors import Unauthorized
-from router.api.fields import B, FieldTable
+from router.api.fields import B, FieldTable, known_fields
 from router.api.generation import Generation
 from router.api.generation_api import GenerationApi
 from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.ignored import IGNORED, known_fields, names_in_header
 from router.api.json_shape import check_shape
-from router.api.kept_answers import REPLAYED, KeptAnswers, name_of_request
 from router.api.messages import COUNT_TOKENS, FUNCTIONS, Messages, counted
 from router.api.ollama import OllamaChat, OllamaGenerate
 from router.api.ollama_models import SHOW, running, shown, tags
@@ -35,11 +29,17 @@ from router.api.stream_start import StreamStart, begin_stream, digest_of_body
 from router.api.stream_token import Signer
 from router.api.structured import asks_for_grammar
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized, tokenizer_info
-from router.api.work_threads import BodyWork
-from router.gateway import Gateway
-from router.registry import Registry
+from router.dispatch.gateway import Gateway
+from router.fleet.registry import Registry
+from router.http.body_budget import BodyHold
+from router.http.check_thread import CheckThread
+from router.http.connection import Connection
+from router.http.errors import Unauthorized
+from router.http.ignored import IGNORED, names_in_header
+from router.http.kept_answers import REPLAYED, KeptAnswers, name_of_request
+from router.http.work_threads import BodyWork
+from router.queue.desk import Desk
 from router.tenants.book import Tenants
-from router.tenants.desk import Desk
 from router.tenants.tenant import Tenant
 from router.tools.declared import skipped_tools
 from shared.core.errors import BatonError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from router.api.work_threads import too_deep
+from router.http.work_threads import too_deep
 from shared.core.errors import InvalidRequest
 
 MOST_CONTAINERS = 50_000

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from router.api.choice_text import Delta
-from router.api.errors import ResumeMismatch, UnknownStream
+from router.http.errors import ResumeMismatch, UnknownStream
 
 DIGEST_BYTES = 8
 MAX_CHOICES = 32  # an id lists all choices; a stream with more has no ids

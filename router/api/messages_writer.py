@@ -10,8 +10,8 @@ import msgspec
 
 from router.api.blocks import Block, BlockBegun, BlockEnded, BlockEvent, BlockGrew, BlockKind, Blocks, whole_blocks
 from router.api.choice_text import Delta
-from router.api.errors import messages_error
 from router.api.writer import ENCODER, SSE_HEADERS, AnswerFacts, named_event
+from router.http.errors import messages_error
 from shared.core.errors import BatonError
 from shared.core.states import FinishReason
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from router.api.connection import Connection
-from router.api.errors import NotFound
+from router.http.connection import Connection
+from router.http.errors import NotFound
 
 MAX_SHOWN = 100
 TEXT_ONLY = "this server only writes text"

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from router.api.chat_task import named_as
-from router.api.connection import Connection
-from router.api.errors import NotFound
 from router.api.fields import NOT_YET, Body, FieldTable, Refused
 from router.api.ollama import LATEST, served_name
 from router.api.ollama_writer import time_text
 from router.api.resolve import Resolver
+from router.http.connection import Connection
+from router.http.errors import NotFound
 from router.text.chat_template import DEFAULT
 from router.tools.reasoning import thought_tags
 from shared.core.errors import InvalidRequest

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from router.api.blocks import Block, BlockEnded, BlockEvent, BlockGrew, BlockKind, Blocks, whole_blocks
 from router.api.choice_text import Delta
-from router.api.errors import ollama_error_json
 from router.api.messages_writer import is_usable
 from router.api.shapes import TokenNames
 from router.api.writer import ENCODER, NOT_CACHED, AnswerFacts
+from router.http.errors import ollama_error_json
 from shared.core.errors import BatonError
 from shared.core.states import FinishReason
 

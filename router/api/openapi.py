@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from router.api.answers import ChatChoice, CompletionChoice, Usage
-from router.api.connection import Connection
-from router.api.errors import MESSAGES_PATH, OLLAMA_PATHS, ErrorAnswer
 from router.api.field_page import ALL_TABLES
 from router.api.fields import FieldTable
 from router.api.handlers import APIS
+from router.http.connection import Connection
+from router.http.errors import MESSAGES_PATH, OLLAMA_PATHS, ErrorAnswer
 
 Json = dict[str, Any]
 OUR_PACKAGE = b"router.api."  # stands before names that two modules have

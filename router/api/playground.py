@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from router.api.connection import Connection
+from router.http.connection import Connection
 
 PAGE_HEADERS = [
     (b"content-type", b"text/html; charset=utf-8"),

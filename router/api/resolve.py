@@ -11,10 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from router.api.errors import PromptTooLong
 from router.api.fields import GenerationFields
 from router.api.generation_plan import PLAIN, AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
-from router.api.ignored import LOWERED
 from router.api.parts import Parts
 from router.api.token_rules import (
     allowed_ids_of,
@@ -24,6 +22,8 @@ from router.api.token_rules import (
     check_something_is_left,
     stop_ids_of,
 )
+from router.http.errors import PromptTooLong
+from router.http.ignored import LOWERED
 from router.tenants.tenant import Tenant
 from router.text.chat_prompt import ids_and_text
 from router.text.conversation import Conversation

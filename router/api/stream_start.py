@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from router.api.errors import ResumeMismatch
 from router.api.generation_plan import GenerationPlan
 from router.api.marks import MAX_CHOICES, Marks, Position, ResumedMarks, packed, read_id
 from router.api.stream_token import Signer, StreamFacts, name_of
+from router.http.errors import ResumeMismatch
 from shared.core.keys import sequence_seed
 
 DIGEST_BYTES = 16

@@ -14,7 +14,7 @@ import struct
 from dataclasses import astuple, dataclass
 from hashlib import blake2b
 
-from router.api.errors import UnknownStream
+from router.http.errors import UnknownStream
 from shared.core.sampling_params import SamplingValues
 
 LAYOUT = struct.Struct(">BQQI8s16sddIdd")

@@ -1,1 +1,1 @@
-"""HTTP as RFC 9110 and 9112 say, where the HTTP library does otherwise."""
+"""HTTP itself: the server, the protocol, connections, limits, web rules, errors. Knows no endpoint."""

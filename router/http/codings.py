@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 
-from router.api.errors import ACCEPTED_CODINGS, CodingRefused
+from router.http.errors import ACCEPTED_CODINGS, CodingRefused
 from shared.core.errors import InvalidRequest
 
 if sys.version_info >= (3, 14):

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from router.api.body_budget import BodyHold
-from router.api.work_threads import WorkThreads
+from router.http.body_budget import BodyHold
 from router.http.codings import decode
+from router.http.work_threads import WorkThreads
 from shared.core.errors import BodyTooLarge
 
 NUM_THREADS = 2  # also the number of decoders, which need up to 8 MiB each

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from router.api.errors import BadHttp, NotImplementedHere, VersionNotSupported
+from router.http.errors import BadHttp, NotImplementedHere, VersionNotSupported
 from shared.core.errors import BatonError
 
 Headers = list[tuple[bytes, bytes]]

@@ -1,1 +1,1 @@
-"""Policies that pick one of the suitable nodes, one per file."""
+"""Where a request goes: placement, sources of its prefix, and policies that pick one of the suitable nodes."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from router.prefix_index import PromptPages
-from router.registry import RegisteredNode
+from router.fleet.prefix_index import PromptPages
+from router.fleet.registry import RegisteredNode
 
 
 class Reason(StrEnum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
+from router.fleet.registry import RegisteredNode
 from router.policy.interface import Picked, Reason, Wanted
-from router.registry import RegisteredNode
 
 
 class LeastLoad:

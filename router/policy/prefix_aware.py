@@ -9,10 +9,10 @@ import hashlib
 from collections.abc import Sequence
 from operator import attrgetter
 
+from router.fleet.prompt_cost import speeds_of
+from router.fleet.registry import RegisteredNode
 from router.policy.interface import Picked, Reason, Wanted
 from router.policy.least_load import least_picked, lowest, prompt_tokens, weighed_sequences
-from router.prompt_cost import speeds_of
-from router.registry import RegisteredNode
 
 CLOSE = 1.25  # costs within this ratio count as equal: measurements are not more exact
 MORE_PICKED = 1.25  # a node is passed over if its past picks exceed this * (equal nodes' mean) + 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from router.fleet.registry import RegisteredNode
 from router.policy.interface import Picked, Reason, Wanted
-from router.registry import RegisteredNode
 
 
 class RoundRobin:

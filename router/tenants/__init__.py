@@ -1,1 +1,1 @@
-"""Tenants of the API: their keys and limits."""
+"""Tenants of the API: who they are, by their keys."""

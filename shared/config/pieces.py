@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from shared.config.vocabulary import Vocabulary
+from shared.config.vocab_bytes import Vocabulary
 
 MAX_BYTES = 6
 JSON = (

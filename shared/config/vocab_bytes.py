@@ -6,10 +6,28 @@ metaspace    plain text, except that "▁" is a space and <0xE2> a single byte
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """`tokens`: the bytes of each id; b"" for ids that only pad the embedding. `special_ids` are never text."""
+
+    tokens: tuple[bytes, ...]
+    eos_ids: tuple[int, ...]
+    special_ids: frozenset[int]
+
+    @property
+    def digest(self) -> str:
+        digest = hashlib.blake2b(repr((self.eos_ids, sorted(self.special_ids))).encode(), digest_size=8)
+        for token in self.tokens:
+            digest.update(len(token).to_bytes(4) + token)
+        return digest.hexdigest()
 
 
 def byte_level_alphabet() -> dict[str, int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,8 @@ import tokenizers
 from shared.config.gguf_metadata import read_pairs
 from shared.config.json_file import read_json_if_there
 from shared.config.model_path import ModelKind, resolve_model
-from shared.config.vocab_bytes import byte_level_decoder, byte_table, metaspace_bytes
+from shared.config.pieces import make_pieces
+from shared.config.vocab_bytes import Vocabulary, byte_level_decoder, byte_table, metaspace_bytes
 from shared.core.errors import ConfigError
 
 CONTROL_TYPE = 3  # GGUF's number for control tokens
@@ -21,28 +20,10 @@ USER_DEFINED_TYPE = 4
 HASHLM_FIRST_CHAR, HASHLM_EOS = 32, 95
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """`tokens`: the bytes of each id; b"" for ids that only pad the embedding. `special_ids` are never text."""
-
-    tokens: tuple[bytes, ...]
-    eos_ids: tuple[int, ...]
-    special_ids: frozenset[int]
-
-    @property
-    def digest(self) -> str:
-        digest = hashlib.blake2b(repr((self.eos_ids, sorted(self.special_ids))).encode(), digest_size=8)
-        for token in self.tokens:
-            digest.update(len(token).to_bytes(4) + token)
-        return digest.hexdigest()
-
-
 def read_vocabulary(model: str) -> Vocabulary:
     """Raise ConfigError if the model has no supported tokenizer."""
     source = resolve_model(model, with_weights=False)
     if source.kind is ModelKind.SCRIPTED:
-        from shared.config.pieces import make_pieces  # imported here, because pieces.py imports this module
-
         return make_pieces().vocabulary
     if source.path is None:
         return hashlm_vocabulary()

@@ -49,16 +49,16 @@ from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
 from shared.node.daemon import Daemon
 from shared.node.deterministic import check_deterministic
-from shared.node.early_peers import drop_early_messages
 from shared.node.fingerprint import build_name, make_fingerprint
 from shared.node.gpu_memory import KV_POOL, TOO_LARGE, explained, measure_use
 from shared.node.graph_spec import GraphSpec, graphs_of
 from shared.node.load_options import load_options
 from shared.node.memory_plan import MemoryPlan, least_plan, plan_memory
 from shared.node.node import Node
-from shared.node.router_sources import sources_of
-from shared.node.router_watch import RouterWatch
-from shared.node.routers import Routers
+from shared.node.routers.early_peers import drop_early_messages
+from shared.node.routers.lives import Routers
+from shared.node.routers.sources import sources_of
+from shared.node.routers.watch import RouterWatch
 from shared.node.side import Side
 from shared.node.tombstones import Tombstones
 from shared.observe.library_logs import capture_libraries

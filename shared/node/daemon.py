@@ -17,7 +17,7 @@ from shared.device.cpu import do_nothing
 from shared.node.cores import NodeCores
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
-from shared.node.router_watch import RouterWatch
+from shared.node.routers.watch import RouterWatch
 from shared.observe.log import Logger
 from shared.wire.codec import Buffer
 from shared.wire.messages import Message

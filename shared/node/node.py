@@ -18,13 +18,13 @@ from shared.core.states import FinishReason, QueueStage
 from shared.node.cache_teller import CacheTeller
 from shared.node.context import NodeContext
 from shared.node.convert import end_of, requests_of, run_of, scores_of, tokens_of
-from shared.node.load_shares import LoadShares
 from shared.node.mail import Dial, HangUp, Outgoing
-from shared.node.membership import Membership
 from shared.node.report import StepWatch, node_load
-from shared.node.routers import RouterLife
+from shared.node.routers.lives import RouterLife
+from shared.node.routers.load_shares import LoadShares
+from shared.node.routers.membership import Membership
+from shared.node.routers.spendings import Spendings
 from shared.node.side import Side
-from shared.node.spendings import Spendings
 from shared.sched.events import Emitted, Ended, SchedEvent, Scored
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import (

@@ -158,7 +158,7 @@ class Spending(Message, frozen=True):
     router_id: Name
     router_epoch: Unsigned
     number: Count  # grows within this epoch; receivers ignore older numbers
-    # Signed with the routers' secret (router/tenants/spending.py).
+    # Signed with the routers' secret (router/queue/spending.py).
     body: Annotated[bytes, Meta(max_length=MAX_SPENDING_BYTES)]
 
 

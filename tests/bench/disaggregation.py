@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 
 from deploy.cluster.own_cluster import own_cluster
-from deploy.tools.load.summary import Summary
 from deploy.tools.plan import profile as profiles
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.measure import measure
@@ -26,6 +25,7 @@ from deploy.tools.plan.profile import Profile
 from deploy.tools.plan.router_load import load_plan, put_load
 from deploy.tools.plan.simulate import forecast
 from deploy.tools.plan.tokens import SimTokens
+from deploy.tools.traffic.summary import Summary
 from router.text.load import load_text_model
 from shared.config.core_plan import usable_cores
 from shared.config.device_defaults import CPU

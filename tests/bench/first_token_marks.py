@@ -21,15 +21,15 @@ from deploy import cli
 # module, its class, the method, what is marked: where it begins (<) and ends (>), and of which argument's type alone
 Place = tuple[str, str, str, str]
 ROUTER: tuple[Place, ...] = (
-    ("router.api.connection", "Connection", "body", "body"),
+    ("router.http.connection", "Connection", "body", "body"),
     ("router.api.parse", "BodyParser", "parse", "parse"),
     ("router.text.chat_template", "JinjaTemplate", "render", "template"),
     ("router.text.guarded_encoder", "GuardedEncoder", "encode", "tokenize"),
     ("router.text.fast_tokenizer", "FastTokenizer", "encode", "tokenize"),
-    ("router.gateway", "Gateway", "open", "dispatch"),
+    ("router.dispatch.gateway", "Gateway", "open", "dispatch"),
     ("shared.wire.link", "RouterLink", "send", "router_sends"),
-    ("router.gateway", "Gateway", "handle", "router_hears"),
-    ("router.api.connection", "Connection", "write", "write"),
+    ("router.dispatch.gateway", "Gateway", "handle", "router_hears"),
+    ("router.http.connection", "Connection", "write", "write"),
 )
 NODE: tuple[Place, ...] = (
     ("shared.node.node", "Node", "_generate", "node_hears"),

@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from deploy.tools.load.workload import text_of
+from deploy.tools.traffic.workload import text_of
 from tests.bench import aiperf, load_tool
 from tests.bench.aiperf import Figures, Workload
 from tests.bench.cluster import baton_up

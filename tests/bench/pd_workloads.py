@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.tools.load.workload import text_of
+from deploy.tools.traffic.workload import text_of
 
 SLO = "ttft<1500ms,tpot<25ms"
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.tools.load.load_plan import LoadPlan
-from deploy.tools.load.record import RequestRecord
 from deploy.tools.plan import profile as profiles
 from deploy.tools.plan.act.balance import Balancer, BalanceSettings
 from deploy.tools.plan.act.simulated import ActingCluster
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.simulate import play_virtual
 from deploy.tools.plan.tokens import SimTokens
+from deploy.tools.traffic.load_plan import LoadPlan
+from deploy.tools.traffic.record import RequestRecord
 from router.text.load import load_text_model
 from tests.bench.report import report
 from tests.support import plan_cases as made

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from router.prefix_index import MAX_PAGES, PageIndex, PromptPages
+from router.fleet.prefix_index import MAX_PAGES, PageIndex, PromptPages
 from shared.wire.codec import decode, encode
 from shared.wire.messages import CacheEvents, Fingerprint, Hello
 

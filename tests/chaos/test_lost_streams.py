@@ -14,13 +14,13 @@ import pytest
 import uvloop
 
 from deploy.router_url import parse_url
-from deploy.tools.load.client import Client
-from deploy.tools.load.driver import Driver, Limits
-from deploy.tools.load.record import RequestRecord
-from deploy.tools.load.request_builder import RequestBuilder
-from deploy.tools.load.runner import Runner
-from deploy.tools.load.target import Target, resolve
-from deploy.tools.load.workload import Session, Turn
+from deploy.tools.traffic.client import Client
+from deploy.tools.traffic.driver import Driver, Limits
+from deploy.tools.traffic.record import RequestRecord
+from deploy.tools.traffic.request_builder import RequestBuilder
+from deploy.tools.traffic.runner import Runner
+from deploy.tools.traffic.target import Target, resolve
+from deploy.tools.traffic.workload import Session, Turn
 from tests.support.chaos_cluster import ChaosCluster, chaos_cluster
 from tests.support.patience import HANG_GUARD_S
 from tests.support.tcp_relay import front

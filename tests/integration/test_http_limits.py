@@ -14,9 +14,9 @@ from deploy.cluster.local import count_ready, is_ready
 from deploy.router_http import RouterHttp
 from deploy.router_url import parse_url
 from deploy.tools.doctor.look_router import NoRouterError, look_at_router
-from deploy.tools.load.drills import ready_nodes
-from deploy.tools.load.target import Server
 from deploy.tools.plan.running import look_at_cluster
+from deploy.tools.traffic.drills import ready_nodes
+from deploy.tools.traffic.target import Server
 from shared.core.errors import ConfigError
 from tests.support.cluster import baton_up
 from tests.support.key_folders import write_key

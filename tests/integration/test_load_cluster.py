@@ -7,7 +7,7 @@ import re
 import pytest
 
 from deploy import cli
-from deploy.tools.load import truth
+from deploy.tools.traffic import truth
 from tests.support.cluster import baton_up
 from tests.support.patience import HANG_GUARD_S
 

@@ -15,8 +15,9 @@ import pytest
 from rich.console import Console
 
 from deploy import cli
-from deploy.tools.load import harness, live, truth
-from deploy.tools.load import one_run as play
+from deploy.tools.load import harness
+from deploy.tools.traffic import live, truth
+from deploy.tools.traffic import one_run as play
 from shared.core import launcher
 from tests.support.mock_openai import Behaviour, in_thread
 from tests.support.patience import HANG_GUARD_S
@@ -163,7 +164,7 @@ def test_two_runs_side_by_side(capsys, tmp_path):
 
 def test_a_sweep_ends_between_a_passing_and_a_failing_rate(capsys, tmp_path, monkeypatch):
     """The mock does not slow down: here the share within the SLO is scripted by rate."""
-    from deploy.tools.load.figures import Estimate
+    from deploy.tools.traffic.figures import Estimate
 
     real = harness.run_load
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from router.suspects import CLEARED_AFTER
+from router.requests.suspects import CLEARED_AFTER
 from tests.support.cluster import Cluster, baton_up
 from tests.support.mixed_clients import Client, make_client, stream_all, wait_until
 from tests.support.patience import SILENCE_S

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tools.load.load_plan import LoadPlan
 from deploy.tools.plan.act.balance import DECODE, PREFILL, Balancer, BalanceSettings
 from deploy.tools.plan.act.simulated import ActingCluster
 from deploy.tools.plan.simulate import play_virtual
+from deploy.tools.traffic.load_plan import LoadPlan
 from tests.bench.plan_act import Phase, shifting_trace
 from tests.support import plan_cases as made
 

@@ -6,11 +6,11 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from deploy.tools.load.load_plan import LoadPlan
 from deploy.tools.plan.act.balance import DECODE, PREFILL, Balancer, BalanceSettings
 from deploy.tools.plan.act.simulated import ActingCluster
 from deploy.tools.plan.act.size import Sizer
 from deploy.tools.plan.act.sizing import Sizing
+from deploy.tools.traffic.load_plan import LoadPlan
 from shared.config.processes import RayClusterConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig
 from tests.bench.plan_act import Phase, shifting_trace

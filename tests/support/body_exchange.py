@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from router.api.connection import REQUEST_ID
-from router.api.errors import OLLAMA_PATHS, is_messages
+from router.http.connection import REQUEST_ID
+from router.http.errors import OLLAMA_PATHS, is_messages
 from tests.support.body_requests import Manner, Request
 from tests.support.patience import HANG_GUARD_S
 

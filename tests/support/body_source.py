@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import defstruct, inspect
 
-from router.api.errors import OLLAMA_PATHS, is_messages
 from router.api.fields import FieldTable
+from router.http.errors import OLLAMA_PATHS, is_messages
 from tests.support.agent_turns import (
     claude_conversation,
     conversation,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shared.config.vocabulary import Vocabulary, hashlm_vocabulary
+from shared.config.vocab_bytes import Vocabulary
+from shared.config.vocabulary import hashlm_vocabulary
 from shared.device.cpu import do_nothing
 from shared.device.streams import make_streams
 from shared.engine.boundary import PinnedCopies

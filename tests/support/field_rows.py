@@ -11,7 +11,7 @@ from router.api.chat import CHAT
 from router.api.completions import COMPLETIONS
 from router.api.fields import FieldTable
 from router.api.generation_plan import GenerationPlan
-from router.api.ignored import LOWERED
+from router.http.ignored import LOWERED
 
 Table = FieldTable[Any]
 CONTEXT = 1000

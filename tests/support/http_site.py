@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from router.api.connection import ClientGone, Connection
-from router.http_protocol import HttpRules, LimitedProtocol
+from router.http.connection import ClientGone, Connection
+from router.http.protocol import HttpRules, LimitedProtocol
 from shared.config.http_settings import HttpConfig
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce

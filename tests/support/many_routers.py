@@ -12,11 +12,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from router.journal import OpenRequest, SequenceJournal
-from router.placement import Placer
+from router.fleet.registry import Registry
 from router.policy.choose import make_policy
 from router.policy.interface import Wanted
-from router.registry import Registry
+from router.policy.placement import Placer
+from router.requests.journal import OpenRequest, SequenceJournal
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Heartbeat, Hello, NodeLoad
 from shared.wire.others_load import OthersLoad

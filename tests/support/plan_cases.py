@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deploy.tools.load.load_plan import LoadPlan
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import NodeProfile, PathProfile, Profile, ProfiledCosts
 from deploy.tools.plan.router_load import load_plan
 from deploy.tools.plan.tokens import SimTokens
+from deploy.tools.traffic.load_plan import LoadPlan
 from router.text.load import load_text_model
 
 STEP_S, TOKEN_S = 0.010, 0.001

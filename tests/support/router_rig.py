@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.dispatch import Dispatcher, DispatchLimits, NewRequest
-from router.effects import Effects, Failure, Update
-from router.journal import Journal
-from router.placement import Placer
+from router.dispatch.dispatcher import Dispatcher, DispatchLimits, NewRequest
+from router.fleet.registry import RegisteredNode, Registry
 from router.policy.choose import make_policy
-from router.registry import RegisteredNode, Registry
+from router.policy.placement import Placer
+from router.requests.effects import Effects, Failure, Update
+from router.requests.journal import Journal
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import (

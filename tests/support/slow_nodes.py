@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from deploy.tools.load.load_plan import LoadPlan
-from deploy.tools.load.summary import Summary, summarize
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.sim_cluster import SimCluster, SimNode
 from deploy.tools.plan.tokens import SimTokens
-from router.placement import Placer
+from deploy.tools.traffic.load_plan import LoadPlan
+from deploy.tools.traffic.summary import Summary, summarize
+from router.fleet.prompt_cost import COUNTERS
+from router.fleet.slowness import STEP_SECONDS, Share
 from router.policy.choose import make_policy
-from router.prompt_cost import COUNTERS
-from router.slowness import STEP_SECONDS, Share
+from router.policy.placement import Placer
 from shared.core.request import RequestState
 from shared.wire.messages import Heartbeat, NodeLoad
 

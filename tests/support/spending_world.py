@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from router.fair_queue import FairQueue
-from router.journal import OpenRequest, SequenceJournal
+from router.queue.fair_queue import FairQueue
+from router.queue.rate_limit import RateLimits
+from router.queue.spending import Ledger
+from router.requests.journal import OpenRequest, SequenceJournal
 from router.tenants.book import Tenants
 from router.tenants.keys_file import hash_of, parse_keys
-from router.tenants.rate_limit import RateLimits
-from router.tenants.spending import Ledger
 from router.tenants.tenant import Tenant
 from shared.core.errors import RateLimited
 from shared.core.sampling_params import SamplingParams

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from router.effects import Effects, Failure, Update
-from router.registry import RegisteredNode
+from router.fleet.registry import RegisteredNode
+from router.requests.effects import Effects, Failure, Update
 from router.tenants.tenant import Tenant
 from shared.core.errors import BatonError
 from shared.wire.messages import Abort, Generate, Heartbeat, NodeLoad, SequenceEnd, TokenRun, Tokens

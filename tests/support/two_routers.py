@@ -8,18 +8,18 @@ from collections import defaultdict
 
 from prometheus_client import CollectorRegistry
 
-from router.dispatch import NewRequest
-from router.effects import Failure, Update
-from router.gateway import TICK_S, Gateway
-from router.mailbox import Mailbox
+from router.dispatch.dispatcher import NewRequest
+from router.dispatch.gateway import TICK_S, Gateway
+from router.queue.rate_limit import RateLimits
+from router.queue.spending import Ledger
+from router.requests.effects import Failure, Update
+from router.requests.mailbox import Mailbox
 from router.tenants.book import Tenants
 from router.tenants.keys_file import NO_KEYS, parse_keys
-from router.tenants.rate_limit import RateLimits
-from router.tenants.spending import Ledger
 from shared.core.sampling_params import SamplingParams
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
-from shared.node.routers import Routers
+from shared.node.routers.lives import Routers
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import ClusterMetrics
@@ -114,7 +114,7 @@ class Site:
                 for action in node.tick(inbox, self.now):
                     self._carry(name, action)
             for router in list(self.routers.values()):
-                router.gateway.tick()
+                router.dispatch.gateway.tick()
             self.now += TICK_S
 
     def _carry(self, name: str, action: Dial | Outgoing | HangUp) -> None:

@@ -11,12 +11,12 @@ import pytest
 from router.api.chat import CHAT, Chat
 from router.api.completions import COMPLETIONS, Completions
 from router.api.generation_plan import Contexts
-from router.api.ignored import LOWERED
 from router.api.messages import Messages
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.responses import Responses
 from router.app import make_resolver
+from router.http.ignored import LOWERED
 from router.text.hashlm import hash_text_model
 from shared.config.load import load
 from shared.config.processes import RouterProcessConfig

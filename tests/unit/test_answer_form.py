@@ -13,10 +13,10 @@ import pytest
 from router.api.chat import CHAT, Chat, ChatShape
 from router.api.choice_text import ChoiceText, Delta
 from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.ignored import LOOSENED
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.structured import MAKERS
+from router.http.ignored import LOOSENED
 from router.text.chat_template import JinjaTemplate
 from router.text.hashlm import hash_text_model
 from router.text.interface import TextModel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.answer_lengths import FIRST_GUESS, AnswerLengths
-from router.journal import OpenRequest, SequenceJournal
+from router.requests.answer_lengths import FIRST_GUESS, AnswerLengths
+from router.requests.journal import OpenRequest, SequenceJournal
 from router.tenants.tenant import Tenant
 from shared.core.sampling_params import SamplingParams
 from tests.support.router_rig import RouterRig

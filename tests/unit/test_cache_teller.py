@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from router.prefix_index import PageIndex
+from router.fleet.prefix_index import PageIndex
 from shared.core.sampling_params import SamplingParams
 from shared.node import cache_teller
 from shared.node.cache_teller import RING_BATCHES, CacheTeller

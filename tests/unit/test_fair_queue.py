@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from router.fair_queue import MOST_DEBT, QUANTUM, FairQueue
-from router.journal import OpenRequest, SequenceJournal
+from router.queue.fair_queue import MOST_DEBT, QUANTUM, FairQueue
+from router.requests.journal import OpenRequest, SequenceJournal
 from router.tenants.tenant import Tenant
 from shared.core.sampling_params import SamplingParams
 

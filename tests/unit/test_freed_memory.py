@@ -6,8 +6,8 @@ import asyncio
 import io
 import mmap
 
-from router.api.freed_memory import CALM_BYTES, LOOKS_BETWEEN, WORTH_BYTES, Surplus, return_freed_memory
 from router.app import RouterKeys, start_background
+from router.http.freed_memory import CALM_BYTES, LOOKS_BETWEEN, WORTH_BYTES, Surplus, return_freed_memory
 from router.tenants.book import Tenants
 from shared.config.processes import RouterProcessConfig
 from shared.observe.log import Logger

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from router.api.connection import Connection
 from router.api.generation import Generation
-from router.effects import Failure, Update
-from router.full_collections import (
+from router.http.connection import Connection
+from router.http.full_collections import (
     FEW_OPEN,
     LOOKS_BETWEEN,
     MOST_LOOKS,
@@ -24,7 +23,8 @@ from router.full_collections import (
     FullCollections,
     run_full_collections,
 )
-from router.placement import NODES_AWAY_S
+from router.policy.placement import NODES_AWAY_S
+from router.requests.effects import Failure, Update
 from router.text.hashlm import HashTokenizer
 from shared.core.errors import NodeLost, NoNodes
 from shared.observe.metrics import RequestMetrics

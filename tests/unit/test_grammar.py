@@ -11,7 +11,8 @@ from llguidance import LLMatcher
 
 from router.text import grammars
 from router.text.load import load_text_model
-from shared.config.vocabulary import Vocabulary, hashlm_vocabulary, read_vocabulary
+from shared.config.vocab_bytes import Vocabulary
+from shared.config.vocabulary import hashlm_vocabulary, read_vocabulary
 from shared.core.errors import InvalidRequest, StepFailed
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars

@@ -14,16 +14,16 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.api.body_budget import BodyBudget, BodyHold
 from router.api.endpoint import Endpoint, EndpointRules
 from router.api.handlers import Handlers
 from router.api.resolve import CHARS_PER_TOKEN, Resolver
 from router.api.stream_token import Signer
 from router.api.tokenization import MOST_PIECES
-from router.api.work_threads import HUGE_BODY_BYTES, LONG_BODY_BYTES, NUM_THREADS
-from router.registry import Registry
+from router.fleet.registry import Registry
+from router.http.body_budget import BodyBudget, BodyHold
+from router.http.work_threads import HUGE_BODY_BYTES, LONG_BODY_BYTES, NUM_THREADS
+from router.queue.desk import Desk
 from router.tenants.book import Tenants
-from router.tenants.desk import Desk
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, NoNodes

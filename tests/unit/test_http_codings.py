@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Scope
 
-from router.api.body_budget import BodyBudget, BodyHold
-from router.api.connection import BOM, Connection
-from router.api.errors import ACCEPTED_CODINGS, BodiesFull, CodingRefused, error_headers
 from router.http import decoding
+from router.http.body_budget import BodyBudget, BodyHold
 from router.http.codings import DECODERS, MOST_CODINGS, MOST_PARTS, PIECE_BYTES, ZSTD_OPTIONS, codings_of, decode, zstd
+from router.http.connection import BOM, Connection
 from router.http.decoding import BodyDecoding
+from router.http.errors import ACCEPTED_CODINGS, BodiesFull, CodingRefused, error_headers
 from shared.core.errors import BatonError, BodyTooLarge, InvalidRequest
 
 Encode = Callable[[bytes], bytes]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router.api.connection import Connection
-from router.api.errors import MediaTypeRefused, Unauthorized, error_headers
+from router.http.connection import Connection
+from router.http.errors import MediaTypeRefused, Unauthorized, error_headers
 from tests.support.http_musts import RFC_9110, RFC_9112, Must
 from tests.support.http_site import GET, LIMIT, SLOW_READER_S, Site, sent, serve, status
 

@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
-from router.http_protocol import MOST_AHEAD, HttpRules, LimitedProtocol
+from router.http.protocol import MOST_AHEAD, HttpRules, LimitedProtocol
 from shared.config.http_settings import HttpConfig
 from tests.support.http_site import GET, LIMIT, SLOW_READER_S, Site, close, sent, serve, status
 

@@ -9,9 +9,9 @@ import socket
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router import http_protocol
-from router.api.connection import Connection
-from router.http_protocol import LINGER_BYTES, MOST_LINGERING
+from router.http import protocol as http_protocol
+from router.http.connection import Connection
+from router.http.protocol import LINGER_BYTES, MOST_LINGERING
 from shared.config.http_settings import HttpConfig
 from tests.support.http_site import GET, LIMIT, SLOW_READER_S, Site, close, sent, serve, status
 

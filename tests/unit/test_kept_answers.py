@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from router.api.errors import KeyReused
-from router.api.kept_answers import KEPT_S, KeptAnswers, Make, Name, name_of_request
+from router.http.errors import KeyReused
+from router.http.kept_answers import KEPT_S, KeptAnswers, Make, Name, name_of_request
 from shared.core.errors import InvalidRequest, NodeLost, Overloaded
 
 Made = list[str]

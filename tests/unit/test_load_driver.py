@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.tools.load.arrivals import parse_arrivals
-from deploy.tools.load.driver import PAUSE_S, Driver, HangUps, Limits
+from deploy.tools.traffic.arrivals import parse_arrivals
+from deploy.tools.traffic.driver import PAUSE_S, Driver, HangUps, Limits
 from tests.support.virtual_load import Script, always, play, single_turns, talks
 
 

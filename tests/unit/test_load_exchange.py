@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.tools.load.client import with_header
-from deploy.tools.load.exchange import Exchange, refusal_text
-from deploy.tools.load.record import RequestRecord
+from deploy.tools.traffic.client import with_header
+from deploy.tools.traffic.exchange import Exchange, refusal_text
+from deploy.tools.traffic.record import RequestRecord
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 

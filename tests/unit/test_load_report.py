@@ -12,19 +12,19 @@ import msgspec
 import pytest
 
 from deploy import cli
-from deploy.tools.load.check import Check
 from deploy.tools.load.compare import Line, bad, lines_of, remarks
-from deploy.tools.load.driver import Driver, Limits
-from deploy.tools.load.figures import Estimate
 from deploy.tools.load.harness import failed_elsewhere
-from deploy.tools.load.live import glance_at
-from deploy.tools.load.load_plan import golden_prompts, plan_of
-from deploy.tools.load.options import add_arguments
-from deploy.tools.load.outcome import LoadReport, encode, is_open, read_report, row_of, series_of
 from deploy.tools.load.page import page_of
-from deploy.tools.load.slo import Slo
-from deploy.tools.load.summary import Reader, Window, rate, summarize
-from deploy.tools.load.workload import with_probes
+from deploy.tools.traffic.check import Check
+from deploy.tools.traffic.driver import Driver, Limits
+from deploy.tools.traffic.figures import Estimate
+from deploy.tools.traffic.live import glance_at
+from deploy.tools.traffic.load_plan import golden_prompts, plan_of
+from deploy.tools.traffic.options import add_arguments
+from deploy.tools.traffic.outcome import LoadReport, encode, is_open, read_report, row_of, series_of
+from deploy.tools.traffic.slo import Slo
+from deploy.tools.traffic.summary import Reader, Window, rate, summarize
+from deploy.tools.traffic.workload import with_probes
 from shared.core.errors import ConfigError
 from tests.support.virtual_load import Script, always, play, single_turns
 

@@ -10,8 +10,8 @@ from router.policy.least_load import LeastLoad
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
-from shared.node.load_shares import LoadShares
-from shared.node.routers import RouterLife
+from shared.node.routers.lives import RouterLife
+from shared.node.routers.load_shares import LoadShares
 from shared.wire.messages import Heartbeat
 from shared.wire.others_load import OthersLoad
 from tests.support.core_rig import CoreKnobs, make_core

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.tools.load.sse import MAX_EVENT_BYTES, Splitter, decode_chunk, error_text
+from deploy.tools.traffic.sse import MAX_EVENT_BYTES, Splitter, decode_chunk, error_text
 
 
 @given(

@@ -8,12 +8,12 @@ import math
 import pytest
 
 from deploy.router_url import parse_url
-from deploy.tools.load import drills
-from deploy.tools.load.drills import Planned, ready_nodes, take_away
-from deploy.tools.load.golden_run import ask, margin, margins_of
-from deploy.tools.load.request_builder import RequestBuilder
-from deploy.tools.load.target import Target, look_at, resolve
-from deploy.tools.load.workload import Session, Turn
+from deploy.tools.traffic import drills
+from deploy.tools.traffic.drills import Planned, ready_nodes, take_away
+from deploy.tools.traffic.golden_run import ask, margin, margins_of
+from deploy.tools.traffic.request_builder import RequestBuilder
+from deploy.tools.traffic.target import Target, look_at, resolve
+from deploy.tools.traffic.workload import Session, Turn
 from shared.core.errors import ConfigError
 
 

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from deploy.tools.load.lengths import parse_lengths
-from deploy.tools.load.trace import BLOCK_TOKENS, read_trace
-from deploy.tools.load.workload import FromFile, Session, Synthetic, Turn, read_prompts, with_probes
+from deploy.tools.traffic.lengths import parse_lengths
+from deploy.tools.traffic.trace import BLOCK_TOKENS, read_trace
+from deploy.tools.traffic.workload import FromFile, Session, Synthetic, Turn, read_prompts, with_probes
 from shared.core.errors import ConfigError
 
 ONE = parse_lengths("--turns", "1")

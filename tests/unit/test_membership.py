@@ -7,7 +7,7 @@ import io
 import pytest
 
 from shared.core.errors import NoNodes
-from shared.node.unanswered import PATIENCE_S, TELL_AGAIN_S
+from shared.node.routers.unanswered import PATIENCE_S, TELL_AGAIN_S
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.wire.peers import PeerUp

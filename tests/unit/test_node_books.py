@@ -29,7 +29,7 @@ from shared.node.convert import (
 )
 from shared.node.fingerprint import difference, make_fingerprint
 from shared.node.report import node_load
-from shared.node.routers import RouterLife, Routers, RoutersWord
+from shared.node.routers.lives import RouterLife, Routers, RoutersWord
 from shared.node.tombstones import Tombstones
 from shared.observe.node_metrics import NodeMetrics
 from shared.sched.events import Emitted, Ended, PrefillDone

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.faults import can_resume, error_of_end, is_node_fault
+from router.requests.faults import can_resume, error_of_end, is_node_fault
 from router.text.grammars import of_grammar
 from shared.core.errors import InvalidRequest
 from shared.core.sampling_params import SamplingParams

@@ -7,10 +7,10 @@ import io
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.dispatch import NewRequest
-from router.gateway import Gateway
+from router.dispatch.dispatcher import NewRequest
+from router.dispatch.gateway import Gateway
 from shared.core.sampling_params import SamplingParams
-from shared.node.membership import HELLO_AGAIN_S
+from shared.node.routers.membership import HELLO_AGAIN_S
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.codec import key_of

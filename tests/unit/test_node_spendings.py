@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from router.tenants.rate_limit import TOKENS
-from router.tenants.spending import carriers
-from shared.node.routers import RouterLife
-from shared.node.spendings import MOST_ROUTERS, Spendings
+from router.queue.rate_limit import TOKENS
+from router.queue.spending import carriers
+from shared.node.routers.lives import RouterLife
+from shared.node.routers.spendings import MOST_ROUTERS, Spendings
 from shared.wire.messages import Spending
 from shared.wire.peers import Received
 from tests.support.router_rig import RouterRig

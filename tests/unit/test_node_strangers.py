@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from prefill_node.side import PrefillSide
-from router.journal import Journal
+from router.requests.journal import Journal
 from shared.core.errors import HandoffFailed
 from shared.core.sampling_params import SamplingParams
 from shared.node.node import Node

@@ -13,7 +13,7 @@ from decode_node import vouchers
 from shared.core.errors import DeadlineExceeded, HandoffFailed, Overloaded
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
-from shared.node.routers import RoutersWord
+from shared.node.routers.lives import RoutersWord
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Message, Offer, Prebuilt, Ready, Refuse, Welcome
 from shared.wire.peers import PeerClosed, PeerUp, Received

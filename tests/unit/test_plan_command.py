@@ -11,7 +11,6 @@ import pytest
 
 from deploy import cli
 from deploy.router_url import parse_url
-from deploy.tools.load.load_plan import LoadPlan
 from deploy.tools.plan import profile as profiles
 from deploy.tools.plan import search
 from deploy.tools.plan.layout import ClusterLayout
@@ -20,6 +19,7 @@ from deploy.tools.plan.router_load import load_plan_of
 from deploy.tools.plan.run import verdict
 from deploy.tools.plan.running import RunningCluster, changes
 from deploy.tools.plan.simulate import Forecast, forecast
+from deploy.tools.traffic.load_plan import LoadPlan
 from shared.core.errors import ConfigError
 from tests.support import plan_cases as made
 from tests.support.answering import answering

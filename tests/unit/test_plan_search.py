@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tools.load.figures import Estimate
-from deploy.tools.load.load_plan import LoadPlan
-from deploy.tools.load.summary import Lag, Summary
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.search import fewest_machines, find, find_fewest, in_small, mean_lengths, splits
 from deploy.tools.plan.simulate import Forecast, rank
+from deploy.tools.traffic.figures import Estimate
+from deploy.tools.traffic.load_plan import LoadPlan
+from deploy.tools.traffic.summary import Lag, Summary
 from tests.support import plan_cases as made
 
 PLAN = made.plan("--rate", "4", "--prompt-tokens", "200", "--output-tokens", "50")

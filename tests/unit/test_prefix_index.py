@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-import router.registry
+import router.fleet.registry
+from router.fleet.prefix_index import ComingPages, PageIndex, PromptPages
+from router.fleet.registry import RegisteredNode, Registry
 from router.policy.interface import Reason, Wanted
 from router.policy.prefix_aware import PrefixAware
-from router.prefix_index import ComingPages, PageIndex, PromptPages
-from router.registry import RegisteredNode, Registry
 from shared.core.page_identity import identities, prefix_keys
 from shared.wire.messages import Adapter, CacheEvents, CacheReplay, Heartbeat
 from shared.wire.peers import peer_name
@@ -86,7 +86,7 @@ def test_a_node_is_believed_about_itself_alone() -> None:
 
 
 def test_the_index_is_bounded_and_the_largest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.registry, "MAX_PAGES", 10)
+    monkeypatch.setattr(router.fleet.registry, "MAX_PAGES", 10)
     registry, [a, b] = registry_of("a", "b")
     registry.cache_events(b.peer, events(1, list(map(name, range(3))), node="b", cleared=True))
     registry.cache_events(a.peer, events(1, list(map(name, range(8))), cleared=True))

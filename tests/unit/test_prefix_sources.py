@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from router.dispatch import DispatchLimits
-from router.effects import Effects
-from router.prefix_sources import PrefixSources
-from router.pull_cost import FRESH_S, PullFigures
-from router.registry import RegisteredNode
-from router.tickets import Tickets
+from router.dispatch.dispatcher import DispatchLimits
+from router.fleet.pull_cost import FRESH_S, PullFigures
+from router.fleet.registry import RegisteredNode
+from router.policy.sources import PrefixSources
+from router.requests.effects import Effects
+from router.requests.tickets import Tickets
 from shared.core.sampling_params import SamplingParams
 from shared.wire.codec import key_of
 from shared.wire.messages import CacheEvents, Generate, Heartbeat, PrefixSource

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.registry import RegisteredNode
+from router.fleet.registry import RegisteredNode
 from shared.wire.codec import key_of
 from shared.wire.messages import CacheEvents
 from tests.support.router_rig import FINGERPRINT, RouterRig

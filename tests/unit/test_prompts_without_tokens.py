@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from router.api.connection import Connection
 from router.api.generation import DEADLINE, Generation
 from router.api.generation_plan import PromptJob
-from router.gateway import Gateway
+from router.dispatch.gateway import Gateway
+from router.http.connection import Connection
 from router.text.hashlm import HashTokenizer
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics, RequestMetrics

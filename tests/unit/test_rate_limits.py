@@ -7,11 +7,11 @@ import io
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.api.errors import error_headers
+from router.http.errors import error_headers
+from router.queue.desk import Desk
+from router.queue.rate_limit import AboveLimit, Allowance, RateLimits, shown_s
 from router.tenants.book import Tenants
-from router.tenants.desk import Desk
 from router.tenants.keys_file import hash_of, parse_keys
-from router.tenants.rate_limit import AboveLimit, Allowance, RateLimits, shown_s
 from router.tenants.tenant import Tenant
 from shared.core.errors import BatonError, QueueFull, RateLimited
 from shared.observe.log import Logger

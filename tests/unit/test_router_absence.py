@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.attempts import MAX_EXCUSED
-from router.dispatch import NewRequest
-from router.gateway import TICK_S, Gateway
-from router.mailbox import Mailbox
+from router.dispatch.attempts import MAX_EXCUSED
+from router.dispatch.dispatcher import NewRequest
+from router.dispatch.gateway import TICK_S, Gateway
+from router.requests.mailbox import Mailbox
 from shared.config.silence import link_silence
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from router.admission import Admission
-from router.effects import Failure
-from router.journal import Journal, OpenRequest, SequenceJournal
-from router.pace import MIN_STARTED, Pace
-from router.registry import RegisteredNode
+from router.fleet.registry import RegisteredNode
+from router.queue.admission import Admission
+from router.queue.pace import MIN_STARTED, Pace
+from router.requests.effects import Failure
+from router.requests.journal import Journal, OpenRequest, SequenceJournal
 from router.tenants.tenant import Tenant
 from shared.core.errors import DeadlineExceeded, DeadlineUnreachable, QueueFull
 from shared.core.sampling_params import SamplingParams

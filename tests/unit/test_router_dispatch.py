@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from router.dispatch import NewRequest
-from router.effects import Update
-from router.registry import RegisteredNode
+from router.dispatch.dispatcher import NewRequest
+from router.fleet.registry import RegisteredNode
+from router.requests.effects import Update
 from shared.core.errors import NoNodes, QueueFull
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Fingerprint, Key, SequenceEnd, TokenLogprob, TokenRun, Tokens

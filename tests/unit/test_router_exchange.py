@@ -12,17 +12,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from router.api import generation
-from router.api.body_budget import BodyHold
 from router.api.choices_writer import ChoicesWriter
 from router.api.completions import CompletionShape
-from router.api.connection import Connection
 from router.api.endpoint import Endpoint, EndpointRules, Handler
 from router.api.generation import Generation
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
-from router.api.work_threads import LONG_BODY_BYTES, BodyWork
 from router.api.writer import COMMENT, AnswerFacts, Writer
-from router.effects import Failure, News, Scored, Update
-from router.mailbox import Mailbox
+from router.http.body_budget import BodyHold
+from router.http.connection import Connection
+from router.http.work_threads import LONG_BODY_BYTES, BodyWork
+from router.requests.effects import Failure, News, Scored, Update
+from router.requests.mailbox import Mailbox
 from router.tenants.book import Tenants
 from router.text.hashlm import HashTokenizer
 from shared.core.errors import BatonError, HandoffFailed, InvalidRequest, Overloaded

@@ -24,7 +24,6 @@ from router.api.fields import (
 )
 from router.api.generation_api import GenerationApi
 from router.api.generation_plan import Contexts, GenerationPlan, UsageShown
-from router.api.ignored import names_in_header
 from router.api.messages import COUNT_TOKENS, MESSAGES, Messages, counted
 from router.api.ollama import OllamaChat, OllamaGenerate
 from router.api.ollama_models import SHOW, shown
@@ -32,6 +31,7 @@ from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.responses import RESPONSES, Responses
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized
+from router.http.ignored import names_in_header
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.journal import Journal, OpenRequest, SequenceJournal
+from router.requests.journal import Journal, OpenRequest, SequenceJournal
 from shared.core.errors import IntegrityError
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Key, SequenceEnd, TokenLogprob

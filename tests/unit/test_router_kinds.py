@@ -11,8 +11,8 @@ from types import FrameType
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from router.gateway import Gateway
-from router.registry import RegisteredNode, Registry, fitting
+from router.dispatch.gateway import Gateway
+from router.fleet.registry import RegisteredNode, Registry, fitting
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.fitting import misfit

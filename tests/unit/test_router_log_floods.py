@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.gateway import NODE_LINES
+from router.dispatch.gateway import NODE_LINES
 from shared.wire.messages import Goodbye, Hello, Message, Unwelcome
 from shared.wire.peers import PeerClosed, Received, peer_name
 from tests.support.router_rig import FINGERPRINT, hello

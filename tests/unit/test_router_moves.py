@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.moves import MAX_MOVES, MOVE_AFTER_S
+from router.dispatch.moves import MAX_MOVES, MOVE_AFTER_S
+from router.fleet.registry import RegisteredNode
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
-from router.registry import RegisteredNode
 from shared.wire.messages import Generate, Key
 from tests.support.router_rig import RouterRig, aborts, generates, load
 
@@ -277,7 +277,7 @@ def test_nobody_is_looked_at_while_no_node_has_room(rig: RouterRig, monkeypatch:
     """Hundreds that wait times hundreds of nodes, four times a second, would stop the router."""
     story = Waiting(rig, count=5)
     asked: list[object] = []
-    monkeypatch.setattr("router.placement.Placer.other_decodes", lambda self, *of: asked.append(of) or [])
+    monkeypatch.setattr("router.policy.placement.Placer.other_decodes", lambda self, *of: asked.append(of) or [])
     pages(story.b, 0)
     story.tick(10)
     assert not asked

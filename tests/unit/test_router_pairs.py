@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from router.api.admin import pair_status
-from router.effects import Effects
-from router.pairs import ALARM, BrokenPair
+from router.fleet.registry import RegisteredNode
 from router.policy.interface import Picked, Wanted
-from router.registry import RegisteredNode
+from router.requests.effects import Effects
+from router.requests.pairs import ALARM, BrokenPair
 from shared.wire.messages import Generate, Key
 from tests.support.router_rig import RouterRig, failures, generates, ids_of
 

@@ -11,13 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from deploy.cluster.admin import table
 from router.api.admin import node_status
-from router.dispatch import NewRequest
-from router.gateway import Gateway
-from router.placement import Placer
-from router.policy.interface import Reason, Wanted
-from router.policy.least_load import LeastLoad
-from router.policy.prefix_aware import PrefixAware
-from router.prompt_cost import (
+from router.dispatch.dispatcher import NewRequest
+from router.dispatch.gateway import Gateway
+from router.fleet.prompt_cost import (
     ENOUGH_STEPS,
     FRESH_S,
     HALF_LIFE_STEPS,
@@ -25,7 +21,11 @@ from router.prompt_cost import (
     SETTLED_STEPS,
     PromptFigures,
 )
-from router.registry import RegisteredNode
+from router.fleet.registry import RegisteredNode
+from router.policy.interface import Reason, Wanted
+from router.policy.least_load import LeastLoad
+from router.policy.placement import Placer
+from router.policy.prefix_aware import PrefixAware
 from shared.config.router_settings import BY_COST, UNMEASURED_LOCAL_TOKENS
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger

@@ -7,12 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from router.breaker import MAX_OPEN_S, Breaker
-from router.placement import Placer
+from router.fleet.breaker import MAX_OPEN_S, Breaker
+from router.fleet.registry import Registry
 from router.policy.interface import Policy, Wanted
 from router.policy.least_load import LeastLoad
+from router.policy.placement import Placer
 from router.policy.round_robin import RoundRobin
-from router.registry import Registry
 from shared.core.errors import NoNodes
 from shared.wire.fitting import REPORTED_ONLY, misfit
 from shared.wire.messages import Drain, Fingerprint, Heartbeat

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from router.dispatch import NewRequest
-from router.effects import Effects, Failure, Update
-from router.placement import NODES_AWAY_S
-from router.registry import RegisteredNode
+from router.dispatch.dispatcher import NewRequest
+from router.fleet.registry import RegisteredNode
+from router.policy.placement import NODES_AWAY_S
+from router.requests.effects import Effects, Failure, Update
 from shared.core.errors import NoNodes
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Drain, Generate, Key

@@ -14,8 +14,8 @@ from router.api.choice_text import Delta
 from router.api.completions import CompletionShape
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.prompts import Prompts
-from router.effects import Effects, Scored
-from router.registry import RegisteredNode
+from router.fleet.registry import RegisteredNode
+from router.requests.effects import Effects, Scored
 from router.text.hashlm import HashTokenizer
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Key, Scores, TokenLogprob

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from router.api.connection import SEND_CHUNK, ClientGone, Connection
 from router.api.endpoint import given_keys, until_hang_up
-from router.api.errors import error_headers, error_type
 from router.app import new_epoch
-from router.mailbox import Mailbox
-from router.server import bind_http
+from router.http.connection import SEND_CHUNK, ClientGone, Connection
+from router.http.errors import error_headers, error_type
+from router.http.server import bind_http
+from router.requests.mailbox import Mailbox
 from router.tenants.book import Tenants
 from router.tenants.tenant import EVERYBODY
 from shared.core.errors import BodyTooLarge, ConfigError, NoNodes, Overloaded

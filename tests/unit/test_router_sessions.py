@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from router.api.connection import Connection
 from router.api.generation import MAX_SESSION_CHARS, session_of
-from router.dispatch import NewRequest
+from router.dispatch.dispatcher import NewRequest
+from router.http.connection import Connection
 from shared.core.sampling_params import SamplingParams
 from tests.support.router_rig import RouterRig
 

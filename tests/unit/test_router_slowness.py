@@ -12,15 +12,15 @@ from prometheus_client import CollectorRegistry
 
 from deploy.cluster.admin import table
 from router.api.admin import node_status
-from router.gateway import Gateway
-from router.moves import MOVE_AFTER_S
-from router.placement import Placer
+from router.dispatch.gateway import Gateway
+from router.dispatch.moves import MOVE_AFTER_S
+from router.fleet.prompt_cost import COUNTERS, FRESH_S
+from router.fleet.registry import RegisteredNode, not_held_back
+from router.fleet.slowness import FACTOR, FAR, MOST_PEERS, MOST_SMOOTHED_S, QUIET_S, Share, Slowness, Steps
 from router.policy.choose import make_policy
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
-from router.prompt_cost import COUNTERS, FRESH_S
-from router.registry import RegisteredNode, not_held_back
-from router.slowness import FACTOR, FAR, MOST_PEERS, MOST_SMOOTHED_S, QUIET_S, Share, Slowness, Steps
+from router.policy.placement import Placer
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.messages import Heartbeat, Message, NodeLoad

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from shared.core.errors import ConfigError
-from shared.node.router_sources import DnsSource, FileSource, sources_of
-from shared.node.router_watch import RouterWatch
+from shared.node.routers.sources import DnsSource, FileSource, sources_of
+from shared.node.routers.watch import RouterWatch
 from tests.support.patience import HANG_GUARD_S
 
 HERE, THERE = "tcp://127.0.0.1:7001", "tcp://10.0.0.7:7001"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.tickets import Tickets, deadline_ms
+from router.requests.tickets import Tickets, deadline_ms
 from shared.wire.codec import key_of
 from shared.wire.ranges import MAX_MS
 from shared.wire.tickets import is_genuine

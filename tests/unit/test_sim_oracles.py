@@ -11,7 +11,7 @@ import pytest
 
 from prefill_node.pulls import PrefixPull
 from prefill_node.side import PrefillSide
-from router.effects import Update
+from router.requests.effects import Update
 from shared.config.silence import LinkSilence
 from shared.core.keys import RequestKey
 from shared.core.request import Request

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from router.tenants import spending
+from router.queue import spending
+from router.queue.rate_limit import REQUESTS, TOKENS
+from router.queue.spending import MAX_ROUTERS, MAX_ROWS, PERIOD_S, REPEAT_S
 from router.tenants.keys_file import parse_keys
-from router.tenants.rate_limit import REQUESTS, TOKENS
-from router.tenants.spending import MAX_ROUTERS, MAX_ROWS, PERIOD_S, REPEAT_S
 from shared.core.errors import RateLimited
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Spending

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.effects import Update
-from router.gateway import TICK_S
+from router.dispatch.gateway import TICK_S
+from router.requests.effects import Update
 from shared.core.errors import NoNodes
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Drain
@@ -44,7 +44,7 @@ def test_a_drain_that_is_said_again_gives_no_more_time() -> None:
     site.run(1.0)
     known = router.rig.registry.named("d0")
     assert known is not None
-    router.gateway.drain(known, Drain("d0", "stop"), LIMIT_S)
+    router.dispatch.gateway.drain(known, Drain("d0", "stop"), LIMIT_S)
     site.inboxes["d0@1"].clear()
     move_at = known.move_at
     site.run(3.0)

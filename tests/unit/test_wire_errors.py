@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.effects import Effects, Failure
-from router.faults import can_resume, error_of_end, is_node_fault
+from router.requests.effects import Effects, Failure
+from router.requests.faults import can_resume, error_of_end, is_node_fault
 from shared.core import errors
 from shared.core.errors import (
     Aborted,

@@ -14,7 +14,7 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
-from router.gateway import TURN_S, Gateway
+from router.dispatch.gateway import TURN_S, Gateway
 from shared.core.errors import WireError
 from shared.core.keys import RequestKey
 from shared.node.convert import MESSAGE_BYTES, tokens_of

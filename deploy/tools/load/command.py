@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from deploy.tools.load.options import DESCRIPTION, add_arguments
+from deploy.tools.traffic.options import DESCRIPTION, add_arguments
 
 __all__ = ["DESCRIPTION", "add_arguments", "run"]
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from deploy.tools.load.check import Check
-from deploy.tools.load.outcome import LoadReport
-from deploy.tools.load.summary import Lag, Summary
-from deploy.tools.load.table import COLUMNS, NAMES, counts_line, ms, with_interval
+from deploy.tools.traffic.check import Check
+from deploy.tools.traffic.outcome import LoadReport
+from deploy.tools.traffic.summary import Lag, Summary
+from deploy.tools.traffic.table import COLUMNS, NAMES, counts_line, ms, with_interval
 
 STYLE = """
 :root { color-scheme: light; }

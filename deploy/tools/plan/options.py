@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy.cluster.admin import add_router
 from deploy.router_url import add_url
-from deploy.tools.load import options as load_options
+from deploy.tools.traffic import options as load_options
 from shared.config.flags import add_flags
 from shared.config.processes import NodeProcessConfig
 

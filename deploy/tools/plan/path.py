@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deploy.cluster.own_cluster import own_cluster
-from deploy.tools.load.load_plan import LoadPlan
-from deploy.tools.load.record import RequestRecord
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import PathProfile, Profile, ProfiledCosts, StepShape
 from deploy.tools.plan.router_load import load_plan, put_load
 from deploy.tools.plan.simulate import play_virtual
 from deploy.tools.plan.tokens import SimTokens
+from deploy.tools.traffic.load_plan import LoadPlan
+from deploy.tools.traffic.record import RequestRecord
 from router.text.load import load_text_model
 from shared.config.flags import to_argv
 from shared.config.processes import NodeProcessConfig

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.status import Status
 
-from deploy.tools.load.load_plan import LoadShape
 from deploy.tools.plan.layout import ClusterLayout
+from deploy.tools.traffic.load_plan import LoadShape
 
 REDRAW_S = 0.5
 LINE_S = 10.0

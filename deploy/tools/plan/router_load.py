@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from deploy.router_url import parse_url
-from deploy.tools.load import options
-from deploy.tools.load.load_plan import LoadPlan, plan_of
-from deploy.tools.load.one_run import Outcome, RunContext, run_load
-from deploy.tools.load.request_builder import RequestBuilder
-from deploy.tools.load.target import Server, look_at
+from deploy.tools.traffic import options
+from deploy.tools.traffic.load_plan import LoadPlan, plan_of
+from deploy.tools.traffic.one_run import Outcome, RunContext, run_load
+from deploy.tools.traffic.request_builder import RequestBuilder
+from deploy.tools.traffic.target import Server, look_at
 
 
 def load_plan(flags: Sequence[str]) -> LoadPlan:

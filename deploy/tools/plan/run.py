@@ -18,9 +18,6 @@ from rich.table import Table
 from deploy.hub.local_model import local_path, with_local_model
 from deploy.router_http import read_api_key
 from deploy.router_url import url_of
-from deploy.tools.load.collector import no_collector
-from deploy.tools.load.load_plan import LoadPlan
-from deploy.tools.load.table import ms, with_interval
 from deploy.tools.plan import profile as profiles
 from deploy.tools.plan.act import act
 from deploy.tools.plan.layout import ClusterLayout
@@ -31,6 +28,9 @@ from deploy.tools.plan.running import changes, look_at_cluster
 from deploy.tools.plan.search import SearchResult, find, find_fewest
 from deploy.tools.plan.simulate import Forecast, forecast
 from deploy.tools.plan.tokens import SimTokens
+from deploy.tools.traffic.collector import no_collector
+from deploy.tools.traffic.load_plan import LoadPlan
+from deploy.tools.traffic.table import ms, with_interval
 from router.text.load import load_text_model
 from shared.config.core_plan import usable_cores
 from shared.config.device_defaults import CPU, with_device_defaults

@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from deploy.tools.load.load_plan import LoadPlan, LoadShape
-from deploy.tools.load.trace import Trace
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.simulate import Forecast, rank
+from deploy.tools.traffic.load_plan import LoadPlan, LoadShape
+from deploy.tools.traffic.trace import Trace
 from shared.config.device_defaults import CPU
 from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 

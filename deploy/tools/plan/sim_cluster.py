@@ -15,16 +15,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deploy.tools.load.driver import Driver, LoadRequest
-from deploy.tools.load.record import UNFINISHED, RequestRecord
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.timed_node import TimedNode, VirtualClock, make_scheduler
 from deploy.tools.plan.tokens import SimTokens
-from router.placement import Placer
+from deploy.tools.traffic.driver import Driver, LoadRequest
+from deploy.tools.traffic.record import UNFINISHED, RequestRecord
+from router.fleet.registry import RegisteredNode, Registry
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
-from router.registry import RegisteredNode, Registry
+from router.policy.placement import Placer
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState, TokenIds
 from shared.core.sampling_params import SamplingParams

@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from deploy.tools.load.load_plan import LoadPlan
-from deploy.tools.load.record import RequestRecord
-from deploy.tools.load.summary import Summary, summarize
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile
 from deploy.tools.plan.sim_cluster import SimCluster
 from deploy.tools.plan.tokens import SimTokens
+from deploy.tools.traffic.load_plan import LoadPlan
+from deploy.tools.traffic.record import RequestRecord
+from deploy.tools.traffic.summary import Summary, summarize
 from shared.core.errors import ConfigError
 
 Passes = Callable[[float], None]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from deploy.tools.load.driver import Messages
-from deploy.tools.load.workload import WORDS
+from deploy.tools.traffic.driver import Messages
+from deploy.tools.traffic.workload import WORDS
 from router.text.chat_prompt import chat_ids
 from router.text.conversation import Conversation
 from router.text.interface import TextModel

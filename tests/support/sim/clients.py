@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.dispatch import NewRequest
-from router.effects import Failure, News, Scored, Update
-from router.mailbox import Mailbox
+from router.dispatch.dispatcher import NewRequest
+from router.requests.effects import Failure, News, Scored, Update
+from router.requests.mailbox import Mailbox
 from shared.core.errors import BatonError
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
@@ -158,12 +158,12 @@ class Client:
 
     def open(self, router: RouterHost, now: float) -> None:
         self.router, self._life, self.opened_at = router, router.lives, now
-        if router.gateway is None:
+        if router.dispatch.gateway is None:
             self._over("connection refused", now)
             return
         news = [NewRequest(list(r.prompt), r.num_sequences, r.sampling, r.seed) for r in self.plan.requests]
         try:
-            self._mailbox = router.gateway.open(news)
+            self._mailbox = router.dispatch.gateway.open(news)
         except BatonError as error:
             self._over(error.code, now)
             return

@@ -17,18 +17,18 @@ from prometheus_client import CollectorRegistry
 from decode_node.side import DecodeSide
 from prefill_node.pulls import TRANSPORTS
 from prefill_node.side import PrefillSide
-from router.dispatch import Dispatcher, DispatchLimits
-from router.gateway import TICK_S, Gateway
-from router.journal import Journal
-from router.placement import Placer
+from router.dispatch.dispatcher import Dispatcher, DispatchLimits
+from router.dispatch.gateway import TICK_S, Gateway
+from router.fleet.registry import ROLES, Registry
 from router.policy.choose import make_policy
-from router.registry import ROLES, Registry
+from router.policy.placement import Placer
+from router.requests.journal import Journal
 from shared.device.simulated import World
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.daemon import Daemon
 from shared.node.fingerprint import make_fingerprint
 from shared.node.node import Node, Side
-from shared.node.routers import Routers
+from shared.node.routers.lives import Routers
 from shared.node.tombstones import Tombstones
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from decode_node.side import DecodeSide
 from prefill_node.side import PrefillSide
-from router.journal import OpenRequest
-from router.registry import RegisteredNode
+from router.fleet.registry import RegisteredNode
+from router.requests.journal import OpenRequest
 from shared.core.keys import RequestKey
 from shared.wire.messages import Tokens
 from shared.wire.peers import Inbound, Received

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from decode_node.handoff_in import HandoffIn
 from decode_node.side import DecodeSide
 from prefill_node.side import PrefillSide
-from router.journal import OpenRequest
+from router.requests.journal import OpenRequest
 from shared.core.request import Request, RequestState
 from shared.node.node import Node
 from tests.support.sim.hosts import NodeHost, RouterHost

@@ -19,11 +19,11 @@ from deploy.cluster.admin import AdminClient, read_admin_key
 from deploy.metrics_page import parse_page
 from deploy.ray.lead import LEASE_S
 from deploy.router_url import DEFAULT_URL, parse_url, url_of
-from deploy.tools.load.slo import parse_slo
 from deploy.tools.plan.act.balance import DECODE, PREFILL, Balancer, BalanceSettings, ClusterLook, Move
 from deploy.tools.plan.act.look import look_at
 from deploy.tools.plan.act.size import Sizer
 from deploy.tools.plan.act.sizing import Sizing
+from deploy.tools.traffic.slo import parse_slo
 from shared.config import ray_settings
 from shared.config.load import load
 from shared.config.processes import RayClusterConfig

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from deploy.tools.load.driver import LoadRequest
-from deploy.tools.load.record import RequestRecord
 from deploy.tools.plan.act.balance import DECODE, Balancer, ClusterLook, Move, NodeLook, Totals
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.sim_cluster import SimCluster, SimNode
 from deploy.tools.plan.tokens import SimTokens
+from deploy.tools.traffic.driver import LoadRequest
+from deploy.tools.traffic.record import RequestRecord
 from shared.core.request import RequestState
 from shared.core.states import NodeState
 from shared.sched.events import Emitted, Ended

@@ -1,0 +1,143 @@
+"""Decide when to send each request. Pure: the same seed and answers make the same load."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from deploy.tools.traffic.workload import Session
+
+Messages = tuple[tuple[str, str], ...]
+PAUSE_S = 0.1  # a user's pause after a failure, so that refusals cause no tight loop
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """`hang_up_after`: the client leaves after this number of chunks with tokens; None if it stays."""
+
+    number: int
+    session: int
+    turn: int
+    due: float
+    messages: Messages
+    max_tokens: int
+    probe: int | None
+    hang_up_after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    duration_s: float = math.inf
+    num_requests: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HangUps:
+    """The share of clients that leave early, after a random number of chunks."""
+
+    share: float
+    seed: int
+
+    def draw(self, number: int, max_tokens: int) -> int | None:
+        rng = random.Random(f"{self.seed} hang-up {number}")
+        return rng.randrange(max_tokens) if rng.random() < self.share else None
+
+
+@dataclass(slots=True)
+class Talk:
+    number: int
+    session: Session
+    messages: Messages
+    turn: int = 0
+
+
+@dataclass(order=True, slots=True)
+class Waiting:
+    due: float
+    order: int
+    talk: Talk = field(compare=False)
+
+
+class Driver:
+    """`arrivals` is None for a closed loop, which has `users` users."""
+
+    def __init__(
+        self,
+        sessions: Iterator[Session],
+        arrivals: Iterator[float] | None,
+        users: int,
+        limits: Limits,
+        hang_ups: HangUps | None = None,
+    ) -> None:
+        self._sessions = sessions
+        self._arrivals = arrivals
+        self._limits = limits
+        self._hang_ups = hang_ups
+        self._waiting: list[Waiting] = []
+        self._open: dict[int, Talk] = {}  # number of an open request -> its session
+        self._num_sessions = 0
+        self._num_requests = 0
+        for _ in range(1 if arrivals is not None else users):
+            self._begin_next(0.0)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def is_done(self) -> bool:
+        return not self._open and not self._waiting
+
+    def next_at(self) -> float | None:
+        """Return when `take` must be called next; None if no request becomes due before an open request ends."""
+        return self._waiting[0].due if self._waiting else None
+
+    def take(self, now: float) -> list[LoadRequest]:
+        due: list[LoadRequest] = []
+        while self._waiting and self._waiting[0].due <= now:
+            waiting = heapq.heappop(self._waiting)
+            if self._arrivals is not None and waiting.talk.turn == 0:
+                self._begin_next(now)
+            due.append(self._start(waiting))
+            if self._num_requests == self._limits.num_requests:
+                self._waiting.clear()
+        return due
+
+    def ended(self, number: int, answer: str, now: float, *, may_go_on: bool) -> None:
+        """Record a request's end. Its session ends too if `may_go_on` is false: the request failed, or its client
+        left."""
+        talk = self._open.pop(number)
+        talk.turn += 1
+        if may_go_on and talk.turn < len(talk.session.turns):
+            talk.messages += (("assistant", answer),)
+            self._wait(now + talk.session.turns[talk.turn].think_s, talk)
+        elif self._arrivals is None:
+            self._begin_next(now if may_go_on else now + PAUSE_S)
+
+    def stop(self) -> None:
+        self._waiting.clear()
+        self._limits = Limits(duration_s=-math.inf)
+
+    def _begin_next(self, now: float) -> None:
+        due = now if self._arrivals is None else next(self._arrivals, None)
+        session = next(self._sessions, None)
+        if due is not None and session is not None:
+            self._wait(due, Talk(self._num_sessions, session, session.opening))
+            self._num_sessions += 1
+
+    def _wait(self, due: float, talk: Talk) -> None:
+        if due < self._limits.duration_s and self._num_requests != self._limits.num_requests:
+            heapq.heappush(self._waiting, Waiting(due, talk.number, talk))
+
+    def _start(self, waiting: Waiting) -> LoadRequest:
+        talk, number = waiting.talk, self._num_requests
+        turn = talk.session.turns[talk.turn]
+        talk.messages += (("user", turn.text),)
+        self._open[number] = talk
+        self._num_requests += 1
+        probe = talk.session.probe
+        leaves = self._hang_ups.draw(number, turn.max_tokens) if self._hang_ups and probe is None else None
+        return LoadRequest(number, talk.number, talk.turn, waiting.due, talk.messages, turn.max_tokens, probe, leaves)

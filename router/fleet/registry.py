@@ -1,0 +1,311 @@
+"""Track the connected nodes: identity, last report, our requests there, fitting partners. Sans-IO."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from router.fleet.breaker import Breaker
+from router.fleet.kinds import Kind, Kinds, Misfit, misfit
+from router.fleet.prefix_index import MAX_PAGES, PageIndex
+from router.fleet.prompt_cost import PromptFigures
+from router.fleet.pull_cost import PullFigures
+from router.fleet.room import prompt_tokens_in, sequences_in, tokens_in
+from router.fleet.slowness import Share, Slowness
+from shared.core.states import RowState
+from shared.wire.messages import CacheEvents, CacheReplay, Drain, Heartbeat, Hello, NodeLoad
+from shared.wire.others_load import NO_OTHERS, OthersLoad
+
+ROLES = ("prefill", "decode")
+HANDOFF_COST = "handoff_cost_seconds"
+
+
+def age(hello: Hello) -> tuple[int, int]:
+    return hello.epoch, hello.connection
+
+
+@dataclass(slots=True, eq=False)
+class RegisteredNode:
+    """One epoch of a node. open_*: our open requests there. sent_*: our requests since the node's last report. Each
+    other router is assumed to have sent equally many."""
+
+    peer: str
+    hello: Hello
+    kind: Kind
+    node_id: str
+    role: str
+    known_since: float
+    last_seen: float
+    breaker: Breaker = field(default_factory=Breaker)
+    # Sums of the last report, which each placement reads for every node.
+    free_tokens: float = float("inf")
+    num_reported: int = 0  # reported sequences that run or wait
+    num_running: int = 0  # reported sequences that decode
+    waiting_tokens: int = 0
+    prompts: PromptFigures = field(default_factory=PromptFigures)
+    pages: PageIndex = field(default_factory=PageIndex)
+    pulls: PullFigures = field(default_factory=PullFigures)
+    slowness: Slowness = field(default_factory=Slowness)
+    # Limits on our open requests at this node, see room.py.
+    most_sequences: float = float("inf")
+    most_prompt_tokens: float = float("inf")
+    is_draining: bool = False
+    is_left: bool = False  # see Heartbeat.leaves
+    lacks: tuple[str, ...] = ()
+    drain: Drain | None = None  # sent again until the node's heartbeats report draining
+    move_at: float = float("inf")  # when a draining node's requests move
+    is_silent: bool = False
+    open_sequences: int = 0
+    open_prompt_tokens: int = 0
+    open_prompt_work: int = 0  # open prompt tokens that the node had not cached
+    sent_sequences: int = 0
+    sent_prompt_work: int = 0
+    dispatched: int = 0
+    others: OthersLoad = NO_OTHERS
+    turn: bytes = b""  # breaks ties between nodes; differs between routers
+    _load: NodeLoad | None = None
+
+    @property
+    def load(self) -> NodeLoad | None:
+        return self._load
+
+    @load.setter
+    def load(self, load: NodeLoad) -> None:
+        taken = sum(load.rows.get(state, 0) for state in RowState if state is not RowState.FREE)
+        self._load, self.num_reported, self.waiting_tokens = load, taken + load.waiting, load.waiting_tokens
+        self.num_running = load.rows.get(RowState.RUNNING, 0)
+        self.free_tokens = tokens_in(load, self.hello.fingerprint.page_size)
+        self.most_sequences = sequences_in(load, self.open_sequences)
+        self.most_prompt_tokens = prompt_tokens_in(load, self.open_prompt_tokens)
+
+    def report(self, load: NodeLoad, others: OthersLoad) -> None:
+        """Take a report, which counts all requests sent earlier."""
+        self.load, self.others = load, others
+        self.sent_sequences = self.sent_prompt_work = 0
+
+    @property
+    def sequences(self) -> int:
+        """Estimate all routers' sequences on this node. The report is up to a heartbeat old, but our own requests are
+        known."""
+        others = self.others.sequences
+        return max(self.open_sequences, self.num_reported - others) + others + self.others.routers * self.sent_sequences
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Like `sequences`, estimate the uncached prompt tokens that wait. Reports also count cached tokens."""
+        others = self.others.waiting_tokens
+        cached = self.open_prompt_tokens - self.open_prompt_work
+        own = max(self.open_prompt_work, self.waiting_tokens - others - cached)
+        return own + others + self.others.routers * self.sent_prompt_work
+
+    @property
+    def weight(self) -> float:
+        """The factor by which policies multiply the node's work.
+
+        After QUIET_S of idleness the factor is 1: the next request shows whether the node has recovered."""
+        weight = self.slowness.weight
+        return 1.0 if weight > 1.0 and self.slowness.is_quiet and self.is_idle else weight
+
+    @property
+    def weighed_sequences(self) -> float:
+        weight = self.weight
+        return self.sequences if weight == 1.0 else (self.sequences + 1) * weight - 1
+
+    @property
+    def weighed_tokens(self) -> float:
+        return self.prompt_tokens * self.weight
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.sequences and not self.prompt_tokens
+
+    @property
+    def is_held_back(self) -> bool:
+        return self.slowness.share is Share.TRICKLE and not self.is_idle
+
+    def has_room(self, num_tokens: int) -> bool:
+        """Return whether the node can take these tokens immediately. A node without a report has room."""
+        return self.free_tokens >= max(1, num_tokens)
+
+    @property
+    def is_there(self) -> bool:
+        return not self.is_draining and not self.is_silent and not self.is_left
+
+    def drain_now(self, drain: Drain, now: float) -> Drain:
+        return msgspec.structs.replace(drain, move_after_ms=max(0, round(1000 * (self.move_at - now))))
+
+    def has_adapter(self, digest: str) -> bool:
+        return any(adapter.digest == digest for adapter in self.hello.adapters)
+
+    def can_take(self, now: float) -> bool:
+        return self.is_there and self.breaker.allows(now)
+
+
+def turn_of(router_id: str, node_id: str) -> bytes:
+    """Order equal nodes differently at each router. Otherwise all routers would fill the same node."""
+    return hashlib.blake2b(f"{router_id}\n{node_id}".encode(errors="surrogatepass"), digest_size=8).digest()
+
+
+class Registry:
+    """Holds the newest epoch of each node."""
+
+    def __init__(self, silence_s: float, *, follows_caches: bool = False, router_id: str = "") -> None:
+        self.silence_s = silence_s
+        self._router_id = router_id
+        self._follows_caches = follows_caches
+        self._nodes: dict[str, RegisteredNode] = {}
+        self._kinds = Kinds()
+        self.narrowest = 0  # smallest max_context of all nodes, silent ones included
+
+    def __iter__(self) -> Iterator[RegisteredNode]:
+        return iter(self._nodes.values())
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def find(self, node_id: str, epoch: int) -> RegisteredNode | None:
+        node = self._nodes.get(node_id)
+        return node if node is not None and node.hello.epoch == epoch else None
+
+    def named(self, node_id: str) -> RegisteredNode | None:
+        return self._nodes.get(node_id)
+
+    def by_peer(self, peer: str) -> RegisteredNode | None:
+        return next((node for node in self._nodes.values() if node.peer == peer), None)
+
+    def hello(self, peer: str, hello: Hello, now: float) -> tuple[RegisteredNode | None, RegisteredNode | None]:
+        """Return the node and the node it replaces; (None, None) for an unknown role or an older epoch or connection.
+
+        A silent node is always replaced: its clock may have gone back. A node that reconnects with
+        the same epoch has dropped our requests: it replaces itself, so both returned nodes are one object. A Hello on
+        the same connection only asks for another Welcome.
+        """
+        known = self._nodes.get(hello.node_id)
+        is_late = known is not None and not known.is_silent and age(known.hello) > age(hello)
+        if hello.role not in ROLES or is_late:
+            return None, None
+        if known is not None:
+            self._kinds.leave(known.kind, hello.node_id)
+        kind = self._kinds.join(hello)
+        if known is not None and known.hello.epoch == hello.epoch:
+            known.kind, known.role = kind, hello.role
+            is_new = known.hello.connection != hello.connection
+            known.peer, known.hello, known.last_seen, known.is_silent = peer, hello, now, False
+            if is_new:  # the node tells its whole cache anew
+                known.pages = PageIndex()
+            self._measure()
+            return known, known if is_new else None
+        node = RegisteredNode(peer, hello, kind, hello.node_id, hello.role, known_since=now, last_seen=now)
+        node.turn = turn_of(self._router_id, hello.node_id) if self._router_id else b""
+        self._nodes[hello.node_id] = node
+        self._measure()
+        return node, known
+
+    def _measure(self) -> None:
+        self.narrowest = min((node.hello.max_context for node in self._nodes.values()), default=0)
+
+    def heartbeat(self, beat: Heartbeat, now: float) -> RegisteredNode | None:
+        """Take a report, even of a silent node. Return None for an unknown node."""
+        node = self.find(beat.node_id, beat.epoch)
+        if node is not None:
+            node.report(beat.load, beat.others)
+            node.prompts.learn(beat.load.counters, beat.load.observations.get(HANDOFF_COST, ()), now)
+            node.pulls.learn(beat.load.counters, now)
+            node.slowness.learn(node.role, beat.load, now)
+            node.slowness.judge(self._peers(node, now), now)
+            node.is_draining = node.is_draining or beat.draining
+            node.is_left, node.lacks = beat.leaves, tuple(beat.lacks)
+            if beat.draining and beat.move_after_ms is not None:  # another router may have set the limit
+                node.move_at = now + beat.move_after_ms / 1000
+            self.seen(node, now)
+        return node
+
+    def _peers(self, node: RegisteredNode, now: float) -> Iterator[Slowness]:
+        others = (self._nodes[name] for name in node.kind.node_ids if name != node.node_id)
+        return (other.slowness for other in others if other.can_take(now))
+
+    def cache_events(self, peer: str, message: CacheEvents) -> CacheReplay | None:
+        node = self.find(message.node_id, message.epoch)
+        if not self._follows_caches or node is None or node.peer != peer:
+            return None
+        is_taken = node.pages.take(message)
+        if sum(len(each.pages) for each in self._nodes.values()) > MAX_PAGES:
+            max(self._nodes.values(), key=lambda each: len(each.pages)).pages.forget_pages()
+        if is_taken or node.pages.is_asked:
+            return None
+        node.pages.is_asked = True
+        return CacheReplay(node.node_id, node.pages.seq)
+
+    def missed_events(self, node: RegisteredNode, beat: Heartbeat) -> CacheReplay | None:
+        if not self._follows_caches or not node.pages.is_behind(beat.cache_seq):
+            return None
+        node.pages.is_asked = True
+        return CacheReplay(node.node_id, node.pages.seq)
+
+    def seen(self, node: RegisteredNode, now: float) -> None:
+        node.last_seen = now
+        node.is_silent = False
+
+    def remove(self, node: RegisteredNode) -> None:
+        if self._nodes.get(node.node_id) is node:
+            del self._nodes[node.node_id]
+            self._kinds.leave(node.kind, node.node_id)
+            self._measure()
+
+    def newly_silent(self, now: float) -> list[RegisteredNode]:
+        late = [n for n in self._nodes.values() if not n.is_silent and now - n.last_seen > self.silence_s]
+        for node in late:
+            node.is_silent = True
+        return late
+
+    def usable(self, now: float) -> list[RegisteredNode]:
+        """Return the nodes that may get a request. If every breaker is open, return all: a likely failure beats a
+        certain one."""
+        there = [node for node in self._nodes.values() if node.is_there]
+        return [node for node in there if node.breaker.allows(now)] or there
+
+    def is_anyone_there(self) -> bool:
+        return any(node.is_there for node in self._nodes.values())
+
+    def max_context(self) -> int | None:
+        """Return the largest context limit, if any. With the smallest, one node could make the router refuse long
+        requests."""
+        return max(self._contexts(), default=None)
+
+    def common_context(self) -> int | None:
+        """Return the context limit that every node meets: the default for requests without a length."""
+        return min(self._contexts(), default=None)
+
+    def _contexts(self) -> list[int]:
+        return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
+
+    def adapters(self) -> dict[str, str]:
+        """Return each LoRA adapter's digest by name. If nodes differ, the majority decides, so one node can't redefine
+        a name. On a tie, the oldest node decides."""
+        votes: dict[str, Counter[str]] = {}
+        there = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)
+        for node in there:
+            own = {adapter.name: adapter.digest for adapter in node.hello.adapters}  # one vote per name and node
+            for name, digest in own.items():
+                votes.setdefault(name, Counter())[digest] += 1
+        return {name: max(counts, key=lambda digest: counts[digest]) for name, counts in votes.items()}
+
+    def misfits(self) -> list[Misfit]:
+        return self._kinds.misfits()
+
+
+def not_held_back(nodes: Sequence[RegisteredNode]) -> Sequence[RegisteredNode]:
+    return [node for node in nodes if not node.is_held_back] or nodes
+
+
+def misfits_of(node: RegisteredNode) -> list[tuple[Kind, Misfit]]:
+    return [(other, misfit(node.node_id, other, differs)) for other, differs in node.kind.apart.items()]
+
+
+def fitting(prefills: Sequence[RegisteredNode], decode: RegisteredNode) -> list[RegisteredNode]:
+    strangers = decode.kind.apart
+    return [node for node in prefills if node.kind not in strangers]

@@ -1,0 +1,207 @@
+"""One HTTP exchange over ASGI: a bounded body, one answer, and the client's hang-up.
+
+An answer that comes before the body's end is sent at once. Then the rest of the body is read and dropped for a while.
+If the server closed the connection with unread bytes, the kernel would reset it, and the client would lose the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+from collections.abc import Callable, Sequence
+
+from starlette.types import Message, Receive, Scope, Send
+
+from router.http.body_budget import BodyBudget, BodyHold
+from router.http.codings import codings_of
+from router.http.decoding import BodyDecoding
+from router.http.errors import JSON_TYPE, BodyTimeout
+from router.http.exchanges import SendWhole
+from router.tenants.tenant import EVERYBODY, Tenant
+from shared.core.errors import BatonError, BodyTooLarge
+
+Header = tuple[bytes, bytes]
+SendChunk = Callable[[bytes], bool]  # sends a part of an answer, or returns False if it would have to wait
+BODY_TIMEOUT_S = 30.0
+DROP_S = 30.0  # time for the rest of a body after an early answer
+DROP_BYTES = 64 << 20  # and limit on its size
+BOM = b"\xef\xbb\xbf"
+# names of values in an ASGI scope's `state`
+HANG_UP = "hang_up"  # the function that closes the connection
+SEND_CHUNK = "send_chunk"  # the SendChunk
+REQUEST_ID = b"x-request-id"
+MAX_ID = 128
+UNSAFE = re.compile(r"[^\x21-\x7e]")
+
+
+class ClientGone(Exception):
+    """The client has hung up."""
+
+
+class Connection:
+    """`status` is None until the headers are sent.
+
+    The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The owner must end
+    `body_hold`.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        slow_reader_s: float,
+        bodies: BodyBudget | None = None,
+        decoding: BodyDecoding | None = None,
+    ) -> None:
+        self.scope = scope
+        self.status: int | None = None
+        self.failure: BatonError | None = None  # a stream's error, raised after the headers were sent
+        self.request_id = ""
+        self.id_headers: tuple[bytes, ...] = (REQUEST_ID,)
+        self.more_headers: dict[bytes, bytes] = {}
+        self.tenant: Tenant = EVERYBODY
+        self.is_answered = False
+        self.was_admitted = False
+        self._is_read = False  # whether the whole body was received
+        self._decoding = decoding
+        self._receive = receive
+        self._send = send
+        self._send_whole: SendWhole | None = getattr(send, "whole", None)
+        self._slow_reader_s = slow_reader_s
+        self.body_hold = BodyHold(bodies, (scope.get("client") or ("",))[0])
+        self._send_chunk: SendChunk | None = scope.get("state", {}).get(SEND_CHUNK)
+
+    def name(self, given: str | None) -> None:
+        """Use the client's request id, without unsafe characters."""
+        safe = UNSAFE.sub("", (given or "")[:MAX_ID])
+        self.request_id = safe or self.request_id or f"req-{secrets.token_hex(12)}"
+
+    def header(self, name: bytes) -> str | None:
+        values = [value for key, value in self.scope["headers"] if key == name]
+        return values[0].decode("latin-1") if values else None
+
+    async def body(self, limit: int) -> bytes:
+        """Return the decoded body, without a byte order mark.
+
+        Raise BodyTooLarge, BodyTimeout, BodiesFull, CodingRefused, InvalidRequest or ClientGone."""
+        codings = codings_of(value for name, value in self.scope["headers"] if name == b"content-encoding")
+        if not codings:
+            return (await self._raw_body(limit)).removeprefix(BOM)
+        assert self._decoding is not None
+        raw = await self._raw_body(limit)
+        return (await self._decoding.decoded(raw, reversed(codings), limit, self.body_hold)).removeprefix(BOM)
+
+    async def _raw_body(self, limit: int) -> bytes:
+        declared = self.header(b"content-length") or "0"
+        if declared.isdigit() and int(declared) > limit:
+            raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await self._read(limit)
+        except TimeoutError:
+            raise BodyTimeout("the request body did not come in time") from None
+
+    async def _read(self, limit: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part, self._is_read = message.get("body", b""), not message.get("more_body", False)
+            size += len(part)
+            if size > limit:
+                raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
+            self.body_hold.take(len(part))
+            parts.append(part)
+            if self._is_read:
+                return b"".join(parts)
+
+    async def hung_up(self) -> None:
+        """Wait until the client closes the connection. Call `body` first."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def start(self, status: int, headers: Sequence[Header]) -> None:
+        self.status = status
+        await self._out({"type": "http.response.start", "status": status, "headers": self._sent(headers)})
+
+    def _sent(self, headers: Sequence[Header]) -> list[Header]:
+        named = [(name, self.request_id.encode()) for name in self.id_headers]
+        return [*headers, *named, *self.more_headers.items()]
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send a part of the body. An answer with a content-length has one part.
+
+        While the client keeps up, a stream's events bypass the timer and the server's checks."""
+        if data and not last and self._send_chunk is not None and self._send_chunk(data):
+            return
+        self.is_answered = last
+        await self._out({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def answer(self, status: int, data: bytes, headers: Sequence[Header] = (JSON_TYPE,)) -> None:
+        headers = [*headers, (b"content-length", str(len(data)).encode())]
+        is_early = not self._is_read and self._has_body()
+        if self._send_whole is not None and not is_early and self._send_whole(status, self._sent(headers), data):
+            self.status, self.is_answered = status, True
+            return
+        await self.start(status, headers)
+        if is_early:
+            await self._out({"type": "http.response.body", "body": data, "more_body": True})
+            data = b""
+            await self._drop_rest()
+        await self.write(data, last=True)
+
+    def _has_body(self) -> bool:
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self.scope["headers"])
+
+    async def _drop_rest(self) -> None:
+        """Read the rest of the body. Hang up if it does not end. Raise ClientGone."""
+        num_bytes = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DROP_S):
+                while num_bytes <= DROP_BYTES:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    num_bytes += len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
+        self._hang_up()
+        await self.hung_up()
+        raise ClientGone
+
+    async def _out(self, message: Message) -> None:
+        """If the client reads too slowly, hang up and raise ClientGone."""
+        try:
+            async with asyncio.timeout(self._slow_reader_s):
+                await self._send(message)
+        except (TimeoutError, OSError):
+            self._hang_up()
+            raise ClientGone from None
+
+    def unsent(self) -> Unsent:
+        """Return an exchange for the same request, which keeps the answer in `data`. Both share `more_headers`."""
+        unsent = Unsent(self.scope, self._receive, self._slow_reader_s)
+        unsent.tenant = self.tenant
+        unsent.more_headers = self.more_headers
+        return unsent
+
+    def _hang_up(self) -> None:
+        hang_up = self.scope.get("state", {}).get(HANG_UP)
+        if hang_up is not None:
+            hang_up()
+
+
+class Unsent(Connection):
+    def __init__(self, scope: Scope, receive: Receive, slow_reader_s: float) -> None:
+        super().__init__(scope, receive, self._keep, slow_reader_s)
+        self._send_chunk = None
+        self._is_read = True  # by the exchange that it was made from
+        self.data = b""
+
+    async def _keep(self, message: Message) -> None:
+        self.data += message.get("body", b"")

@@ -1,0 +1,109 @@
+"""Run the HTTP server and the gateway on one uvloop.
+
+SIGTERM, SIGINT -> new requests get 503 -> open ones may finish for shutdown_s -> the rest get an error -> sockets close
+a second signal -> the rest get an error immediately
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from router.dispatch.gateway import Gateway
+from router.http.protocol import HttpRules, LimitedProtocol
+from shared.config.endpoints import bracketed
+from shared.core.errors import ConfigError, NoNodes
+from shared.observe.log import Logger
+
+CLOSE_TIMEOUT_S = 2
+BACKLOG = 1024
+POLL_S = 0.05
+
+
+def bind_http(host: str, port: int) -> socket.socket:
+    """Bind before slow work, so that a taken port is reported early. Raise ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Accepted sockets inherit TCP_NODELAY: a token is smaller than a segment, and must not wait for the next token.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        listener.bind((host.strip("[]"), port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--port {port}: can't listen on {host}:{port}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without signal handlers: `serve` decides when it stops."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_http_server(app: ASGIApp, rules: HttpRules) -> HttpServer:
+    protocol: Any = partial(LimitedProtocol, rules)  # uvicorn expects a class here, and calls it
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+        timeout_keep_alive=rules.limits.keep_alive_s,
+    )
+    return HttpServer(config)
+
+
+async def serve(
+    app: ASGIApp, rules: HttpRules, listener: socket.socket, gateway: Gateway, log: Logger, shutdown_s: float
+) -> int:
+    """Serve until a signal or a crash, and return the exit code."""
+    stops: asyncio.Queue[int] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stops.put_nowait, number)
+    server = make_http_server(app, rules)
+    http = asyncio.create_task(server.serve(sockets=[listener]))
+    nodes = asyncio.create_task(gateway.run())
+    first_stop = asyncio.create_task(stops.get())
+    host, port = listener.getsockname()[:2]
+    log.info("serving", url=f"http://{bracketed(host)}:{port}", nodes=gateway.node_endpoint)
+    done, _ = await asyncio.wait({http, nodes, first_stop}, return_when=asyncio.FIRST_COMPLETED)
+    crashed = [task for task in (http, nodes) if task in done]
+    for task in crashed:
+        log.error("a part of the router stopped", error=task.exception() or "no error")
+    if not crashed:
+        await drain(gateway, log, shutdown_s, stops)
+    gateway.fail_all(NoNodes("this server is shutting down"))
+    server.should_exit = True
+    first_stop.cancel()
+    with contextlib.suppress(Exception):  # logged above
+        await http
+    nodes.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await nodes
+    return 1 if crashed else 0
+
+
+async def drain(gateway: Gateway, log: Logger, shutdown_s: float, stops: asyncio.Queue[int]) -> None:
+    gateway.is_stopping = True
+    log.info("stopping", open_requests=gateway.num_open)
+    deadline = asyncio.get_running_loop().time() + shutdown_s
+    while gateway.num_open and stops.empty() and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(POLL_S)

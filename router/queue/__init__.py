@@ -1,0 +1,1 @@
+"""Who is next, and how much each tenant may ask: admission, fair queue, rate limits."""
