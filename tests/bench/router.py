@@ -184,7 +184,7 @@ async def tokens_with_sockets() -> dict[str, float]:
     same_code = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     node = subprocess.Popen([sys.executable, "-P", __file__, "--nodes-of", link.endpoint], env=same_code)
     try:
-        gateway = asyncio.create_task(router.dispatch.gateway.run())
+        gateway = asyncio.create_task(router.gateway.run())
         while len(router.rig.registry) < len(DECODE_NODES):
             await asyncio.sleep(0.01)
         mailboxes = [router.open() for _ in range(ROWS * len(DECODE_NODES))]
@@ -245,7 +245,7 @@ def opening(num_nodes: int) -> dict[str, float]:
         router.report(num_nodes)
         open_s += cpu_s(lambda: opened.extend(router.open() for _ in range(AT_ONCE)))
     assert len(link.generates) == REPEATS, "requests wait in the router's queue"
-    close_s = cpu_s(lambda: [router.dispatch.gateway.close(mailbox) for mailbox in opened])
+    close_s = cpu_s(lambda: [router.gateway.close(mailbox) for mailbox in opened])
     placer = Placer(router.rig.registry, LeastLoad(), -1)  # by cost; a checkout without that hands all over
     most = len(PROMPT) + STEPS
     place_s = cpu_s(lambda: [placer.place(Wanted(len(PROMPT)), (), most) for _ in range(REPEATS)])
@@ -270,8 +270,8 @@ def crowded() -> dict[str, float]:
         if index % AT_ONCE == 0:
             router.report(100)
         router.open()
-    tick_s = cpu_s(lambda: [router.dispatch.gateway.tick() for _ in range(REPEATS)]) / REPEATS
-    lost = [cpu_s(lambda name=f"n{index}@1": router.dispatch.gateway.handle(PeerClosed(name))) for index in range(8)]
+    tick_s = cpu_s(lambda: [router.gateway.tick() for _ in range(REPEATS)]) / REPEATS
+    lost = [cpu_s(lambda name=f"n{index}@1": router.gateway.handle(PeerClosed(name))) for index in range(8)]
     return {"tick_ms": 1e3 * tick_s, "loss_ms": 1e3 * statistics.mean(lost)}
 
 

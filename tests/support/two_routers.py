@@ -114,7 +114,7 @@ class Site:
                 for action in node.tick(inbox, self.now):
                     self._carry(name, action)
             for router in list(self.routers.values()):
-                router.dispatch.gateway.tick()
+                router.gateway.tick()
             self.now += TICK_S
 
     def _carry(self, name: str, action: Dial | Outgoing | HangUp) -> None:

@@ -44,7 +44,7 @@ def test_a_drain_that_is_said_again_gives_no_more_time() -> None:
     site.run(1.0)
     known = router.rig.registry.named("d0")
     assert known is not None
-    router.dispatch.gateway.drain(known, Drain("d0", "stop"), LIMIT_S)
+    router.gateway.drain(known, Drain("d0", "stop"), LIMIT_S)
     site.inboxes["d0@1"].clear()
     move_at = known.move_at
     site.run(3.0)

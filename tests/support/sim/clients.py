@@ -158,12 +158,12 @@ class Client:
 
     def open(self, router: RouterHost, now: float) -> None:
         self.router, self._life, self.opened_at = router, router.lives, now
-        if router.dispatch.gateway is None:
+        if router.gateway is None:
             self._over("connection refused", now)
             return
         news = [NewRequest(list(r.prompt), r.num_sequences, r.sampling, r.seed) for r in self.plan.requests]
         try:
-            self._mailbox = router.dispatch.gateway.open(news)
+            self._mailbox = router.gateway.open(news)
         except BatonError as error:
             self._over(error.code, now)
             return

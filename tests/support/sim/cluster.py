@@ -278,17 +278,17 @@ def host_of(peer: str) -> str:
 
 
 def is_known(host: NodeHost, router: RouterHost) -> bool:
-    if host.node is None or router.dispatch.gateway is None:
+    if host.node is None or router.gateway is None:
         return False
     facts = host.node.ctx.facts
-    node = router.fleet.registry.find(facts.node_id, facts.epoch)
+    node = router.registry.find(facts.node_id, facts.epoch)
     return node is not None and node.is_there and node.load is not None
 
 
 def knows_cache(host: NodeHost, router: RouterHost) -> bool:
     assert host.node is not None
     facts = host.node.ctx.facts
-    node = router.fleet.registry.find(facts.node_id, facts.epoch)
+    node = router.registry.find(facts.node_id, facts.epoch)
     return node is not None and node.pages.names() == set(host.node.ctx.core.kv.cache.names())
 
 
@@ -341,10 +341,10 @@ def check_node(host: NodeHost) -> None:
 
 
 def check_router(router: RouterHost) -> None:
-    router.requests.journal.check_integrity()
-    if len(router.requests.journal) or router.dispatch.gateway is None or router.dispatch.gateway.num_open:
+    router.journal.check_integrity()
+    if len(router.journal) or router.gateway is None or router.gateway.num_open:
         raise Violation(f"{router.name}: requests are left in its journal")
-    for node in router.fleet.registry:
+    for node in router.registry:
         if node.open_sequences or node.open_prompt_tokens:
             work = f"{node.open_sequences} sequences, {node.open_prompt_tokens} prompt tokens"
             raise Violation(f"{router.name} thinks that {node.node_id} has {work} to do")

@@ -73,7 +73,7 @@ class Faults:
         """Other hosts that an open request ties to this one."""
         names: list[str] = []
         for router in self._living_routers():
-            for request in router.requests.journal.all():
+            for request in router.journal.all():
                 ids = [node.node_id for node in request.nodes]
                 if host.name in ids:
                     names += [router.name, *(name for name in ids if name != host.name)]
@@ -152,7 +152,7 @@ class Faults:
     def _is_known(self, host: NodeHost) -> bool:
         assert host.node is not None
         facts = host.node.ctx.facts
-        nodes = [router.fleet.registry.find(facts.node_id, facts.epoch) for router in self._living_routers()]
+        nodes = [router.registry.find(facts.node_id, facts.epoch) for router in self._living_routers()]
         return all(node is not None and node.is_there for node in nodes)
 
     def _acts(self) -> dict[str, Callable[[NodeHost, FaultPlan], None]]:
@@ -383,9 +383,9 @@ class Faults:
         self.told_to_leave(host, min(fault.lasts, 2.0))
         facts = host.node.ctx.facts
         for router in routers:
-            node = router.fleet.registry.find(facts.node_id, facts.epoch)
-            if node is not None and router.dispatch.gateway is not None and not router.is_frozen:
-                router.dispatch.gateway.drain(node, Drain(facts.node_id, then), min(fault.lasts, 2.0))
+            node = router.registry.find(facts.node_id, facts.epoch)
+            if node is not None and router.gateway is not None and not router.is_frozen:
+                router.gateway.drain(node, Drain(facts.node_id, then), min(fault.lasts, 2.0))
 
     def _fail_step(self, host: NodeHost, fault: FaultPlan) -> None:
         """The next forward raises."""
