@@ -28,7 +28,7 @@ def with_admin_key(config: ClusterConfig, log: Logger) -> ClusterConfig:
     try:
         ensure_key(path)
     except (OSError, RuntimeError) as error:
-        log.warning("no admin key could be written: /admin is off", path=str(path), error=error)
+        log.warning("no admin key could be written: /admin is off", path=str(path), reason=str(error))
         return config
     return replace(config, router=replace(config.router, admin_key_file=str(path)))
 

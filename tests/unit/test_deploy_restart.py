@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import stat
 import sys
 from collections.abc import Callable
@@ -78,8 +79,9 @@ def test_the_launcher_names_the_key_file(tmp_path: Path, monkeypatch: pytest.Mon
 def test_without_a_home_admin_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    config = ClusterConfig()
-    assert with_admin_key(config, Logger("up", sys.stderr)) is config
+    config, log = ClusterConfig(), io.StringIO()
+    assert with_admin_key(config, Logger("up", log)) is config
+    assert "Not a directory" in log.getvalue() and "Traceback" not in log.getvalue()
 
 
 def by_flag(key: Path, home: Path) -> str:
