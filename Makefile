@@ -15,7 +15,7 @@ PEERS ?=
 ROWS ?=
 GPU_FLAGS ?=
 
-.PHONY: help setup setup-dev run test test-deep test-long bench pictures lint mutants mutants-sampled sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
+.PHONY: help setup setup-dev run test test-deep test-long bench pictures lint mutants mutants-sampled mutants-arguments sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make pictures   README's pictures, from a real run"
 	@echo "make mutants    take safety away piece by piece; a named test must fail each time"
 	@echo "make mutants-sampled   150 changes drawn by seed where nothing may break silently; 85 % must be noticed"
+	@echo "make mutants-arguments 300 wrong arguments drawn by seed over routers, nodes, wire, scheduler; 90 % must be noticed"
 	@echo "make sim        the whole cluster simulated under faults, SEEDS=1000 random lives; says how to replay a failure"
 	@echo "make soak       load for MINUTES=30; memory, descriptors, threads must stay flat; FAULTS=--faults kills nodes meanwhile"
 	@echo "make fuzz       hostile nodes, tickets, outsiders and HTTP for SECONDS=600; nobody may end, trip or leak; SEED=n FUZZ='--mode http'"
@@ -75,6 +76,9 @@ mutants: setup-dev
 
 mutants-sampled: setup-dev
 	@$(BIN)/python tests/mutants/sampled.py
+
+mutants-arguments: setup-dev
+	@$(BIN)/python tests/mutants/sampled.py --arguments
 
 sim: setup-dev
 	@$(BIN)/python -m tests.support.sim.run --seeds $(SEEDS)

@@ -18,9 +18,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from areas import AREAS, NUM_CLUSTER_SEEDS, WHOLE_CLUSTER, tests_of
 from catalogue import ROOT, Slip, module_of, mutated, read_slips
 from run import copy_tree, replaced
-from sampled import AREAS, NUM_CLUSTER_SEEDS, OPTIONS, WHOLE_CLUSTER, tests_of
+from sampled import OPTIONS
 from trial import ALIVE, KILLED, Net, Trials, Verdict
 
 TEST_TIMEOUT_S = 240  # a whole cluster on a busy machine

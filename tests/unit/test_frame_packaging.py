@@ -45,6 +45,7 @@ TARGETS = (
     "lint",
     "mutants",
     "mutants-sampled",
+    "mutants-arguments",
     "test-gpu",
     "bench-gpu",
     "test-gpu-pair",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +37,7 @@ def under(number: int) -> bool:
 
 @pytest.fixture
 def tools(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    yield from loaded(monkeypatch, ("run", "graft", "trial", "sampled"))
+    yield from loaded(monkeypatch, ("run", "graft", "trial", "areas", "arguments", "sampled"))
 
 
 @pytest.fixture
@@ -96,15 +98,72 @@ def test_the_later_valid_result_for_a_place_counts(tools: SimpleNamespace, tmp_p
     again = sampled.Results(path)
     assert again.of == results.of
     assert [one.verdict.outcome for one in again.counted("pools")] == [trial.KILLED] and not again.counted("relay")
-    assert sampled.summarize(again) == 1.0
+    assert sampled.summarize(again, tools.areas.AREAS) == 1.0
     again.keep([second])
     assert list(again.of) == [second], "the code of the other has changed"
 
 
-def test_areas_name_files_and_tests_that_exist(tools: SimpleNamespace) -> None:
-    sampled = tools.sampled
-    quick, rest = sampled.all_tests()
+@pytest.mark.parametrize(("name", "wanted"), [("AREAS", 150), ("ARGUMENT_AREAS", 300)])
+def test_areas_name_files_and_tests_that_exist(tools: SimpleNamespace, name: str, wanted: int) -> None:
+    areas = getattr(tools.areas, name)
+    quick, rest = tools.areas.all_tests(areas)
     missing = [name for name in (*quick, *rest) if not (ROOT / name).exists()]
-    missing += [file for area in sampled.AREAS.values() for file in area.files if not (ROOT / file).exists()]
-    assert not missing
-    assert sum(area.wanted for area in sampled.AREAS.values()) == 150
+    missing += [file for area in areas.values() for file in area.files if not (ROOT / file).exists()]
+    assert not missing and all(area.files and area.quick for area in areas.values())
+    assert sum(area.wanted for area in areas.values()) == wanted
+
+
+WRONG = """
+class Books:
+    def __init__(self, old: list[int], new: list[int]) -> None:
+        self.old, self.new = old, new
+        self.by_key: dict[tuple[str, int], int] = {}
+        self.at_key: dict[tuple[str, int], int] = {}
+    def find(self, peer: str, lease: int) -> int:
+        if (peer, lease) in self.by_key:
+            return self.by_key[peer, lease]
+        return moved(lease, self.by_key.get((peer, 0), 1))
+    def is_newer(self, a: int, b: int) -> bool:
+        return (a, b) > (self.a, self.b)
+    def most(self, rows: list[int], i: int) -> int:
+        return max(rows[i], 0)
+    def both(self) -> list[int]:
+        return [*self.old, *self.new]
+def moved(source: int, target: int) -> int:
+    return source - target
+"""
+WRONG_LINES = {
+    "part": {
+        "return (a,) > (self.a,)",
+        "return (b,) > (self.b,)",
+        "if (peer,) in self.by_key:",
+        "if (lease,) in self.by_key:",
+    },
+    "swapped": {"return moved(self.by_key.get((peer, 0), 1), lease)"},
+    "first": {"return max(rows[0], 0)"},
+    "older": {"return min(rows[i], 0)"},
+    "less": {"return [*self.new]", "return [*self.old]"},
+}
+
+
+def test_a_wrong_argument_of_each_kind_is_drawn(tools: SimpleNamespace) -> None:
+    arguments, before = tools.arguments, set(ast.unparse(ast.parse(WRONG)).splitlines())
+    found: dict[str, set[str]] = {}
+    for change in arguments.changes(ast.parse(WRONG), arguments.read_signatures([WRONG])):
+        after = ast.unparse(ast.parse(arguments.applied(WRONG, change))).splitlines()
+        found.setdefault(change.kind, set()).add(next(line.strip() for line in after if line not in before))
+    assert {kind: lines for kind, lines in found.items() if kind != "other"} == WRONG_LINES
+    assert any("self.at_key" in line for line in found["other"])
+
+
+def test_a_seed_draws_the_same_wrong_arguments(tools: SimpleNamespace) -> None:
+    arguments = tools.arguments
+    signatures, sources = arguments.read_signatures([WRONG]), {"a.py": WRONG, "b.py": WRONG}
+    first, second = (
+        [
+            (file, change.kind, change.edits[0][1])
+            for file, change in arguments.draw(sources, signatures, random.Random(7))
+        ]
+        for _ in range(2)
+    )
+    assert first == second and len(first) > 10
