@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.clients.agents import CLAUDE_CODE, ONLY_BEARER, SPOKEN, run_claude_code, said, session
+from tests.clients.agent_programs import CLAUDE_CODE, ONLY_BEARER, SPOKEN, run_claude_code, said, session
 from tests.clients.tally import Tally, from_arguments
 
 

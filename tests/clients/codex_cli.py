@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.clients.agents import CODEX, SPOKEN, run_codex, run_codex_built_in, said, session
+from tests.clients.agent_programs import CODEX, SPOKEN, run_codex, run_codex_built_in, said, session
 from tests.clients.tally import Tally, from_arguments
 
 

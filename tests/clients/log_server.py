@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.clients.agents import Agent
+from tests.clients.agent_programs import Agent
 
 SAID = "all done"
 Event = dict[str, Any]

@@ -8,7 +8,7 @@ import urllib.request
 from datetime import datetime
 from typing import Any
 
-from tally import Tally, from_arguments
+from tests.clients.tally import Tally, from_arguments
 
 Json = dict[str, Any]
 # a user's chat after Open WebUI has translated it

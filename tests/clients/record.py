@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.clients.agents import CLAUDE_CODE, CODEX, Agent, run_claude_code, run_codex, run_codex_built_in, said
+from tests.clients.agent_programs import CLAUDE_CODE, CODEX, Agent, run_claude_code, run_codex, run_codex_built_in, said
 from tests.clients.alone import Done, alone
 from tests.clients.environment import ensure, version_of
 from tests.clients.log_server import SAID, Kept, logging_server

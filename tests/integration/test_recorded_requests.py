@@ -14,7 +14,7 @@ import pytest
 from shared.config.pieces import make_pieces
 from shared.model.scripted import ANSWER, script_of
 from shared.wire.messages import Generate
-from tests.clients.agents import CLAUDE_CODE, CODEX, Agent
+from tests.clients.agent_programs import CLAUDE_CODE, CODEX, Agent
 from tests.clients.record import FOLDER, MODEL, bodies_of
 from tests.support import router_fake_node
 from tests.support.patience import HANG_GUARD_S

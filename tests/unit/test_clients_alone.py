@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.clients import alone as module
-from tests.clients.agents import CLAUDE_CODE, CODEX, Agent, said
+from tests.clients.agent_programs import CLAUDE_CODE, CODEX, Agent, said
 from tests.clients.alone import Alone, Done, alone, relayed, why_not_alone
 from tests.clients.log_server import SAID, logging_server
 from tests.support.answering import answering

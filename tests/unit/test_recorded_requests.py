@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.clients import record
-from tests.clients.agents import CLAUDE_CODE
+from tests.clients.agent_programs import CLAUDE_CODE
 from tests.clients.log_server import Kept
 from tests.clients.record import FOLDER, bodies_of, faults_of, fixture_of
 from tests.clients.words import replaced
