@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from router.api.ollama_models import check_served
 from router.http.connection import Connection
 from router.http.errors import NotFound
 
@@ -48,6 +49,7 @@ class MissingPaths:
 
     async def handle(self, connection: Connection) -> None:
         path = connection.scope["path"][:MAX_SHOWN]
+        check_served(path)
         known = not_served(path)
         if known is not None:
             raise NotFound(f"{known[0]}: not served here; {known[1]}")

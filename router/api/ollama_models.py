@@ -16,7 +16,6 @@ from router.api.ollama import LATEST, served_name
 from router.api.ollama_writer import time_text
 from router.api.resolve import Resolver
 from router.http.connection import Connection
-from router.http.errors import NotFound
 from router.text.chat_template import DEFAULT
 from router.tools.reasoning import thought_tags
 from shared.core.errors import InvalidRequest
@@ -143,10 +142,8 @@ async def version(connection: Connection) -> None:
     await connection.answer(200, msgspec.json.encode({"version": VERSION}))
 
 
-async def not_served(connection: Connection) -> None:
+def check_served(path: str) -> None:
     """Raise a 400 for a known path: on a 404, clients take the model to be missing, and pull it."""
-    path = connection.scope["path"]
     for known, why in NOT_SERVED.items():
         if path == known or path.startswith(f"{known}/"):
             raise InvalidRequest(why)
-    raise NotFound("there is nothing at this path")

@@ -10,7 +10,7 @@ from router.api.admin import AdminHandlers
 from router.api.endpoint import Endpoint, EndpointRules
 from router.api.handlers import Handlers
 from router.api.missing import MissingPaths
-from router.api.ollama_models import not_served, version
+from router.api.ollama_models import version
 from router.api.openapi import OpenApi
 from router.api.playground import Playground
 from router.tenants.book import Tenants
@@ -35,7 +35,6 @@ def build_routes(
         Route("/api/ps", Endpoint(rules, "GET", handlers.ollama_running, needs_key=True)),
         Route("/api/show", Endpoint(rules, "POST", handlers.ollama_show, needs_key=True)),
         Route("/api/version", Endpoint(rules, "GET", version)),
-        Route("/api/{rest:path}", Endpoint(rules, "", not_served)),
         Route("/openapi.json", Endpoint(rules, "GET", OpenApi().document)),
         Route("/health", Endpoint(rules, "GET", handlers.health)),
         Route("/ready", Endpoint(rules, "GET", handlers.ready)),

@@ -19,7 +19,7 @@ from shared.observe.log import Logger
 from shared.observe.metrics import RequestMetrics
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
-SERVED = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health")
+SERVED = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/api/tags", "/tokenize", "/health")
 
 
 def make_rules() -> EndpointRules:
@@ -101,6 +101,8 @@ def test_an_api_that_is_not_served_is_named(path: str, method: str) -> None:
         ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
         ("/v1/model", "did you mean /v1/models?"),
         ("/healthz", "did you mean /health?"),
+        ("/api/tag", "did you mean /api/tags?"),
+        ("/api/event_logging/batch", "there is nothing at '/api/event_logging/batch'; the API is at"),
         ("/favicon.ico", f"the API is at {', '.join(SERVED)}"),
         ("/" + "x" * 10_000, f"the API is at {', '.join(SERVED)}"),
         ("", "the API is at"),
