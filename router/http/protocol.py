@@ -340,6 +340,7 @@ class LimitedProtocol(HttpToolsProtocol):
         for cycle in (self._answering, self.cycle):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
+                cycle.waiting_for_100_continue = False  # nothing can be written after `_linger`
                 cycle.message_event.set()
 
     def _forget_waiting(self) -> None:

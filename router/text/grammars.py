@@ -29,6 +29,8 @@ def of_schema(schema: Mapping[str, Any] | str, prepare: Callable[[Any], Any] = l
     """`prepare`: changes the schema, whose size was checked."""
     try:
         given = json.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(given, Mapping):
+            raise ValueError("it is another JSON value")
         json.dumps(given)
         check_size(given)
         text = json.dumps(prepare(given))

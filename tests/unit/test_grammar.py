@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from llguidance import LLMatcher
 
 from router.text import grammars
 from router.text.load import load_text_model
+from router.tools.closed_objects import prepared
 from shared.config.vocab_bytes import Vocabulary
 from shared.config.vocabulary import hashlm_vocabulary, read_vocabulary
 from shared.core.errors import InvalidRequest, StepFailed
@@ -191,6 +193,7 @@ def nested(depth: int) -> dict[str, Any]:
         lambda: grammars.of_grammar("start: " + " ".join(f"x{i}" for i in range(5)) + "\n"),
         lambda: grammars.of_choices(["x" * 1000] * 1000),
         lambda: grammars.of_schema("[1]"),
+        *(partial(grammars.of_schema, text, prepared) for text in ("null", "true", "-1", '"a"', "[]")),
         lambda: grammars.of_schema('{"a": '),
         lambda: grammars.of_schema(nested(100)),
         lambda: grammars.of_schema({"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(600)}}),

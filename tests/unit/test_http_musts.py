@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router.http.connection import Connection
+from router.http.connection import ClientGone, Connection
 from router.http.errors import MediaTypeRefused, Unauthorized, error_headers
 from tests.support.http_musts import RFC_9110, RFC_9112, Must
 from tests.support.http_site import GET, LIMIT, SLOW_READER_S, Site, sent, serve, status
@@ -97,6 +97,31 @@ def test_a_body_that_ends_early_is_not_served(framing: bytes) -> None:
         writer.close()
 
     serve(told, make=Whole)
+
+
+class Noting(Whole):
+    """Notes what ended each request, if not an answer."""
+
+    ends: list[BaseException]
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().app(scope, receive, send)
+        except Exception as error:
+            self.ends.append(error)
+
+
+def test_a_client_that_waits_for_100_is_gone_once_it_is_refused() -> None:
+    """Nothing can be written any more: the sending side is closed."""
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def told(site: Site, port: int) -> None:
+        assert isinstance(site, Noting)
+        site.ends = []
+        got = await sent(port, head + b"no number\r\n")
+        assert status(got) == 400 and [type(end) for end in site.ends] == [ClientGone]
+
+    serve(told, make=Noting)
 
 
 def test_an_answer_without_a_key_names_the_scheme() -> None:
