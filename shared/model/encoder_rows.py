@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from shared.model.interface import ModelInputs
 
 
@@ -24,9 +22,3 @@ def encoder_rows(inputs: ModelInputs) -> list[tuple[int, int, int]]:
             raise ValueError(f"row {row}: positions {first} to {first + end - begin - 1} of {length} encoder tokens")
         found.append((row, begin, length))
     return found
-
-
-def is_decoder(inputs: ModelInputs, token_rows: torch.Tensor) -> torch.Tensor:
-    """Return (T,) bool, True for decoder tokens. `token_rows` (T,): each token's row."""
-    assert inputs.encoder_lens is not None
-    return inputs.positions >= inputs.encoder_lens[token_rows]

@@ -17,7 +17,6 @@ from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
-from shared.model.hashlm.reference import reference_run
 from shared.node.core import NodeCore
 from shared.sched.draft_length import FixedWidth
 from shared.sched.events import Emitted, Ended, HandoffUnpinned
@@ -33,6 +32,7 @@ from tests.support.core_rig import (
     make_core,
     run_local,
 )
+from tests.support.hashlm_reference import reference_run
 
 BACKENDS = ("inline", "cpu", "simulated")
 
