@@ -18,7 +18,6 @@ KERNEL = "a CPU kernel: declared by the model's or sampler's accessor"
 HOST = "host arrays, no tensors"
 ALLOWED = {
     "prefill_node/pulls.py": HOST,
-    "shared/model/encoder_rows.py": HOST,
     "shared/model/packed_weights.py": "weights on their way to a file, packed for a CPU",
     "shared/model/t5.py": HOST,
     "shared/model/hashlm/model.py": KERNEL,
