@@ -147,7 +147,7 @@ TOOLS = {
         generate.add_arguments,
         generate.run,
     ),
-    "head": Tool("train, measure, import and export draft heads", head.DESCRIPTION, head.add_arguments, head.run),
+    "head": Tool("measure draft heads", head.DESCRIPTION, head.add_arguments, head.run),
     "keys": Tool("make, show, rotate and remove the keys of a cluster", keys.DESCRIPTION, keys.add_arguments, keys.run),
     "load": Tool(
         "load any OpenAI-compatible server, and check its answers",

@@ -1,1 +1,1 @@
-"""Programs beside a cluster: load test, planner, proof, doctor, head training. Serving code imports none of them."""
+"""Programs beside a cluster: load test, planner, proof, doctor, draft heads. Serving code imports none of them."""

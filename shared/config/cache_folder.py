@@ -15,6 +15,6 @@ def kernels_folder() -> Path:
 
 
 def baton_folder() -> Path:
-    named = os.environ.get("XDG_CACHE_HOME", "")
+    named = os.environ.get("XDG_CACHE_HOME", "")  # noqa: TID251
     caches = Path(named) if named.startswith("/") else Path("~/.cache").expanduser()
     return caches / "baton"

@@ -121,7 +121,7 @@ def num_threads(plan: CorePlan) -> int:
 
 
 def visible_gpus() -> str | None:
-    return os.environ.get("CUDA_VISIBLE_DEVICES")
+    return os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251
 
 
 def environment(plan: CorePlan) -> dict[str, str]:
@@ -137,7 +137,7 @@ def environment(plan: CorePlan) -> dict[str, str]:
 
 
 def apply(plan: CorePlan) -> None:
-    os.environ.update(environment(plan))
+    os.environ.update(environment(plan))  # noqa: TID251
     if not plan.cpus or not hasattr(os, "sched_setaffinity"):
         return
     try:

@@ -11,7 +11,6 @@ from shared.config.options import Option, flag_name, option_of, parse_bytes, sho
 from shared.core.errors import ConfigError
 
 P = TypeVar("P")
-Concerns = Mapping[str, type]
 Values = dict[str, dict[str, Any]]  # concern -> field -> value
 
 

@@ -9,14 +9,13 @@ its own.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shared.config.flags import Values, concerns_of, fields_of, from_sections, sections_of
+from shared.config.flags import Values, concerns_of, fields_of, from_sections
 from shared.config.options import Option, option_of, parse_bytes
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RayClusterConfig, RouterProcessConfig
 from shared.core.errors import ConfigError
@@ -100,10 +99,3 @@ def kind_text(kind: Any, declared: Option) -> str:
         tuple[int, ...]: "a list of whole numbers",
     }
     return texts[kind]
-
-
-def replaced(config: P, **changes: Mapping[str, Any]) -> P:
-    """Return a changed copy. For example, replaced(config, node={"node_id": "x"})."""
-    sections = sections_of(config)
-    changed = {section: dataclasses.replace(sections[section], **dict(fields)) for section, fields in changes.items()}
-    return from_sections(type(config), sections | changed)

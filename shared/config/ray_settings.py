@@ -81,8 +81,8 @@ def environment(address: str) -> dict[str, str]:
 
 def apply(address: str) -> None:
     """Set Ray's variables in this process, before `import ray`."""
-    os.environ.update(environment(address))
+    os.environ.update(environment(address))  # noqa: TID251
 
 
 def inherited() -> dict[str, str]:
-    return dict(os.environ)
+    return dict(os.environ)  # noqa: TID251

@@ -161,10 +161,6 @@ class Gpu(Protocol):
         """Return uninitialised host memory for asynchronous copies."""
         ...
 
-    def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
-        """After the tensor is freed, keep its memory until `stream` has done all earlier work."""
-        ...
-
     def new_graph_memory(self) -> object:
         """Return a memory pool, which graphs captured one after another may share."""
         ...

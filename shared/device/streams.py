@@ -15,11 +15,10 @@ from shared.device.cuda import CudaStream
 from shared.device.cuda_thread import ThreadedCudaStream
 from shared.device.gpu import Gpu
 from shared.device.inline import InlineStream
-from shared.device.simulated import World
 from shared.device.stream import Stream
 from shared.device.torch_cuda import TorchCuda
 
-STREAM_KINDS = ("inline", "cpu", "cuda", "simulated")
+STREAM_KINDS = ("inline", "cpu", "cuda")
 NAMES = ("forward", "copy", "transfer", "cold")
 
 
@@ -68,7 +67,6 @@ def make_streams(
     notify: Callable[[], None] = do_nothing,
     device: torch.device | None = None,
     gpu: Gpu | None = None,
-    world: World | None = None,
     num_stages: int = 1,
 ) -> StreamSet:
     """Raise ConfigError for an unknown `kind`.
@@ -77,7 +75,6 @@ def make_streams(
     - `notify`: a worker or watcher (cpu, cuda) calls it after each completion on the copy, transfer and cold streams.
       The host waits only for these streams.
     - `gpu`, `device`: used by cuda. The defaults are torch.cuda and its current device.
-    - `world`: the simulated kind needs it.
     - `num_stages`: number of stages in the model's pipeline. Each later stage has its own stream, even if the
       kind is inline.
     """
@@ -94,10 +91,7 @@ def make_streams(
     if kind == "cuda" and not behind:
         gpu = gpu or TorchCuda()
         return cuda_streams(gpu, device or gpu.current_device(), on_thread_start, notify)
-    if kind == "simulated" and world is not None:
-        simulated = (world.stream(name) for name in NAMES)
-        return StreamSet(*simulated, stages=tuple(map(world.stream, behind)))
-    raise ConfigError(f"streams '{kind}': choose one of {', '.join(STREAM_KINDS)} (simulated needs a world)")
+    raise ConfigError(f"streams '{kind}': choose one of {', '.join(STREAM_KINDS)}")
 
 
 def cuda_streams(

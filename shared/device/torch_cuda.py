@@ -63,9 +63,6 @@ class TorchCuda:
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
-    def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
-        tensor.record_stream(cast(torch.cuda.Stream, stream))
-
     def new_graph_memory(self) -> object:
         return torch.cuda.graph_pool_handle()
 

@@ -27,14 +27,12 @@ class Drafter(Protocol):
       crosses the hand-off.
     - relay_specs: state that `extend` leaves in the FutureMap for the next `propose`; it crosses the hand-off.
     - key_lookahead: 1 if a slot's draft KV depends on the next token. A token's cache key then covers the next token.
-    - most_late: on a CPU, the largest number of a decode row's newest tokens whose draft KV may not be written yet.
     - reads_history: whether `propose` reads the FutureMap's history. If so, every row keeps a history.
     """
 
     state_name: str
     relay_specs: Sequence[RelaySpec]
     key_lookahead: int
-    most_late: int
     reads_history: bool
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
@@ -51,7 +49,7 @@ class Drafter(Protocol):
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
-        """Write draft KV for all T tokens of the step. A plain decode step's draft KV may be written later.
+        """Write draft KV for all T tokens of the step.
 
         Return one (B, *shape) tensor for each name in `relay_specs`. Values of rows that do not emit are never read.
         Without plan.drafts_next, {} is enough.

@@ -128,13 +128,6 @@ class BlockWeights:
         codes = None if self.codes is None else Codes(*map(change, self.codes.tensors()))
         return BlockWeights(self.format, change(self.numbers), change(self.scales), lows, codes)
 
-    def dense(self) -> torch.Tensor:
-        """Return (N, K) float32."""
-        block = self.format.block
-        values = (self.numbers.float() - self.format.zero) * self.scales.repeat_interleave(block, dim=1)
-        values = values if self.lows is None else values + self.lows.repeat_interleave(block, dim=1)
-        return hadamard(values, self.format.hadamard)
-
 
 def hadamard(rows: torch.Tensor, size: int) -> torch.Tensor:
     """Multiply each `size` numbers of rows (..., K) float32 by H, in a fixed order: neighbours are added last."""

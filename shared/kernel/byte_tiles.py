@@ -10,14 +10,23 @@ from numba.core import cgutils
 
 from shared.kernel.attend_numba import SCALE_BYTES
 from shared.kernel.byte_rows import BYTES_ONLY, Rounding
-from shared.kernel.exponent import emit_exp
 from shared.kernel.items import Items
-from shared.kernel.jit import emit_call, emitted, emitted_for_constants
+from shared.kernel.jit import (
+    EXP_TERMS,
+    LN2_HIGH,
+    LN2_LOW,
+    LOG2E,
+    emit_call,
+    emit_for_floats,
+    emitted,
+    emitted_for_constants,
+)
 from shared.kernel.product import COLUMNS, FLOAT, LONG, STEPS, SUMS, WORD, read_at, spread, write_at
 from shared.kernel.scratch import LINE_BYTES
 from shared.kernel.sums import folded
 from shared.kernel.vectors import Vectors
 
+LEAST_EXPONENT = -87.0
 BLOCK = 64  # keys
 ZERO = 128  # keys and values are repacked as unsigned bytes: number + ZERO
 SIGNS = 0x80808080  # of four bytes: flipping a sign bit adds ZERO
@@ -159,3 +168,25 @@ def _dealt(builder: Any, x: Any, y: Any) -> list[Any]:
     lanes = [[lane + skip for lane in order] for skip in (0, count // 2)]
     kind = ir.VectorType(ir.IntType(32), count)
     return [builder.shuffle_vector(x, y, ir.Constant(kind, chosen)) for chosen in lanes]
+
+
+def emit_exp(builder: Any, value: Any) -> Any:
+    """Emit jit.exp32 for vectors, with fixed roundings: 2^power * exp(rest), with |rest| <= log(2) / 2."""
+    kind, words = value.type, ir.VectorType(ir.IntType(32), value.type.count)
+
+    def constant(number: float) -> Any:
+        return ir.Constant(kind, [number] * kind.count)
+
+    def fused(x: Any, y: Any, z: Any) -> Any:
+        return emit_for_floats(builder, "llvm.fma", x, y, z)
+
+    value = builder.select(builder.fcmp_ordered("<", value, constant(LEAST_EXPONENT)), constant(LEAST_EXPONENT), value)
+    power = emit_for_floats(builder, "llvm.floor", fused(value, constant(LOG2E), constant(0.5)))
+    rest = fused(power, constant(-LN2_LOW), fused(power, constant(-LN2_HIGH), value))
+    series = constant(EXP_TERMS[0])
+    for term in EXP_TERMS[1:]:
+        series = fused(series, rest, constant(term))
+    total = builder.fadd(fused(series, builder.fmul(rest, rest), rest), constant(1.0))
+    bias, places = (ir.Constant(words, [number] * kind.count) for number in (127, 23))
+    raised = builder.shl(builder.add(builder.fptosi(power, words), bias), places)
+    return builder.fmul(total, builder.bitcast(raised, kind))

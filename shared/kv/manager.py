@@ -51,7 +51,7 @@ class KVManager:
         return self.allocator.num_free + self.cache.num_evictable
 
     def alloc_pages(self, n: int, owner: str = "unnamed") -> PageIds | None:
-        """Allocate n pages, evicting if needed, or return None. Pass the pages to `append` or `free_pages`."""
+        """Allocate n pages, evicting if needed, or return None. Pass the pages to `append`."""
         missing = n - self.allocator.num_free
         if missing > self.cache.num_evictable:
             return None
@@ -61,10 +61,6 @@ class KVManager:
         if pages is not None:
             self._last_owner[pages] = owner
         return pages
-
-    def free_pages(self, pages: PageIds) -> None:
-        """Free pages that no row has."""
-        self.allocator.free(pages)
 
     def flush_cache(self) -> int:
         pages = self.cache.flush()

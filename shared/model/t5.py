@@ -17,7 +17,6 @@ from torch.nn.functional import gelu, linear, relu
 
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.encoder_rows import encoder_rows
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
 
 KV_PLANE = "kv"
@@ -241,3 +240,22 @@ class RowSlots:
     def _at(self, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         positions = torch.arange(first, end)
         return self._pages[positions // self._page_size], positions % self._page_size
+
+
+def encoder_rows(inputs: ModelInputs) -> list[tuple[int, int, int]]:
+    """Return (row, first token, number of encoder tokens) for each row with encoder input.
+
+    Raises ValueError if a step has only a part of an input, because all tokens of an input read each other.
+    """
+    assert inputs.encoder_lens is not None
+    found = []
+    starts, lens = inputs.cu_q_lens.tolist(), inputs.encoder_lens.tolist()
+    for row, length in enumerate(lens):
+        begin, end = starts[row], starts[row + 1]
+        first = int(inputs.positions[begin]) if begin < end else length
+        if first >= length:
+            continue
+        if first > 0 or end - begin < length:
+            raise ValueError(f"row {row}: positions {first} to {first + end - begin - 1} of {length} encoder tokens")
+        found.append((row, begin, length))
+    return found

@@ -13,7 +13,6 @@ from shared.core.errors import ConfigError
 from shared.model.config import LlamaConfig
 
 Shapes = dict[str, tuple[int, ...]]
-EXPERT_PARTS = ("gate", "up", "down")
 
 
 def tensor_shapes(config: LlamaConfig) -> Shapes:

@@ -115,7 +115,6 @@ def with_drafter(settings: SchedSettings, drafter: Drafter) -> SchedSettings:
     return replace(
         settings,
         key_lookahead=drafter.key_lookahead,
-        most_late=drafter.most_late if settings.device == "cpu" else 0,  # only CPUs write late
         reads_history=drafter.reads_history,
         relays_drafts=bool(drafter.relay_specs),
     )

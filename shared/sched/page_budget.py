@@ -127,9 +127,7 @@ class PageBudget:
         """
         if req.lacks_draft_state:
             return
-        # chunks write a prompt's draft KV at once
-        first_late = max(len(req.prompt_ids), len(ids) - self._settings.most_late)
-        keys = self.prefix_keys(req, ids)[:first_late]
+        keys = self.prefix_keys(req, ids)
         self.kv.insert_prefix(req.row, keys, len(keys))
 
     def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:

@@ -19,7 +19,6 @@ class SchedSettings:
     # whether chunks and decode rows share steps; otherwise their steps alternate
     mix: bool = True
     key_lookahead: int = 0  # see Drafter
-    most_late: int = 0  # see Drafter
     reads_history: bool = False  # see Drafter
     relays_drafts: bool = False  # whether drafts need state that the row's last step relayed
     needs_cpu_seq_lens: bool = False  # whether planning waits for exact lengths

@@ -12,26 +12,19 @@ EagleWorkerV2 drafts a tree (shared/speculation/draft_tree.py) or a chain:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.verify import Drafts, Verified, last_token_idx, next_ids
-from shared.kernel.libraries import has_numba
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.draft_head import DraftHead
 from shared.model.interface import ModelOutput
 from shared.speculation.draft_tree import Level, grow
 from shared.speculation.draw import Draw
-from shared.speculation.views import aux_of, per_row, view_at, view_of, window_of
-
-if TYPE_CHECKING:
-    from shared.kernel.late_rows import LateRows
-
-WRITTEN_TOGETHER = 8  # plain steps whose draft KV one pass writes
+from shared.speculation.views import aux_of, per_row, view_of, window_of
 
 
 class EagleWorkerV2:
@@ -44,14 +37,12 @@ class EagleWorkerV2:
     """
 
     key_lookahead = 1
-    most_late = WRITTEN_TOGETHER - 1
     reads_history = False
 
     def __init__(self, head: DraftHead, vocab_size: int, topk: int = 1, steps: int = 1) -> None:
         self._head = head
         self._vocab_size = vocab_size
         self._topk, self._steps = topk, steps
-        self._held: LateRows | None = None
         self.state_name = f"eagle, topk {topk}, head {head.weights_hash}"
         self.relay_specs: Sequence[RelaySpec] = (
             *((RelaySpec("topk_p", (topk,), torch.float32),) if topk > 1 else ()),
@@ -84,13 +75,6 @@ class EagleWorkerV2:
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
         ids, aux, rows = next_ids(fb, verified), aux_of(output), fb.arrays.emitting
-        held = self._late_rows(fb, future_map, aux)
-        if held is not None and not fb.plan.drafts_next:
-            if held.hold(fb.host.rows, fb.plan.row_ids, fb.committed, ids, aux):
-                self._write_held(held, fb, fb.committed + 1, kv)
-            return {}
-        if held is not None:
-            self._write_held(held, fb, fb.committed, kv)
         inputs = (ids, aux, view_of(fb), kv)
         if not (fb.plan.drafts_next and len(rows)):
             self._head.write(*inputs)
@@ -104,20 +88,3 @@ class EagleWorkerV2:
         else:
             state["topk_index"] = draw.next(self._head, last.logits, bonus, positions).unsqueeze(1)
         return per_row(state, rows, fb.plan.batch_size)
-
-    def _late_rows(self, fb: ForwardBatch, future_map: FutureMap, aux: torch.Tensor) -> LateRows | None:
-        """Return None on a GPU or without numba."""
-        if self._held is None and fb.knobs is None and has_numba():
-            from shared.kernel.late_rows import LateRows  # GPU nodes do not load numba
-
-            self._held = LateRows(future_map.num_rows, WRITTEN_TOGETHER, aux)
-        return self._held
-
-    def _write_held(self, held: LateRows, fb: ForwardBatch, lengths: torch.Tensor, kv: KVPool) -> None:
-        """Write what was held back of the step's decode rows. `lengths` (B,): the rows' lengths."""
-        first = fb.plan.num_prefill
-        if first == fb.plan.batch_size:
-            return
-        taken = held.take(fb.host.rows[first:], fb.plan.row_ids[first:], lengths[first:])
-        if taken is not None:
-            self._head.write(taken.ids, taken.aux, view_at(fb, taken.positions, taken.cu_q_lens), kv)

@@ -37,7 +37,6 @@ class MultiLayerEagleWorkerV2:
     """
 
     key_lookahead = 1
-    most_late = 0
     reads_history = False
 
     def __init__(self, layers: Sequence[DraftHead], vocab_size: int) -> None:

@@ -32,7 +32,6 @@ class NgramWorkerV2:
     state_name = NO_DRAFT_STATE
     relay_specs: Sequence[RelaySpec] = ()
     key_lookahead = 0
-    most_late = 0
     reads_history = True
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:

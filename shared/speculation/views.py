@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
@@ -28,21 +27,6 @@ def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
         max_q_len=num_slots,
         max_seq_len=fb.plan.max_seq_len,
         host=_of_equal_windows(num_rows, num_slots),
-    )
-
-
-def view_at(fb: ForwardBatch, positions: torch.Tensor, cu_q_lens: npt.NDArray[np.int32]) -> AttentionInputs:
-    """Return the inputs for T earlier tokens of the D decode rows, on a CPU.
-
-    positions (T,) int64; cu_q_lens (D + 1,).
-    """
-    return AttentionInputs(
-        positions=positions,
-        cu_q_lens=torch.from_numpy(cu_q_lens),
-        page_table=fb.inputs.page_table[fb.plan.num_prefill :],
-        max_q_len=int(np.diff(cu_q_lens).max()),
-        max_seq_len=fb.plan.max_seq_len,
-        host=HostLengths(cu_q_lens, seq_lens=None, seq_lens_sum=None, num_running=0),
     )
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from deploy.tools.plan import profile as profiles
 from deploy.tools.plan.act.balance import Balancer, BalanceSettings
-from deploy.tools.plan.act.simulated import ActingCluster
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.simulate import play_virtual
 from deploy.tools.plan.tokens import SimTokens
@@ -28,6 +27,7 @@ from deploy.tools.traffic.record import RequestRecord
 from router.text.load import load_text_model
 from tests.bench.report import report
 from tests.support import plan_cases as made
+from tests.support.acting_cluster import ActingCluster
 
 BLOCK = 512  # of a trace; each prompt has blocks of its own
 SLO = "ttft<2s,tpot<50ms"

@@ -26,8 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deploy.tools.head.answers import prompt_ids
-from deploy.tools.head.measure import OWN_PROMPTS, read_kinds
+from deploy.tools.head.prompts import OWN_PROMPTS, prompt_ids, read_kinds
 from router.text.load import load_text_model
 from shared.config.settings import SpecConfig
 from shared.core.errors import ConfigError

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from shared.core.sampling_params import SamplingParams
-from shared.model.hashlm.reference import reference_stream
 from tests.support.cluster import Cluster, baton_up
+from tests.support.hashlm_reference import reference_stream
 from tests.support.patience import HANG_GUARD_S
 
 NUM_REQUESTS = 2000

@@ -13,8 +13,8 @@ import pytest
 
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
-from shared.model.hashlm.reference import reference_run, reference_stream
 from tests.support.cluster import Cluster, baton_up
+from tests.support.hashlm_reference import reference_run, reference_stream
 from tests.support.patience import HANG_GUARD_S
 
 EOS = 95

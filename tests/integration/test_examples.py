@@ -19,9 +19,9 @@ import pytest
 
 from router.policy.interface import Wanted
 from shared.core.sampling_params import SamplingParams
-from shared.model.hashlm.reference import reference_stream
 from tests.support.chaos_cluster import Endpoint, ready_nodes
 from tests.support.cluster import ROOT, Cluster, baton_up
+from tests.support.hashlm_reference import reference_stream
 from tests.support.mixed_clients import text_of
 from tests.support.patience import HANDS_OVER, HANG_GUARD_S, PATIENT_UP
 from tests.support.ports import free_port

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from shared.core.sampling_params import SamplingParams
-from shared.model.hashlm.reference import reference_stream
 from tests.support.cluster import Cluster, baton_up
+from tests.support.hashlm_reference import reference_stream
 from tests.support.install_lines import dry_run
 from tests.support.installed import BESIDE, FOLDERS, ROOT, Environment, build_sdist, build_wheel, other_project, sources
 from tests.support.mixed_clients import text_of

@@ -16,12 +16,13 @@ from shared.model.scripted import ANSWER, script_of
 from shared.wire.messages import Generate
 from tests.clients.agent_programs import CLAUDE_CODE, CODEX, Agent
 from tests.clients.record import FOLDER, MODEL, bodies_of
+from tests.clients.words import BILLING
 from tests.support import router_fake_node
 from tests.support.patience import HANG_GUARD_S
-from tests.support.recorded_texts import first_not_in, texts_of
 from tests.support.router_fake_node import FakeNode
 from tests.support.router_process import RouterProcess
 
+SAID = ("text", "output", "content")  # keys of an item or a block whose string is a text
 PIECES = make_pieces()
 FIXTURES = {file.stem: json.loads(file.read_text("utf-8")) for file in sorted(FOLDER.glob("*.json"))}
 AGENTS = {agent.name: agent for agent in (CLAUDE_CODE, CODEX)}
@@ -117,3 +118,32 @@ def deltas(events: list[dict[str, Any]]) -> str:
         elif event["type"] in ("response.output_text.delta", "response.function_call_arguments.delta"):
             found.append(event["delta"])
     return "".join(found)
+
+
+def texts_of(body: dict[str, Any]) -> list[str]:
+    """Return the texts of system prompt and conversation. A billing line is no text."""
+    system = [body[key] for key in ("system", "instructions") if body.get(key)]
+    found = texts_in([*system, *body.get("messages", ()), *body.get("input", ())])
+    return [text for text in found if not text.startswith(BILLING)]
+
+
+def texts_in(value: Any, key: str = "text") -> Iterator[str]:
+    if isinstance(value, list):
+        for part in value:
+            yield from texts_in(part, key)
+    elif isinstance(value, dict):
+        for name in SAID:
+            yield from texts_in(value.get(name), name)
+    elif isinstance(value, str):
+        yield value
+
+
+def first_not_in(prompt: str, body: dict[str, Any]) -> str | None:
+    """Return the first text that the prompt lacks, or has too early."""
+    at = 0
+    for text in texts_of(body):
+        place = prompt.find(text, at)
+        if place < 0:
+            return text
+        at = place + len(text)
+    return None

@@ -117,8 +117,7 @@ def run_plainly(core: NodeCore, jobs: list[Job], retract: bool = False) -> list[
 @pytest.mark.parametrize("retract", [False, True])
 @pytest.mark.parametrize("others", [(), (21, 50)], ids=["alone", "with others"])
 def test_drafts_after_plain_steps_read_whole_kv(backend: str, retract: bool, others: tuple[int, ...]) -> None:
-    """The draft KV of plain steps is written late: before the row drafts, and before its pages are cached. Accepted
-    lengths show a slot that was not written, in this request or in one that begins with its text.
+    """Accepted lengths show a slot whose draft KV was not written, in this request or in one that begins with its text.
 
     `others`: lengths of other prompts."""
     knobs = CoreKnobs(

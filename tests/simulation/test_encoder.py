@@ -15,8 +15,6 @@ from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.kv.pool import KVPool
-from shared.model.hashlm.reference import seq2seq_stream
-from shared.model.hashlm.seq2seq import HashSeq2Seq
 from shared.model.interface import ModelInputs
 from shared.model.t5 import T5Model, bucket_of
 from shared.model.t5_file import load_t5
@@ -25,6 +23,8 @@ from shared.sched.prompts import ForEncoder, InChunks
 from shared.sched.settings import SchedSettings
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, make_core, run_local
 from tests.support.equivalence_cells import Watch, run_cell
+from tests.support.hash_seq2seq import HashSeq2Seq
+from tests.support.hashlm_reference import seq2seq_stream
 from tests.support.scripted_core import Script, job
 
 NUM_SEEDS = 24

@@ -12,7 +12,6 @@ from shared.core.errors import ConfigError
 from shared.device.streams import make_streams
 from shared.engine.transfer_jobs import TransferJobs
 from shared.model.hashlm.model import HashLM
-from shared.model.hashlm.reference import reference_stream
 from shared.model.hashlm.stages import split
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.sched.events import ChunkReady, PrefillDone
@@ -28,6 +27,7 @@ from tests.support.core_rig import (
     make_core,
     run_local,
 )
+from tests.support.hashlm_reference import reference_stream
 from tests.support.scripted_core import COPY, FORWARD, TRANSFER, Script, job
 
 STAGE = "stage1"

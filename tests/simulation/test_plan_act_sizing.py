@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from deploy.tools.plan.act.balance import DECODE, PREFILL, Balancer, BalanceSettings
-from deploy.tools.plan.act.simulated import ActingCluster
 from deploy.tools.plan.act.size import Sizer
 from deploy.tools.plan.act.sizing import Sizing
 from deploy.tools.traffic.load_plan import LoadPlan
@@ -15,6 +14,7 @@ from shared.config.processes import RayClusterConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig
 from tests.bench.plan_act import Phase, shifting_trace
 from tests.support import plan_cases as made
+from tests.support.acting_cluster import ActingCluster
 from tests.support.sized_cluster import SizedCluster
 
 SETTINGS = BalanceSettings(tpot_s=0.05, window_s=10.0)

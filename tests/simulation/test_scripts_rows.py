@@ -12,9 +12,9 @@ from shared.core.request import Request
 from shared.core.states import FinishReason
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission
-from shared.model.hashlm.reference import reference_stream
 from shared.sched.scheduler import Arrival
 from tests.support.core_rig import assert_streams, assert_whole
+from tests.support.hashlm_reference import reference_stream
 from tests.support.scripted_core import FORWARD, TRANSFER, Script, job
 
 

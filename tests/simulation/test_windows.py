@@ -8,11 +8,11 @@ import pytest
 
 from shared.kv.layout import PlaneSpec, pool_window
 from shared.model.hashlm.model import HashLM
-from shared.model.hashlm.reference import reference_stream
 from shared.node.fingerprint import make_fingerprint
 from shared.wire.fitting import misfit
 from tests.support.core_rig import CoreKnobs, assert_streams, assert_whole, make_core, run_local
 from tests.support.equivalence_cells import Watch, run_cell
+from tests.support.hashlm_reference import reference_stream
 from tests.support.scripted_core import Script, job
 
 WINDOWS = (2, 5, 17, 40)

@@ -13,12 +13,12 @@ import numpy as np
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
 from shared.device.events import Ticket
-from shared.device.simulated import World
 from shared.kv.manager import page_count
 from shared.node.core import NodeCore
 from shared.sched.events import Ended, GrantRevoked, PrefillDone
 from shared.sched.scheduler import Arrival
 from tests.support.core_rig import CoreKnobs, Job, Outcome, make_core, retract_somebody
+from tests.support.simulated_streams import World
 
 
 @dataclass(eq=False)

@@ -13,16 +13,13 @@ import numpy as np
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
-from shared.device.simulated import World
-from shared.device.streams import make_streams
+from shared.device.streams import StreamSet, make_streams
 from shared.engine.drafter import Drafter
 from shared.engine.plan import StepResult
 from shared.grammar.grammars import Grammars
 from shared.kv.pool import KVPool
 from shared.model.hashlm.draft import HashDraft
 from shared.model.hashlm.model import HashLM
-from shared.model.hashlm.reference import reference_stream, seq2seq_stream
-from shared.model.hashlm.seq2seq import HashSeq2Seq
 from shared.model.hashlm.stages import split
 from shared.model.interface import AdapterSpec, Carried, Model, ModelInputs, Stage
 from shared.model.scripted import ScriptedLM
@@ -38,6 +35,9 @@ from shared.speculation.ngram import NgramWorkerV2
 from shared.wire.messages import TokenLogprob
 from tests.support.boundary import PoisonedSlots
 from tests.support.grammar_oracle import GRAMMARS, allows_of, following, make_grammars
+from tests.support.hash_seq2seq import HashSeq2Seq
+from tests.support.hashlm_reference import reference_stream, seq2seq_stream
+from tests.support.simulated_streams import World, simulated_streams
 
 EOS = 95
 # behind an even token no 8, and of what is left to draw some
@@ -155,6 +155,12 @@ def pass_on(inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried
     return carried
 
 
+def streams_of(knobs: CoreKnobs, world: World | None) -> StreamSet:
+    if knobs.backend == "simulated":
+        return simulated_streams(world or World(knobs.seed), knobs.stages)
+    return make_streams(knobs.backend, num_stages=knobs.stages)
+
+
 def make_core(
     knobs: CoreKnobs,
     world: World | None = None,
@@ -165,8 +171,6 @@ def make_core(
     grammars: Grammars | None = None,
 ) -> NodeCore:
     """`drafter`, `model`, `grammars`: others than the knobs name. `ranks`: where the model is one rank's part."""
-    if knobs.backend == "simulated" and world is None:
-        world = World(knobs.seed)
     adapters = tuple(AdapterSpec(name, name) for name in knobs.adapters)
     model = model or HashLM(max_context=MAX_CONTEXT, window=knobs.window, adapters=adapters)
     drafter = drafter or make_drafter(knobs, model)
@@ -190,7 +194,7 @@ def make_core(
         knobs.cold_pages,
         knobs.cold_file_pages,
     )
-    streams = make_streams(knobs.backend, world=world, num_stages=knobs.stages)
+    streams = streams_of(knobs, world)
     drawn = (1, settings.width) if knobs.topk > 1 else range(1, settings.width + 1)
     widths = DrawnWidths(drawn, knobs.seed) if knobs.draw_widths else None
     stages = stages_of(model, knobs.stages)

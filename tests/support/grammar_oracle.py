@@ -24,7 +24,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.cpu import do_nothing
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars
-from shared.model.hashlm.reference import Allows
+from tests.support.hashlm_reference import Allows
 
 VOCABULARY = hashlm_vocabulary()
 COMPILER = GrammarCompiler(VOCABULARY)

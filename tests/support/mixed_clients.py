@@ -17,7 +17,7 @@ import httpx
 
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
-from shared.model.hashlm.reference import reference_run
+from tests.support.hashlm_reference import reference_run
 from tests.support.patience import HANG_GUARD_S
 
 EOS = 95

@@ -1,8 +1,7 @@
-"""Count the product's words, and find sentences that must be read twice.
+"""Find sentences that must be read twice.
 
-    python -m tests.support.prose            words of comments and docstrings by package
-    python -m tests.support.prose --check    what `make lint` asks: findings in files that are not exempt, test names
-                                             that are too long, and more words than the code's lines allow
+    python -m tests.support.prose --check    what `make lint` asks: findings in files that are not exempt, and test
+                                             names that are too long
     python -m tests.support.prose --write    take files that have become clean off the list of exempt ones
     python -m tests.support.prose FILE ...   every finding in these files, exempt or not
 
@@ -18,7 +17,6 @@ import io
 import re
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +29,6 @@ NOT_OURS = {".venv", "build", "dist", "bench-out", "node_modules"}
 GENERATED = {"docs/flags.md", "docs/messages.md", "docs/metrics.md", "docs/rules.md"}  # read where they come from
 MAX_FIRST_SENTENCE = 20  # words of a docstring's first sentence
 MAX_TEST_NAME = 60  # characters
-MAX_WORDS_PER_LINE = 1.6  # words of the product's comments and docstrings per line of its code
 # A habit, and what to write instead.
 BANNED = {
     r"\bGives\b": 'say "Returns", "Raises" or "Makes"',
@@ -43,7 +40,6 @@ BANNED = {
     r"\b(?:[Tt]hereof|[Tt]herein|[Hh]ereby|[Ww]hereof|[Ss]uch as are)\b": "say it in today's English",
 }
 PATTERNS = [(re.compile(pattern), advice) for pattern, advice in BANNED.items()]
-NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 SENTENCE_END = re.compile(r"[.!?:](?=\s|$)|\n\s*\n")
@@ -134,36 +130,6 @@ def first_sentence(words: str) -> str:
     return words[: end.end()] if end else words
 
 
-def count_words(source: str) -> int:
-    """Words of comments and docstrings."""
-    texts = [*docstrings(ast.parse(source)), *comments(source)]
-    return sum(len(text.words.split()) for text in texts)
-
-
-def count_code_lines(source: str) -> int:
-    """Lines with code. A string that is a docstring has none, and neither has a line of comment alone."""
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in NOT_CODE and token.string:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
-            lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    return len(lines)
-
-
-def product_sources() -> dict[Path, str]:
-    return {path: path.read_text("utf-8") for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")}
-
-
-def complaints_of_length() -> list[str]:
-    """Return a complaint if the product's comments and docstrings have too many words for its code."""
-    sources = product_sources().values()
-    words, most = sum(map(count_words, sources)), int(MAX_WORDS_PER_LINE * sum(map(count_code_lines, sources)))
-    said = f"comments and docstrings have {words:,} words, and {most:,} at most ({MAX_WORDS_PER_LINE} per line of code)"
-    return [f"{said}: take away sentences that the code says"] if words > most else []
-
-
 def all_files() -> list[Path]:
     sources = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     pages = [path for path in ROOT.rglob("*.md") if not NOT_OURS & set(path.relative_to(ROOT).parts)]
@@ -218,31 +184,17 @@ def findings_in(path: Path) -> list[Finding]:
     return sorted([*findings(texts_of(path)), *long_test_names(path)])
 
 
-def print_counts() -> None:
-    words: Counter[str] = Counter()
-    sources = product_sources()
-    for path, source in sources.items():
-        parts = path.relative_to(ROOT).parts
-        words["/".join(parts[:2]) if len(parts) > 2 else parts[0]] += count_words(source)
-    lines = sum(map(count_code_lines, sources.values()))
-    for name, count in sorted(words.items()):
-        print(f"{count:7,}  {name}")
-    print(f"{words.total():7,}  words of comments and docstrings, {words.total() / lines:.2f} per line of code")
-    print(f"{len(complaints_of_test_names()):7,}  test names of more than {MAX_TEST_NAME} characters")
-    print(f"{len(exempt_names()):7,}  files in {EXEMPT.name}")
-
-
 def main(arguments: Sequence[str]) -> int:
     if not arguments:
-        print_counts()
-        return 0
+        print(__doc__)
+        return 2
     if arguments[0] not in ("--check", "--write"):
         said = [f"{name}:{one.line}: {one.what}" for name in arguments for one in findings_in(Path(name))]
     else:
         found = {name_of(path): findings(texts_of(path)) for path in all_files()}
         if arguments[0] == "--write":
             write(found)
-        said = complaints(found, exempt_names()) + complaints_of_test_names() + complaints_of_length()
+        said = complaints(found, exempt_names()) + complaints_of_test_names()
     print("\n".join(said) or "prose: clean")
     return 1 if said else 0
 

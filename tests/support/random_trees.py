@@ -29,7 +29,6 @@ class RandomTrees:
     state_name = "none"
     relay_specs: tuple[RelaySpec, ...] = ()
     key_lookahead = 0
-    most_late = 0
     reads_history = False
 
     def __init__(self, jobs: Sequence[Job], seed: int = 0, streams: Mapping[str, Sequence[int]] | None = None) -> None:

@@ -10,12 +10,12 @@ from deploy.ray.fleet import Fleet
 from deploy.ray.lead import FleetView, LeadOrder, Lease
 from deploy.ray.report import IDLE, ROUTER, RUNNING, STOPPED, ActorReport, Order, Place, StartOrder, StopOrder, role_of
 from deploy.tools.plan.act.balance import Balancer
-from deploy.tools.plan.act.simulated import ActingCluster, is_idle
 from deploy.tools.plan.act.sizing import Sizing
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile
 from deploy.tools.plan.tokens import SimTokens
 from shared.config.processes import RayClusterConfig
+from tests.support.acting_cluster import ActingCluster, is_idle
 
 TICK_S = 0.5
 HERE = Place("127.0.0.1", "a", "n", (0,))

@@ -9,7 +9,7 @@ import pytest
 from shared.config.core_plan import CorePlan
 from shared.config.endpoints import check_endpoint, is_ipv6, is_loopback, tcp_endpoint
 from shared.config.flags import concerns_of, fields_of, sections_of
-from shared.config.load import all_concerns, replaced
+from shared.config.load import all_concerns
 from shared.config.options import option_of, parse_bytes
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.router_settings import RouterConfig
@@ -25,6 +25,7 @@ from shared.config.settings import (
 )
 from shared.config.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
+from tests.support.changed_config import replaced
 
 
 def far(node: NodeConfig, **transfer: bool) -> NodeParts:

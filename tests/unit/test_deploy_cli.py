@@ -21,12 +21,13 @@ from deploy.cluster import local, own_cluster
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
 from shared.config.flags import concerns_of, fields_of, given_values, sections_of
-from shared.config.load import load, replaced
+from shared.config.load import load
 from shared.config.options import flag_name
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import LocalConfig, ModelConfig, NodeConfig
 from shared.core import launcher
+from tests.support.changed_config import replaced
 from tests.support.ports import free_port
 
 ROUTER = "tcp://127.0.0.1:7001"

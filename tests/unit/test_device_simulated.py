@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 
 from shared.device.events import Event, StreamSkipped
-from shared.device.simulated import DeadlockError, World
+from tests.support.simulated_streams import DeadlockError, World
 
 SEEDS = 60
 

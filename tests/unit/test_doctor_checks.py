@@ -13,7 +13,6 @@ from deploy.tools.doctor.check_links import check_dials, check_handoffs, check_l
 from deploy.tools.doctor.check_machine import check_machine
 from deploy.tools.doctor.check_nodes import ADVICE, check_nodes, differs
 from deploy.tools.doctor.check_pages import check_pages
-from deploy.tools.doctor.examine import examine
 from deploy.tools.doctor.facts import (
     DaemonFacts,
     DialFacts,
@@ -26,6 +25,7 @@ from deploy.tools.doctor.facts import (
     SeenPair,
 )
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, worst
+from deploy.tools.doctor.visit import examine
 from shared.wire.fitting import misfit
 from shared.wire.messages import Fingerprint
 from tests.support.doctor_facts import AT_REST, FINGERPRINT, GIB, NOW, PAIR, cluster, machine, node, page, status

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from shared.core.errors import IntegrityError
 from shared.device.events import Event
-from shared.device.simulated import World
 from shared.engine.carry import Carry
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, HistorySeed
 from shared.model.interface import ModelOutput
+from tests.support.simulated_streams import World
 from tests.support.verify_steps import make_batch, make_plan
 
 HIDDEN = RelaySpec("hidden_states", (3,), torch.float32)

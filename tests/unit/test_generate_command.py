@@ -18,13 +18,12 @@ from rich.console import Console
 
 from deploy import cli
 from deploy.router_url import parse_url
-from deploy.tools.generate import batch, progress
-from deploy.tools.generate.asker import Asker, Patience
-from deploy.tools.generate.backoff import Backoff
+from deploy.tools.generate import batch
+from deploy.tools.generate.asker import Asker, Backoff, Patience
+from deploy.tools.generate.batch import run_all
 from deploy.tools.generate.http_client import HttpAnswer
 from deploy.tools.generate.line_file import BatchStopped, OutputLine, ResponsePart
 from deploy.tools.generate.lines import BatchRequest
-from deploy.tools.generate.runner import run_all
 from tests.support.batch_server import BatchServer, batch_server
 from tests.support.key_folders import write_key
 from tests.support.patience import HANG_GUARD_S
@@ -259,7 +258,7 @@ def test_stopped_in_its_midst_it_goes_on(server: BatchServer, tmp_path: Path, nu
 def test_progress_is_drawn_on_a_terminal_only(
     server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "REDRAW_S", 0.05)
+    monkeypatch.setattr(batch, "REDRAW_S", 0.05)
     monkeypatch.setattr(batch, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=120))
     file = write(tmp_path / "r.jsonl", *(request(f"a{i}", f"busy 1: {i}") for i in range(8)))
     assert cli.main(["generate", str(file), server.url]) == 0

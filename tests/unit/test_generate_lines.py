@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.tools.generate import lines
-from deploy.tools.generate.backoff import LONGEST_RETRY_AFTER_S, Backoff, retry_after_s
+from deploy.tools.generate.asker import LONGEST_RETRY_AFTER_S, Backoff, retry_after_s
 from deploy.tools.generate.line_file import OutputLine, ResponsePart
 from deploy.tools.generate.lines import BadLine, BatchRequest, name_digest, parse_line, read_lines, survey
 from deploy.tools.generate.tally import Tally, clock, progress_text, summary_text

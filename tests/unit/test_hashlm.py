@@ -9,8 +9,8 @@ import torch
 from shared.core.sampling_params import SamplingParams
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
-from shared.model.hashlm.reference import reference_run, reference_stream
 from shared.model.interface import ModelInputs, ModelOutput
+from tests.support.hashlm_reference import reference_run, reference_stream
 
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
 

@@ -11,8 +11,8 @@ from shared.kernel.attention import AttentionInputs
 from shared.kv.pool import KVPool
 from shared.model.hashlm.draft import DEPTH, HashDraft, expected_accept_len, is_hit
 from shared.model.hashlm.model import HashLM
-from shared.model.hashlm.reference import reference_stream
 from shared.model.interface import ModelInputs
+from tests.support.hashlm_reference import reference_stream
 
 WIDTH = 4
 HIT_RATE = 70

@@ -12,13 +12,13 @@ import torch
 
 from shared.core.sampling_params import SamplingParams
 from shared.device.events import Event
-from shared.device.simulated import World
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core, run_local
 from tests.support.hazards.attach import Hazards, watching
 from tests.support.hazards.detector import Detector, HazardError
 from tests.support.hazards.ledger import Ledger, Mode
 from tests.support.hazards.storages import StorageMode, StorageWatch
 from tests.support.hazards.streams import StreamWatch, edges
+from tests.support.simulated_streams import World
 
 ONCE = np.ones(1, np.int64)
 

@@ -17,7 +17,7 @@ from deploy import cli
 from deploy.cluster import local
 from deploy.hub import hub as hubs
 from deploy.hub.local_model import local_path, with_local_model, with_local_text, with_pinned_model
-from deploy.tools.head import work as head_work
+from deploy.tools.head import evaluate as head_evaluate
 from deploy.tools.plan import measure as plan_measure
 from deploy.tools.plan import profile as profiles
 from deploy.tools.prove import command as prove
@@ -160,8 +160,8 @@ def test_ray_fetches_on_one_machine_and_pins_on_several(address: str, fetched: s
 
 def test_head_works_on_the_path(rig: HubRig, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(head_work, "RUNNERS", {"export": lambda config: seen.append(config.machine.model)})
-    assert cli.main(["head", "export", "--model", NAME]) == 0
+    monkeypatch.setattr(head_evaluate, "evaluate", lambda config: seen.append(config.target.model))
+    assert cli.main(["head", "evaluate", "--model", NAME]) == 0
     assert seen == [local_path(NAME)]
 
 

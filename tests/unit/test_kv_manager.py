@@ -86,7 +86,7 @@ def test_allocation_evicts_no_more_than_needed_and_never_in_vain() -> None:
     assert kv.cache.num_cached == 4, "nothing is evicted in vain"
     pages = kv.alloc_pages(3)
     assert pages is not None and kv.cache.num_cached == 3 and kv.num_available == 3
-    kv.free_pages(pages)
+    kv.allocator.free(pages)
     assert kv.flush_cache() == 3
     kv.check_integrity(idle=True)
     assert kv.allocator.num_free == kv.allocator.num_total

@@ -158,7 +158,7 @@ class KVLives(RuleBasedStateMachine):
         assert (pages is not None) == (n <= available)
         if pages is not None:
             assert not any(page in self.contents for page in pages.tolist()), "handed out while it held something"
-            self.kv.free_pages(pages)
+            self.kv.allocator.free(pages)
 
     @precondition(lambda self: len(self.open_matches) > 1)
     @rule()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from shared.core.sampling_params import SamplingParams
-from shared.device.simulated import World
 from shared.node.report import StepWatch
 from shared.observe.node_metrics import NodeMetrics
 from tests.support.core_rig import CoreKnobs, Job, make_core
+from tests.support.simulated_streams import World
 
 NAMES = ("prompt_steps", "prompt_step_tokens", "prompt_step_seconds")
 

@@ -1,4 +1,4 @@
-"""The counter and the lint of prose.
+"""The lint of prose.
 
 Each habit is found at its line, the list of exempt files only shrinks, and test names have 60 characters at most.
 """
@@ -70,28 +70,6 @@ def test_pages_are_read_without_their_code(tmp_path: Path) -> None:
     assert len(found_in(tmp_path, page, "page.md")) == 2
     (first, second) = prose.findings(prose.texts_of(tmp_path / "page.md"))
     assert (first.line, second.line) == (1, 8)
-
-
-def test_words_are_those_of_comments_and_docstrings() -> None:
-    source = '"""One two."""\n\n# three\n# four five\nx = "not these"  # six\n\ndef f():\n    """Seven."""\n'
-    assert prose.count_words(source) == 7
-
-
-def test_lines_of_code_are_neither_docstrings_nor_comments() -> None:
-    source = '"""One\ntwo."""\n\n# three\nx = (  # six\n    1,\n)\n\ndef f():\n    """Seven."""\n    y = """a\nb"""\n'
-    assert prose.count_code_lines(source) == 3 + 1 + 2
-
-
-def test_too_many_words_for_the_code_are_a_complaint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prose, "ROOT", tmp_path)
-    path = tmp_path / "router" / "one.py"
-    path.parent.mkdir()
-    lines = 10 * "x = 1\n"
-    path.write_text(f"# {' '.join(['word'] * 16)}\n{lines}", "utf-8")
-    assert prose.complaints_of_length() == []
-    path.write_text(f"# {' '.join(['word'] * 17)}\n{lines}", "utf-8")
-    (said,) = prose.complaints_of_length()
-    assert "17 words, and 16 at most" in said
 
 
 def test_a_finding_is_said_with_its_line(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ KERNEL = "a CPU kernel: declared by the model's or sampler's accessor"
 HOST = "host arrays, no tensors"
 ALLOWED = {
     "prefill_node/pulls.py": HOST,
-    "shared/model/encoder_rows.py": HOST,
-    "shared/model/hashlm/seq2seq.py": KERNEL,
     "shared/model/packed_weights.py": "weights on their way to a file, packed for a CPU",
     "shared/model/t5.py": HOST,
     "shared/model/hashlm/model.py": KERNEL,
@@ -31,7 +29,6 @@ ALLOWED = {
     "shared/model/scripted.py": KERNEL,
     "shared/sample/sampler.py": KERNEL,
     "shared/sample/sampler_numba.py": KERNEL,
-    "shared/model/hashlm/reference.py": HOST,
     "shared/kv/manager.py": HOST,
     "shared/kv/pool.py": HOST,
     "shared/kv/prefix_cache.py": HOST,

@@ -23,12 +23,13 @@ from deploy.ray.report import (
     StopOrder,
 )
 from shared.config.core_plan import CorePlan
-from shared.config.load import load, replaced
+from shared.config.load import load
 from shared.config.processes import NodeParts, RayClusterConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig, environment, is_local
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import MemoryConfig, NodeConfig, ParallelConfig, SecurityConfig
 from shared.core.errors import ConfigError
+from tests.support.changed_config import replaced
 
 HERE = Place("10.0.0.1", "a", "n1", (0, 1, 2, 3))
 THERE = Place("10.0.0.2", "b", "n2", (0, 1, 2, 3))

@@ -11,10 +11,10 @@ import torch
 from shared.core.sampling_params import SamplingParams
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
-from shared.model.hashlm.reference import ReferenceRun, reference_run
 from shared.model.interface import ModelInputs
 from shared.sample.interface import History, SamplingBatch
 from shared.sample.sampler_numba import sample_cpu
+from tests.support.hashlm_reference import ReferenceRun, reference_run
 from tests.support.sampling_cases import sample_tensors
 
 NUM_TOKENS = 60

@@ -17,15 +17,9 @@ from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
-from shared.model.hashlm.draft import HashDraft
-from shared.model.hashlm.model import HashLM
-from shared.model.hashlm.reference import reference_run
-from shared.node.assemble import with_drafter
 from shared.node.core import NodeCore
 from shared.sched.draft_length import FixedWidth
 from shared.sched.events import Emitted, Ended, HandoffUnpinned
-from shared.sched.settings import SchedSettings
-from shared.speculation.eagle import EagleWorkerV2
 from shared.wire.messages import TokenLogprob
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import (
@@ -38,6 +32,7 @@ from tests.support.core_rig import (
     make_core,
     run_local,
 )
+from tests.support.hashlm_reference import reference_run
 
 BACKENDS = ("inline", "cpu", "simulated")
 
@@ -400,23 +395,6 @@ def test_no_step_follows_those_that_end_an_answer(backend: str, width: int) -> N
     run_dry(core)
     assert len(launched) == 12
     core.close()
-
-
-@pytest.mark.parametrize(("num_outputs", "num_cached"), [(1, 1), (2, 2), (8, 2), (12, 3), (20, 5)])
-def test_late_drafts_take_no_more_from_the_cache_than_they_must(num_outputs: int, num_cached: int) -> None:
-    """The cache takes all slots of the prompt. It leaves out the newest seven slots of the answer."""
-    core = make_core(CoreKnobs(page_size=4, width=2))
-    core.scheduler.widths = FixedWidth(1)
-    core.scheduler.submit(job(0, 8, num_outputs).request())
-    run_dry(core)
-    assert core.kv.cache.num_cached == num_cached
-    core.close()
-
-
-@pytest.mark.parametrize(("device", "most_late"), [("cpu", 7), ("cuda", 0)])
-def test_only_a_cpu_has_late_drafts(device: str, most_late: int) -> None:
-    settings = SchedSettings(page_size=16, max_context=64, device=device)
-    assert with_drafter(settings, EagleWorkerV2(HashDraft(HashLM()), 95)).most_late == most_late
 
 
 def test_a_retracted_row_without_draft_state_is_recomputed_whole() -> None:

@@ -14,13 +14,13 @@ import torch
 
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
-from shared.model.hashlm.reference import reference_run
 from shared.node.core import NodeCore
 from shared.sample.sampler import score
 from shared.sample.sampler_torch import SCORED_AT_ONCE, score_torch
 from shared.sched.events import Emitted, Scored
 from shared.wire.messages import TokenLogprob
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, draw_jobs, make_core
+from tests.support.hashlm_reference import reference_run
 
 NUM_TOP = 3
 Scores = dict[str, dict[int, TokenLogprob]]

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.cluster.admin import read_admin_key
 from deploy.router_http import RouterHttp, read_api_key
 from deploy.router_url import DEFAULT_URL, parse_url, url_of
-from deploy.tools.doctor.examine import examine
+from deploy.tools.doctor.check_clocks import check_clocks
+from deploy.tools.doctor.check_gpu import check_gpus
+from deploy.tools.doctor.check_keys import check_keys
+from deploy.tools.doctor.check_links import check_dials, check_links
+from deploy.tools.doctor.check_machine import check_machine
+from deploy.tools.doctor.check_nodes import check_nodes
+from deploy.tools.doctor.check_pages import check_pages
 from deploy.tools.doctor.facts import Cluster, DialFacts, Facts, GpuFacts, MachineFacts
-from deploy.tools.doctor.finding import BROKEN, worst
+from deploy.tools.doctor.finding import BROKEN, LEVELS, LOOK, OK, Finding, worst
 from deploy.tools.doctor.look_here import dial, look_at_keys, look_at_machine, take_pulse
 from deploy.tools.doctor.look_router import NoRouterError, look_at_router
-from deploy.tools.doctor.report import as_json, as_text
 from shared.config.endpoints import check_endpoint, is_any, is_loopback
 from shared.core.errors import ConfigError
 
+MARKS = {"ok": "ok    ", "look": "look  ", "broken": "BROKEN"}
 ROOT = 0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 600.0
 
@@ -57,6 +66,44 @@ def gather(args: argparse.Namespace) -> Facts:
         keys=tuple(look_at_keys(folder, uid) for folder, uid in key_folders(args.keys, machine)),
         gpus=look_at_gpu_here() if args.gpu else None,
     )
+
+
+def examine(facts: Facts) -> list[Finding]:
+    return [
+        *examine_cluster(facts),
+        *check_dials(facts.dials),
+        *check_machine(facts.machine),
+        *check_keys(facts.keys),
+        *(check_gpus(facts.gpus) if facts.gpus is not None else []),
+    ]
+
+
+def examine_cluster(facts: Facts) -> list[Finding]:
+    """A missing router is a fault only if the user named it."""
+    cluster = facts.cluster
+    if cluster is None:
+        level = BROKEN if facts.must_answer else LOOK
+        return [Finding("router", facts.url, level, facts.no_cluster, "start one, or name its URL")]
+    clocks = check_clocks(cluster.status) if cluster.status is not None else []
+    return [*check_nodes(cluster), *check_pages(cluster), *check_links(cluster), *clocks]
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Return the findings as lines, the worst first."""
+    ordered = sorted(findings, key=lambda finding: -LEVELS.index(finding.level))
+    lines = [line for finding in ordered for line in lines_of(finding)]
+    counts = ", ".join(f"{sum(f.level == level for f in findings)} {level}" for level in reversed(LEVELS))
+    return "\n".join([*lines, "", f"in all: {counts}"])
+
+
+def lines_of(finding: Finding) -> list[str]:
+    line = f"{MARKS[finding.level]}  {finding.check:<10} {finding.where}: {finding.what}"
+    return [line] if finding.level == OK or not finding.advice else [line, f"{'':8}what to do: {finding.advice}"]
+
+
+def as_json(url: str, findings: Sequence[Finding]) -> str:
+    body = {"url": url, "worst": worst(findings), "findings": [dataclasses.asdict(finding) for finding in findings]}
+    return json.dumps(body, indent=2)
 
 
 def look_at_gpu_here() -> GpuFacts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -12,14 +13,31 @@ from typing import Any
 import msgspec
 
 from deploy.router_url import Url, no_answer
-from deploy.tools.generate.backoff import RETRYABLE, Backoff, retry_after_s
 from deploy.tools.generate.http_client import HttpAnswer, HttpClient
 from deploy.tools.generate.line_file import BatchStopped, ErrorPart, OutputLine, ResponsePart
 from deploy.tools.generate.lines import BadLine, BatchRequest
 
+RETRYABLE = (429, 503)
+LONGEST_RETRY_AFTER_S = 600.0
 OK = 200
 Sleep = Callable[[float], Awaitable[None]]
 MAX_SHOWN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Double the wait before each retry, from `first_s` up to `longest_s`."""
+
+    first_s: float = 0.5
+    longest_s: float = 30.0
+
+    def wait_s(self, attempt: int, asked_for_s: float, chance: float) -> float:
+        """Return the seconds before retry `attempt`, counted from 0.
+
+        `asked_for_s`: the server's Retry-After. `chance`: a random number from 0 to 1, which spreads retries.
+        """
+        doubled = min(self.longest_s, self.first_s * 2.0 ** min(attempt, 30))
+        return max(min(asked_for_s, LONGEST_RETRY_AFTER_S), doubled * (0.5 + chance / 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +118,13 @@ def id_in(body: Any) -> str:
 
 def line_of_bad(line: BadLine) -> OutputLine:
     return OutputLine(line.id, line.custom_id, None, ErrorPart("invalid_line", line.message))
+
+
+def retry_after_s(header: str, now: float) -> float:
+    """Return the seconds in a Retry-After header; 0.0 if malformed. `now`: seconds since 1970."""
+    if header.strip().isdecimal():
+        return float(header)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
+    except (ValueError, OverflowError):
+        return 0.0

@@ -9,7 +9,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,17 +18,17 @@ from rich.console import Console
 from deploy.cluster.own_cluster import own_cluster
 from deploy.router_http import UNREACHABLE, RouterHttp, read_api_key
 from deploy.router_url import Url, no_answer, parse_url, url_of
-from deploy.tools.generate.asker import Asker, Patience
+from deploy.tools.beside import beside, every
+from deploy.tools.generate.asker import Asker, Patience, line_of_bad
 from deploy.tools.generate.http_client import HttpClient
-from deploy.tools.generate.line_file import BatchStopped, LineFile, answered_in
-from deploy.tools.generate.lines import is_answered, read_lines, survey
-from deploy.tools.generate.progress import shown
-from deploy.tools.generate.runner import Results, run_all
+from deploy.tools.generate.line_file import BatchStopped, LineFile, OutputLine, answered_in
+from deploy.tools.generate.lines import BadLine, BatchRequest, is_answered, read_lines, survey
 from deploy.tools.generate.stop_signals import StopSignals
-from deploy.tools.generate.tally import Tally, summary_text
+from deploy.tools.generate.tally import Tally, progress_text, summary_text
 from shared.config import shipped_model
 from shared.core.errors import ConfigError
 
+REDRAW_S = 0.5
 EXIT_FAILED = 1
 SIGNAL_STATUS = 128  # exit status: this plus the signal's number, as in a shell
 UNAUTHORIZED = 401
@@ -188,3 +188,45 @@ def finish(args: argparse.Namespace, paths: BatchPaths, tally: Tally, seconds: f
         file=sys.stderr,
     )
     return EXIT_FAILED
+
+
+@contextlib.asynccontextmanager
+async def shown(tally: Tally, console: Console, *, quiet: bool) -> AsyncIterator[None]:
+    """Show a line of progress, if the output is a terminal."""
+    if quiet or not console.is_terminal:
+        yield
+        return
+    async with beside(redraw(tally, console)):
+        yield
+
+
+async def redraw(tally: Tally, console: Console) -> None:
+    begun = time.monotonic()
+    with console.status(progress_text(tally, 0.0)) as status:
+        await every(REDRAW_S, lambda: status.update(progress_text(tally, time.monotonic() - begun)))
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    answers: LineFile
+    errors: LineFile
+    tally: Tally
+
+    def take(self, line: OutputLine) -> None:
+        (self.answers if self.tally.take(line) else self.errors).append(line)
+
+
+async def run_all(lines: Iterator[BatchRequest | BadLine], asker: Asker, results: Results, concurrency: int) -> None:
+    """Ask for `concurrency` lines at a time, and write answers as they arrive. The first error ends all workers."""
+
+    async def work() -> None:
+        for line in lines:
+            results.take(line_of_bad(line) if isinstance(line, BadLine) else await asker.answer(line))
+
+    workers = [asyncio.create_task(work()) for _ in range(concurrency)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Generate many continuations at a time, in ragged steps over paged KV, without the scheduler.
+"""Generate many greedy continuations at a time, in ragged steps over paged KV, without the scheduler.
 
 A finished row is free before the next step, so another prompt joins that step.
 """
@@ -13,7 +13,6 @@ import torch
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs
 
-Tensor = torch.Tensor
 PAGE = 16
 
 
@@ -23,7 +22,6 @@ class Task:
 
     key: int
     prompt: tuple[int, ...]
-    temperature: float
     limit: int
 
 
@@ -41,14 +39,13 @@ class GeneratedRow:
 class Generator:
     """Own the KV memory of `rows` sequences of at most `longest` tokens, prompt included."""
 
-    def __init__(self, model: Model, rows: int, longest: int, seed: int, device: torch.device) -> None:
+    def __init__(self, model: Model, rows: int, longest: int, device: torch.device) -> None:
         self._model = model
         self._device = device
         self._pages = -(-longest // PAGE)
         self._longest = longest
         self._pool = KVPool(model.kv_planes(PAGE), rows * self._pages + 1, PAGE, device)
         self._rows: list[GeneratedRow | None] = [None] * rows
-        self._random = torch.Generator().manual_seed(seed)
 
     def close(self) -> None:
         self._pool.close()
@@ -75,20 +72,14 @@ class Generator:
 
     def _step(self, busy: Sequence[int]) -> Iterator[tuple[Task, list[int]]]:
         rows = [row for n in busy if (row := self._rows[n]) is not None]
-        logits = self._model.forward(self._inputs(busy, rows), self._pool).logits.float().cpu()
-        for slot, row, scores in zip(busy, rows, logits, strict=True):
+        best = self._model.forward(self._inputs(busy, rows), self._pool).logits.argmax(dim=-1).tolist()
+        for slot, row, token in zip(busy, rows, best, strict=True):
             row.computed += len(row.due())
-            row.made.append(self._draw(scores, row.task.temperature))
+            row.made.append(token)
             ended = row.made[-1] in self._model.spec.eos_ids
             if ended or len(row.made) == row.task.limit or row.computed + 1 == self._longest:
                 self._rows[slot] = None
                 yield row.task, row.made
-
-    def _draw(self, scores: Tensor, temperature: float) -> int:
-        if temperature == 0:
-            return int(scores.argmax())
-        shares = (scores / temperature).softmax(dim=-1)
-        return int(torch.multinomial(shares, 1, generator=self._random))
 
     def _inputs(self, busy: Sequence[int], rows: Sequence[GeneratedRow]) -> ModelInputs:
         due = [row.due() for row in rows]

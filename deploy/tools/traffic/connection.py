@@ -7,15 +7,19 @@ import contextlib
 import math
 import socket
 import ssl
+import struct
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.tools.traffic.arrival_time import ANCILLARY_BYTES, ask_for_stamps, lateness
-from deploy.tools.traffic.tls import Tls
-
 READ_BYTES = 1 << 15
+TLS_READ_BYTES = 1 << 16
+SO_TIMESTAMPNS = 35  # the option's number on x86 and Arm; the socket module lacks this option
+TIMESPEC = struct.Struct("qq")
+ANCILLARY_BYTES = socket.CMSG_SPACE(TIMESPEC.size)
+UNLIKELY_S = 60.0  # a longer delay is taken as a sign that the wall clock was changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +131,51 @@ async def shake_hands(loop: asyncio.AbstractEventLoop, sock: socket.socket, addr
     if to_send:
         await loop.sock_sendall(sock, to_send)
     return tls
+
+
+def ask_for_stamps(sock: socket.socket) -> None:
+    """Let the kernel tell when bytes arrive, by the wall clock (Linux only)."""
+    if sys.platform == "linux":
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+
+
+def lateness(ancillary: list[tuple[int, int, bytes]]) -> float:
+    """Return the seconds since the newest byte arrived; NaN if unknown."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
+            seconds, nanoseconds = TIMESPEC.unpack(data)
+            late = time.time() - (seconds + nanoseconds * 1e-9)
+            return max(0.0, late) if late < UNLIKELY_S else math.nan
+    return math.nan
+
+
+class Tls:
+    """Apply TLS to bytes without I/O, so that https and http share their socket code."""
+
+    def __init__(self, context: ssl.SSLContext, host: str) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+
+    def shake_hands(self, received: bytes) -> tuple[bool, bytes]:
+        """Return (whether the handshake is done, bytes to send). Raise ssl.SSLError on failure."""
+        self._incoming.write(received)
+        try:
+            self._object.do_handshake()
+        except ssl.SSLWantReadError:
+            return False, self._outgoing.read()
+        return True, self._outgoing.read()
+
+    def encrypt(self, data: bytes) -> bytes:
+        self._object.write(data)
+        return self._outgoing.read()
+
+    def decrypt(self, data: bytes) -> bytes:
+        """Return the bytes decrypted so far. Raise ssl.SSLError for bytes that are not TLS."""
+        self._incoming.write(data)
+        parts: list[bytes] = []
+        try:
+            while part := self._object.read(TLS_READ_BYTES):
+                parts.append(part)
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            pass
+        return b"".join(parts)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deploy.tools.head.answers import prompt_ids
-from deploy.tools.head.measure import OWN_PROMPTS, read_kinds
+from deploy.tools.head.prompts import OWN_PROMPTS, prompt_ids, read_kinds
 from router.text.load import load_text_model
 
 CODE = Path(__file__).with_name("code_prompts.jsonl")

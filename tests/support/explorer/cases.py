@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 from decode_node.side import DecodeSide
 from shared.core.request import RequestState
-from shared.device.simulated import DeadlockError
 from shared.node.core import NodeCore
 from shared.node.node import Node
 from shared.wire.codec import to_wire
@@ -39,6 +38,7 @@ from tests.support.explorer.world import ExplorerWorld, Schedule
 from tests.support.hazards.attach import Hazards, watching
 from tests.support.hazards.detector import HazardError
 from tests.support.node_pair import Net, expected, make_node
+from tests.support.simulated_streams import DeadlockError
 
 PAIRS = ("pair", "cold")  # of nodes; those of "cold" have a cold tier
 COLD_PAGES = 30

@@ -13,9 +13,9 @@ from router.requests.mailbox import Mailbox
 from shared.core.errors import BatonError
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
-from shared.model.hashlm.reference import ReferenceRun, reference_run, seq2seq_run
 from shared.wire.messages import TokenLogprob
 from tests.support.grammar_oracle import allows_of
+from tests.support.hashlm_reference import ReferenceRun, reference_run, seq2seq_run
 from tests.support.sim.hosts import RouterHost
 from tests.support.sim.plan import ClientPlan, RequestPlan
 

@@ -23,7 +23,6 @@ from router.fleet.registry import ROLES, Registry
 from router.policy.choose import make_policy
 from router.policy.placement import Placer
 from router.requests.journal import Journal
-from shared.device.simulated import World
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.daemon import Daemon
 from shared.node.fingerprint import make_fingerprint
@@ -41,6 +40,7 @@ from tests.support.core_rig import MAX_CONTEXT, make_core
 from tests.support.grammar_oracle import InItsTime, make_grammars
 from tests.support.sim.plan import ClusterPlan, NodePlan, RouterPlan
 from tests.support.sim.wire import Network, Port
+from tests.support.simulated_streams import World
 from tests.support.twin_groups import TwinGroup
 
 DAWN_US = 1_700_000_000_000_000  # of the hosts' wall clocks

@@ -19,6 +19,7 @@ import torch
 
 from shared.device.events import Event, Ticket
 from shared.device.stream import Closure, StreamEpochs, Work, make_work
+from shared.device.streams import NAMES, StreamSet
 
 R = TypeVar("R")
 CHANGE_RATES = (0.0, 0.01, 0.05, 0.2)
@@ -231,3 +232,9 @@ class World:
             stream.step()
         finally:
             self._in_world = False
+
+
+def simulated_streams(world: World, num_stages: int = 1) -> StreamSet:
+    """`num_stages`: as for shared.device.streams.make_streams."""
+    stages = tuple(world.stream(f"stage{index}") for index in range(1, num_stages))
+    return StreamSet(*map(world.stream, NAMES), stages=stages)

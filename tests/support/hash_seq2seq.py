@@ -16,10 +16,10 @@ import torch
 from shared.kernel.noise_numba import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.encoder_rows import encoder_rows
 from shared.model.hashlm.layer import Ints, Words, arrays_of, layers_of, mix, odd_weight, run_layer, words_of
 from shared.model.hashlm.model import HashLM
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+from shared.model.t5 import encoder_rows
 
 _u64 = np.uint64
 
