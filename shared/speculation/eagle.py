@@ -107,7 +107,7 @@ class EagleWorkerV2:
 
     def _late_rows(self, fb: ForwardBatch, future_map: FutureMap, aux: torch.Tensor) -> LateRows | None:
         """Return None on a GPU or without numba."""
-        if self._held is None and fb.knobs is None and has_numba():
+        if self._held is None and fb.params is None and has_numba():
             from shared.kernel.late_rows import LateRows  # GPU nodes do not load numba
 
             self._held = LateRows(future_map.num_rows, WRITTEN_TOGETHER, aux)

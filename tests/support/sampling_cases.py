@@ -10,7 +10,7 @@ import torch
 
 from shared.core.sampling_params import SamplingParams
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
-from shared.sample.knobs import Knobs, knobs_of
+from shared.sample.params import params_of
 from shared.sample.sampler_torch import OutputRows, rank_candidates_torch, sample_torch
 
 VOCAB = 200
@@ -57,9 +57,9 @@ KNOBS: list[dict[str, Any]] = [
 
 def rows_on(batch: SamplingBatch, row_of: np.ndarray, logits: torch.Tensor) -> OutputRows:
     """What the engine uploads before it samples on tensors, on the device of the logits."""
-    host, device = knobs_of(batch, logits.shape[1]), logits.device
-    knobs = Knobs(**{name: torch.from_numpy(np.array(value)).to(device) for name, value in host.named().items()})
-    return OutputRows(row_of, host, torch.from_numpy(row_of).to(device), knobs)
+    host, device = params_of(batch, logits.shape[1]), logits.device
+    params = {name: torch.from_numpy(np.array(value)).to(device) for name, value in host.items()}
+    return OutputRows(row_of, host, torch.from_numpy(row_of).to(device), params)
 
 
 def sample_tensors(
