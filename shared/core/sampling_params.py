@@ -182,8 +182,9 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        has_penalty = _penalties(self) != _NO_PENALTIES
-        return has_penalty or any(len(word) > 1 for word in self.bad_words)
+        """Each step asks each row for this."""
+        has_penalty: bool = _penalties(self) != _NO_PENALTIES
+        return has_penalty or bool(self.bad_words and max(map(len, self.bad_words)) > 1)
 
     @property
     def values(self) -> SamplingValues:
