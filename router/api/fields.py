@@ -119,7 +119,7 @@ class AnswerFields(Body, frozen=True, kw_only=True):
     max_tokens: Positive | None = None
 
 
-# The order of fields, which digests of streams depend on; new parameters come last.
+# digests of streams depend on the order; new parameters come last
 ORDER = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 REQUESTED = tuple(
     sorted(
@@ -130,7 +130,7 @@ REQUESTED = tuple(
 if TYPE_CHECKING:
 
     class SamplingFields(AnswerFields, frozen=True, kw_only=True):
-        """The parameters that requests may set, each a number or None."""
+        """Numbers or None."""
 
 else:
     SamplingFields = msgspec.defstruct(
@@ -144,7 +144,7 @@ else:
 
 
 def sampling_fields_of(body: Body) -> dict[str, Any]:
-    """Return the sampling parameters that a body has fields for, by name; None: not set."""
+    """Return the sampling parameters that the body's kind has, by name."""
     return {one.name: getattr(body, one.name) for one in REQUESTED if one.name in body.__struct_fields__}
 
 

@@ -58,7 +58,7 @@ class Signer:
         payload, mac = raw[:-MAC_BYTES], raw[-MAC_BYTES:]
         if not payload or not hmac.compare_digest(mac, self._mac(payload)):
             raise UnknownStream("this router knows no such stream: its token was signed with another key")
-        if payload[0] != VERSION or len(payload) != LAYOUT.size:  # another router may know other parameters
+        if payload[0] != VERSION or len(payload) != LAYOUT.size:
             raise UnknownStream("this router knows no such stream: its token is of another version")
         _, created, seed, max_tokens, nonce, digest, *sampling = LAYOUT.unpack(payload)
         return StreamFacts(created, seed, max_tokens, digest, nonce, SamplingValues(*sampling))

@@ -1,9 +1,7 @@
-"""The table of sampling parameters: each field of `SamplingParams` is a row, with all defaults filled in.
+"""The table of sampling parameters: each field of `SamplingParams` is a row.
 
-    checks of nodes (wire/codec.py), the wire record, fields and pages of the HTTP API, --sampling-defaults,
-    arrays and columns of the three samplers (torch, numba, Triton), the test of neutral values    derive from it
-
-docs/adding-a-sampling-parameter.md says how to add a row.
+Checks, messages, requests' fields, the samplers' arrays and tests derive from it
+(docs/adding-a-sampling-parameter.md).
 """
 
 from __future__ import annotations
@@ -21,44 +19,37 @@ MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 128  # limit on token sequences; one bad word has several sequences
 MAX_BAD_WORD_TOKENS = 32  # limit on the tokens of one such sequence
 MAX_GRAMMAR_CHARS = 1 << 18
-MAX_INT32 = (1 << 31) - 1  # the samplers' integers are int32
+MAX_INT32 = (1 << 31) - 1
 
 T = TypeVar("T")
-ROW = "parameter"  # the key of a field's row in its metadata
+ROW = "row"
 
 
 class Step(Enum):
-    """The kernels that read a parameter. Each step has a kernel of torch, one of numba, and one of Triton."""
+    """The kernels that read a parameter: one of torch, one of numba, one of Triton."""
 
-    NONE = auto()  # only scheduler and results read it
-    EDIT = auto()  # changes single logits: sampler_torch.py, sample_edits.py, gpu_kernel/edits.py
-    FILTER = auto()  # limits the ids to draw from: sampler_torch.py, sample_cpu.py, gpu_kernel/sample.py
-    DRAW = auto()  # changes the draw itself: the same files as FILTER
+    NONE = auto()
+    EDIT = auto()  # single logits
+    FILTER = auto()
+    DRAW = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Closed limits, except `gt`. None: no limit."""
-
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
 
     def hold(self, value: float) -> bool:
-        """Return False for NaN, if there is a limit."""
         above = (self.ge is None or value >= self.ge) and (self.gt is None or value > self.gt)
         return above and (self.le is None or value <= self.le)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A row of the table.
+    """`nodes`, `clients`: values that nodes take, and that requests may have; None: requests lack the field.
 
-    - nodes: values that do the samplers no harm; others are a WireError.
-    - clients: values that a request's field of this name may have; None: requests have no such field.
-    - about: the field's effect, for docs/http-api.md.
-    - other: a value with an effect, for numbers that kernels read. A node measures memory with all of them at once.
-    - as_log: kernels get the logarithm.
+    other: a value with an effect, if kernels read the number. as_log: kernels read the logarithm.
     """
 
     neutral: Any = None
@@ -70,11 +61,10 @@ class Parameter:
     needs_history: bool = False
     as_log: bool = False
     name: str = ""
-    kind: Any = None  # the value's type
+    kind: Any = None
 
     @property
     def array(self) -> str:
-        """The name of the array that kernels read."""
         return f"log_{self.name}" if self.as_log else self.name
 
 
@@ -102,7 +92,7 @@ NEUTRAL = SamplingValues()
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """One request's parameters; text is replaced by ids. The order of the fields is that of the wire.
+    """One request's parameters, in the order of the wire.
 
     - stop_token_ids: include the model's EOS ids, unless the client set ignore_eos. Stop strings stay in the router.
     - allowed_token_ids: only these ids may be drawn; () allows all ids.
@@ -173,7 +163,7 @@ class SamplingParams:
     )
     logit_bias: tuple[tuple[int, float], ...] = parameter((), step=Step.EDIT)
     allowed_token_ids: tuple[int, ...] = parameter((), step=Step.EDIT)
-    bad_words: tuple[tuple[int, ...], ...] = parameter((), step=Step.EDIT)  # words of several tokens need the history
+    bad_words: tuple[tuple[int, ...], ...] = parameter((), step=Step.EDIT)  # of several tokens: needs the history
     min_tokens: int = parameter(0, nodes=Bounds(ge=0, le=MAX_INT32), step=Step.EDIT, other=1)
     stop_token_ids: tuple[int, ...] = parameter((), step=Step.EDIT)
     grammar: str = parameter("")  # the answer's grammar, as text for llguidance; "": no grammar
@@ -182,7 +172,6 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Each step asks each row for this."""
         has_penalty: bool = _penalties(self) != _NO_PENALTIES
         return has_penalty or bool(self.bad_words and max(map(len, self.bad_words)) > 1)
 
@@ -196,9 +185,7 @@ PARAMETERS: tuple[Parameter, ...] = tuple(
     replace(one.metadata[ROW], name=one.name, kind=_hints[one.name]) for one in fields(SamplingParams)
 )
 BY_NAME = {one.name: one for one in PARAMETERS}
-NUMBERS = tuple(
-    one for one in PARAMETERS if one.step is not Step.NONE and one.kind in (int, float)
-)  # kernels read them
+NUMBERS = tuple(one for one in PARAMETERS if one.step is not Step.NONE and one.kind in (int, float))
 FILTERS = tuple(one for one in NUMBERS if one.step is Step.FILTER)
 PENALTIES = tuple(one for one in NUMBERS if one.needs_history)
 _values = attrgetter(*(one.name for one in fields(SamplingValues)))

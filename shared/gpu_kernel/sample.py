@@ -276,7 +276,7 @@ def find_heads(logits: torch.Tensor, splits: int | None = None) -> torch.Tensor:
 
 
 def is_cut(params: Mapping[str, np.ndarray], vocab_size: int) -> np.ndarray:
-    """Return whether thresholds must be found for each row, (B,) bool. `params`: the host's."""
+    """Return whether each row needs thresholds, (B,) bool."""
     cut: np.ndarray = (params["top_p"] < 1) | (params["top_k"] < vocab_size)
     return cut
 

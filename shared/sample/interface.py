@@ -23,7 +23,7 @@ _numbers = attrgetter(*(one.name for one in NUMBERS))
 class SamplingBatch:
     """Immutable sampling parameters of B rows."""
 
-    numbers: npt.NDArray[np.void]  # (B,) TABLE: numbers["top_p"] has the rows' top_p
+    numbers: npt.NDArray[np.void]  # (B,) TABLE
     seeds: npt.NDArray[np.uint64]
     prompt_lens: npt.NDArray[np.int32]  # length of the original prompt; the answer follows
     num_logprobs: npt.NDArray[np.int32]
@@ -49,7 +49,7 @@ class SamplingBatch:
         return len(self.numbers)
 
     def array(self, one: Parameter) -> npt.NDArray[Any]:
-        """Return the rows' values as kernels read them, (B,) float32 or int32."""
+        """Return what kernels read, (B,) float32 or int32."""
         values = np.ascontiguousarray(self.numbers[one.name])
         if not one.as_log:
             return values

@@ -14,13 +14,13 @@ from shared.kernel.sample_rules import GREEDY_BELOW
 from shared.sample.interface import SamplingBatch
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
-# The parameters of B rows by name, see `params_of`. `*_ends` (B + 1,): row b's entries are [ends[b], ends[b + 1]).
+# `*_ends` (B + 1,): row b's entries are [ends[b], ends[b + 1]).
 Params: TypeAlias = dict[str, A]
 GREEDY, FILTERED, PLAIN = 0, 1, 2  # ways: take the largest logit; draw among some ids; draw among all ids
 # the host's ways of all rows, if only the device knows them: GREEDY or PLAIN; any way
 UNFILTERED, ANY = 3, 4
-OTHERWISE = ("top_k", "min_tokens")  # numbers that get another form here
-# the arrays that are read to draw a token
+OTHERWISE = ("top_k", "min_tokens")  # get another form
+# read to draw a token
 DRAWING = ("way", "temperature", "scale", *(one.array for one in FILTERS), "seeds")
 
 
