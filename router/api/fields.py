@@ -11,20 +11,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from shared.core.sampling_params import MAX_GRAMMAR_CHARS, MAX_TOP_LOGPROBS
+from shared.core.sampling_params import BY_NAME, MAX_GRAMMAR_CHARS, MAX_TOP_LOGPROBS, PARAMETERS
 
-Temperature = Annotated[float, Meta(ge=0, le=2)]
-TopP = Annotated[float, Meta(gt=0, le=1)]
-MinP = Annotated[float, Meta(ge=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-RepetitionPenalty = Annotated[float, Meta(gt=0, le=10)]
-TopK = Annotated[int, Meta(ge=-1)]
+
+def limits(parameter: str) -> Meta:
+    bounds = BY_NAME[parameter].clients
+    assert bounds is not None, "not a parameter that requests have"
+    return Meta(**asdict(bounds))
+
+
+Temperature = Annotated[float, limits("temperature")]
+TopP = Annotated[float, limits("top_p")]
+MinP = Annotated[float, limits("min_p")]
+Penalty = Annotated[float, limits("presence_penalty")]
+RepetitionPenalty = Annotated[float, limits("repetition_penalty")]
+TopK = Annotated[int, limits("top_k")]
 Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
@@ -104,19 +111,44 @@ class StructuredOutputs(Body, frozen=True, kw_only=True):
     grammar: GrammarText | None = None
 
 
-class GenerationFields(Body, frozen=True, kw_only=True):
+class AnswerFields(Body, frozen=True, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Positive | None = None
     max_tokens: Positive | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
+
+
+# digests of streams depend on the order; new parameters come last
+ORDER = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+REQUESTED = tuple(
+    sorted(
+        (one for one in PARAMETERS if one.clients),
+        key=lambda one: ORDER.index(one.name) if one.name in ORDER else len(ORDER),
+    )
+)
+if TYPE_CHECKING:
+
+    class SamplingFields(AnswerFields, frozen=True, kw_only=True):
+        """Numbers or None."""
+
+else:
+    SamplingFields = msgspec.defstruct(
+        "SamplingFields",
+        [(one.name, Annotated[one.kind, limits(one.name)] | None, None) for one in REQUESTED],
+        bases=(AnswerFields,),
+        frozen=True,
+        kw_only=True,
+        module=__name__,
+    )
+
+
+def sampling_fields_of(body: Body) -> dict[str, Any]:
+    """Return the sampling parameters that the body's kind has, by name."""
+    return {one.name: getattr(body, one.name) for one in REQUESTED if one.name in body.__struct_fields__}
+
+
+class GenerationFields(SamplingFields, frozen=True, kw_only=True):
     logit_bias: dict[str, Bias] | None = None
     allowed_token_ids: list[NotNegative] | None = None
     bad_words: list[ShortText] | None = None
@@ -152,13 +184,7 @@ ABOUT_GENERATION = {
     "stream_options": "`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk",
     "n": "answers to each prompt; default: 1",
     "max_tokens": "longest answer; default: the rest of the context",
-    "temperature": "0: always the likeliest token; default: the model's, else 1",
-    "top_p": "draw only from the likeliest tokens that together have this probability; default: the model's, else 1",
-    "top_k": "draw only from this many of the likeliest tokens; -1 or 0: from all; default: the model's, else 0",
-    "min_p": "draw only from tokens with this share of the likeliest one's probability; default: the model's, else 0",
-    "presence_penalty": "subtracted once from the logit of each token that is in the answer; default: 0",
-    "frequency_penalty": "subtracted for each time that the token is in the answer; default: 0",
-    "repetition_penalty": "divides logits of tokens that are in the prompt or the answer; default: the model's, else 1",
+    **{one.name: one.about for one in REQUESTED},
     "logit_bias": "token id -> number added to its logit",
     "allowed_token_ids": "no other token is drawn, not even the end of the answer",
     "bad_words": "texts that the answer must not contain, as far as it spells them in the usual tokens",

@@ -26,6 +26,7 @@ from router.api.fields import (
     Temperature,
     TopK,
     TopP,
+    sampling_fields_of,
 )
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.messages_history import Block, Message, goes_on, turns_of
@@ -166,9 +167,7 @@ class Messages:
         fields = GenerationFields(
             model=body.model,
             stream=body.stream,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k,
+            **sampling_fields_of(body),
             stop=body.stop_sequences,
             seed=body.seed,
             response_format=format_of(body),

@@ -37,6 +37,7 @@ from router.api.fields import (
     TopK,
     TopLogprobs,
     TopP,
+    sampling_fields_of,
 )
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.ollama_writer import Loading, OllamaWriter, chat_part, generate_part
@@ -277,13 +278,7 @@ def fields_of(body: OllamaFields, resolver: Resolver) -> GenerationFields:
     return GenerationFields(
         model=served_name(body.model, resolver),
         stream=body.stream,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        repetition_penalty=options.repeat_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
+        **sampling_fields_of(options) | {"repetition_penalty": options.repeat_penalty},
         seed=None if options.seed is None or options.seed < 0 else options.seed,
         stop=options.stop,
         response_format=format_of(body.format),

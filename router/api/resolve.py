@@ -9,9 +9,10 @@ import hashlib
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from router.api.fields import GenerationFields
+from router.api.fields import GenerationFields, sampling_fields_of
 from router.api.generation_plan import PLAIN, AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.parts import Parts
 from router.api.token_rules import (
@@ -238,9 +239,7 @@ class Resolver:
             raise InvalidRequest(f"min_tokens is {min_tokens}, above max_tokens {max_tokens}", param="min_tokens")
         sampling = SamplingParams(
             max_tokens=max(1, max_tokens),
-            **asdict(self._values(body)),
-            presence_penalty=body.presence_penalty or 0.0,
-            frequency_penalty=body.frequency_penalty or 0.0,
+            **self._numbers(body),
             logit_bias=bias_of(body.logit_bias or {}, self.limits.max_logit_bias, vocab_size),
             allowed_token_ids=allowed_ids_of(body.allowed_token_ids, vocab_size),
             bad_words=bad_words_of(
@@ -269,10 +268,10 @@ class Resolver:
         except InvalidRequest as error:
             raise InvalidRequest(error.message, param=field) from error
 
-    def _values(self, body: GenerationFields) -> SamplingValues:
-        own = {one.name: value for one in fields(NEUTRAL) if (value := getattr(body, one.name)) is not None}
-        values = replace(self.defaults, **own)
-        return replace(values, top_k=min(max(0, values.top_k), self.text.tokenizer.facts.vocab_size))
+    def _numbers(self, body: GenerationFields) -> dict[str, Any]:
+        own = {name: value for name, value in sampling_fields_of(body).items() if value is not None}
+        numbers = asdict(self.defaults) | own
+        return numbers | {"top_k": min(max(0, numbers["top_k"]), self.text.tokenizer.facts.vocab_size)}
 
 
 def chars_per_token(tokenizer: Tokenizer) -> int:

@@ -27,6 +27,7 @@ from router.api.fields import (
     ShortText,
     Temperature,
     TopP,
+    sampling_fields_of,
 )
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.resolve import Resolver
@@ -154,8 +155,7 @@ class Responses:
         fields = GenerationFields(
             model=body.model,
             stream=body.stream,
-            temperature=body.temperature,
-            top_p=body.top_p,
+            **sampling_fields_of(body),
             seed=body.seed,
             response_format=format_of(body.text),
             cache_salt=body.cache_salt,

@@ -11,13 +11,14 @@ import base64
 import hmac
 import secrets
 import struct
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from hashlib import blake2b
 
 from router.http.errors import UnknownStream
-from shared.core.sampling_params import SamplingValues
+from shared.core.sampling_params import BY_NAME, SamplingValues
 
-LAYOUT = struct.Struct(">BQQI8s16sddIdd")
+CODES = {int: "I", float: "d"}
+LAYOUT = struct.Struct(">BQQI8s16s" + "".join(CODES[BY_NAME[one.name].kind] for one in fields(SamplingValues)))
 VERSION = 2
 MAC_BYTES = 16
 PURPOSE = b"baton: tokens of streams"
@@ -57,7 +58,7 @@ class Signer:
         payload, mac = raw[:-MAC_BYTES], raw[-MAC_BYTES:]
         if not payload or not hmac.compare_digest(mac, self._mac(payload)):
             raise UnknownStream("this router knows no such stream: its token was signed with another key")
-        if payload[0] != VERSION:
+        if payload[0] != VERSION or len(payload) != LAYOUT.size:
             raise UnknownStream("this router knows no such stream: its token is of another version")
         _, created, seed, max_tokens, nonce, digest, *sampling = LAYOUT.unpack(payload)
         return StreamFacts(created, seed, max_tokens, digest, nonce, SamplingValues(*sampling))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from shared.config.options import check_fields, option
 from shared.core.errors import ConfigError
+from shared.core.sampling_params import NEUTRAL, listed
 
 MODELS_OWN = "model"
+NEUTRALS = asdict(NEUTRAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,9 @@ class TextConfig:
     )
     sampling_defaults: str = option(
         MODELS_OWN,
-        "values of temperature, top_p, top_k, min_p and repetition_penalty for requests without them; model: the "
-        "model's own (generation_config.json, or general.sampling of a GGUF file); neutral: 1, 1, 0, 0, 1; FILE: a "
-        "JSON object",
+        f"values of {listed(tuple(NEUTRALS), 'and')} for requests without them; model: the model's own "
+        "(generation_config.json, or general.sampling of a GGUF file); neutral: "
+        f"{', '.join(f'{value:g}' for value in NEUTRALS.values())}; FILE: a JSON object",
         metavar="model|neutral|FILE",
     )
     tool_format: str = option(

@@ -19,24 +19,15 @@ from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import RowId, StepPlan
 from shared.engine.results import has_logprobs
 from shared.sample.interface import SamplingBatch
-from shared.sample.knobs import FILTERED, Knobs
+from shared.sample.params import DRAWING, FILTERED, Params
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
-DRAWING = (
-    "way",
-    "temperature",
-    "scale",
-    "top_k",
-    "top_p",
-    "log_min_p",
-    "seeds",
-)  # fields of Knobs that are read to draw a token
 PADDING = RowId(RequestKey("padding", 0, "", 0, 0), 0)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """A graph's numbers of rows and of tokens per row. `filtered`: whether rows may use top-k, top-p or min-p."""
+    """A graph's numbers of rows and of tokens per row. `filtered`: whether rows may use filters."""
 
     batch: int
     width: int
@@ -61,12 +52,12 @@ class Buckets:
         every = [Shape(batch, width, way) for batch in self.batches for width in self.widths for way in (False, True)]
         return sorted(every, key=lambda shape: (shape.batch * shape.width, shape), reverse=True)
 
-    def shape_of(self, plan: StepPlan, knobs: Knobs[np.ndarray]) -> Shape | str:
+    def shape_of(self, plan: StepPlan, params: Params[np.ndarray]) -> Shape | str:
         """Return the shape of the step's graph, or the reason why no graph fits (EAGER_REASONS)."""
         refused = {
             "prompts": plan.num_prefill > 0 or bool(plan.history_seeds or plan.layer_ends),
             "grammars": any(plan.constrained),
-            "edits": has_edits(knobs),
+            "edits": has_edits(params),
             "logprobs": has_logprobs(plan),
             "adapters": bool(plan.adapters.any()),
             "rows": not 0 < plan.batch_size <= self.batches[-1],
@@ -77,13 +68,13 @@ class Buckets:
             if is_so:
                 return why
         batch = self.batches[bisect.bisect_left(self.batches, plan.batch_size)]
-        return Shape(batch, plan.width, bool((knobs.way == FILTERED).any()))
+        return Shape(batch, plan.width, bool((params["way"] == FILTERED).any()))
 
 
-def has_edits(knobs: Knobs[np.ndarray]) -> bool:
+def has_edits(params: Params[np.ndarray]) -> bool:
     """Return whether any row's logits are edited before a draw."""
-    lists = (knobs.stop_ids, knobs.bias_ids, knobs.bad_ids)
-    return any(map(len, lists)) or bool(knobs.is_penalised.any() or knobs.is_limited.any())
+    lists = (params["stop_ids"], params["bias_ids"], params["bad_ids"])
+    return any(map(len, lists)) or bool(params["is_penalised"].any() or params["is_limited"].any())
 
 
 def some_widths(widths: Sequence[int]) -> tuple[int, ...]:
@@ -117,7 +108,7 @@ def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan
     )
 
 
-def row_arrays(plan: StepPlan, knobs: Knobs[np.ndarray]) -> dict[str, np.ndarray]:
+def row_arrays(plan: StepPlan, params: Params[np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays that each step sends, one element per row. A length is -1 if only the relay on the device has
     it."""
     lengths = np.full(plan.batch_size, -1, np.int64) if plan.lengths_relayed else plan.seq_lens_cpu
@@ -127,4 +118,4 @@ def row_arrays(plan: StepPlan, knobs: Knobs[np.ndarray]) -> dict[str, np.ndarray
         "expect_step": plan.expect_step,
         "emits": plan.emits.astype(np.int64),
     }
-    return own | {name: getattr(knobs, name) for name in DRAWING}
+    return own | {name: params[name] for name in DRAWING}

@@ -17,13 +17,13 @@ from shared.engine.step_arrays import NOTHING, StepArrays, step_arrays
 from shared.kernel.attention import HostLengths
 from shared.model.interface import ModelInputs
 from shared.sample.interface import SamplingBatch
-from shared.sample.knobs import Knobs
+from shared.sample.params import Params
 from shared.sample.sampler import RowOf
 from shared.sample.sampler_torch import OutputRows
 
-KnobsOf = Callable[[SamplingBatch], Knobs[np.ndarray]]
+ParamsOf = Callable[[SamplingBatch], Params[np.ndarray]]
 UNRESOLVED = torch.zeros(0, dtype=torch.int64)
-KNOB = "knob."  # prefix of the sampling parameters' names in an upload
+PARAM = "param."  # prefix of the sampling parameters' names in an upload
 
 
 class Staged(SlotHolder, Protocol):
@@ -33,9 +33,9 @@ class Staged(SlotHolder, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BothKnobs:
-    host: Knobs[np.ndarray]
-    device: Knobs[torch.Tensor]
+class BothParams:
+    host: Params[np.ndarray]
+    device: Params[torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -45,13 +45,13 @@ class ForwardBatch:
     - committed: (B,) int64, each row's exact length before the step.
     - tag_ok: (B,) bool, as in Prepared; True for chunk rows. UNRESOLVED, like inputs.input_ids, until
       `resolve_forward_inputs`.
-    - knobs: None on a CPU, because CPU kernels read the plan's sampling parameters.
+    - params: None on a CPU, because CPU kernels read the plan's sampling parameters.
     """
 
     plan: StepPlan
     host: StepArrays[np.ndarray]
     arrays: StepArrays[torch.Tensor]
-    knobs: BothKnobs | None
+    params: BothParams | None
     future: FutureIndices
     committed: torch.Tensor
     tag_ok: torch.Tensor
@@ -59,22 +59,22 @@ class ForwardBatch:
 
     @classmethod
     def init_new(
-        cls, plan: StepPlan, lease: Staged, future_map: FutureMap, boundary: Boundary, knobs_of: KnobsOf
+        cls, plan: StepPlan, lease: Staged, future_map: FutureMap, boundary: Boundary, params_of: ParamsOf
     ) -> ForwardBatch:
         """Upload the step's arrays in one copy."""
         chunk_ids = lease.take_staging().numpy() if plan.prefill_input_ids_cpu is not None else NOTHING
         host = step_arrays(plan, chunk_ids)
-        sampling = knobs_of(plan.sampling) if boundary.is_device else None
+        sampling = params_of(plan.sampling) if boundary.is_device else None
         sent = boundary.upload(host.named() | _prefixed(sampling), lease)
-        knobs = None
+        params = None
         if sampling is not None:
-            knobs = BothKnobs(sampling, Knobs(**{name: sent.pop(KNOB + name) for name in sampling.named()}))
+            params = BothParams(sampling, {name: sent.pop(PARAM + name) for name in sampling})
         arrays = StepArrays(**sent)
         future = FutureIndices(arrays.rows)
         committed = _committed(plan, arrays, future, future_map)
         positions = committed if plan.has_one_token_each else committed[arrays.token_rows] + arrays.offsets
         prepared = Prepared(committed, UNRESOLVED, positions, UNRESOLVED)
-        return cls.on_device(plan, host, arrays, knobs, future, prepared)
+        return cls.on_device(plan, host, arrays, params, future, prepared)
 
     @classmethod
     def on_device(
@@ -82,7 +82,7 @@ class ForwardBatch:
         plan: StepPlan,
         host: StepArrays[np.ndarray],
         arrays: StepArrays[torch.Tensor],
-        knobs: BothKnobs | None,
+        params: BothParams | None,
         future: FutureIndices,
         prepared: Prepared,
     ) -> ForwardBatch:
@@ -98,7 +98,7 @@ class ForwardBatch:
             encoder_lens=arrays.encoder_lens,
             host=_host_lengths(plan, host),
         )
-        return cls(plan, host, arrays, knobs, future, prepared.committed, prepared.tag_ok, inputs)
+        return cls(plan, host, arrays, params, future, prepared.committed, prepared.tag_ok, inputs)
 
     @property
     def num_chunk_tokens(self) -> int:
@@ -115,11 +115,11 @@ class ForwardBatch:
 
     def row_of(self, host_rows: Int64s, rows: torch.Tensor) -> RowOf:
         """Return each output's batch row. `rows`: a copy of `host_rows` on the device."""
-        return host_rows if self.knobs is None else OutputRows(host_rows, self.knobs.host, rows, self.knobs.device)
+        return host_rows if self.params is None else OutputRows(host_rows, self.params.host, rows, self.params.device)
 
 
-def _prefixed(sampling: Knobs[np.ndarray] | None) -> dict[str, np.ndarray]:
-    return {} if sampling is None else {KNOB + name: value for name, value in sampling.named().items()}
+def _prefixed(sampling: Params[np.ndarray] | None) -> dict[str, np.ndarray]:
+    return {} if sampling is None else {PARAM + name: value for name, value in sampling.items()}
 
 
 def _committed(

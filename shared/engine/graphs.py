@@ -24,9 +24,9 @@ import torch
 
 from shared.device.gpu import Gpu, GpuGraph
 from shared.engine.boundary import ALIGNED, Packed, PinnedCopies, Place, SideBySide, lay_side_by_side, size_of
-from shared.engine.buckets import DRAWING, Buckets, Shape, frame_of, row_arrays
+from shared.engine.buckets import Buckets, Shape, frame_of, row_arrays
 from shared.engine.compact import compact
-from shared.engine.forward_batch import BothKnobs, ForwardBatch
+from shared.engine.forward_batch import BothParams, ForwardBatch
 from shared.engine.future_map import FutureIndices
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
@@ -38,7 +38,7 @@ from shared.engine.window import lay_out
 from shared.engine.worker import OnVerifyComplete, Worker
 from shared.model.interface import ModelOutput
 from shared.observe.metric_names import EAGER_PREFIX, EAGER_REASONS
-from shared.sample.knobs import ANY, UNFILTERED, Knobs, knobs_of
+from shared.sample.params import ANY, DRAWING, UNFILTERED, params_of
 
 logger = logging.getLogger(__name__)
 PAGES, STEP = "page_columns", "step"
@@ -66,7 +66,7 @@ class Frame:
     plan: StepPlan
     host: StepArrays[np.ndarray]
     arrays: StepArrays[torch.Tensor]
-    knobs: BothKnobs
+    params: BothParams
     places: Mapping[str, Place]  # where each step's arrays lie in the block; the page table is last
 
 
@@ -133,7 +133,7 @@ class GraphRunner:
         return results
 
     def _shape_of(self, plan: StepPlan) -> Shape | str:
-        shape = self._buckets.shape_of(plan, self._worker.knobs(plan.sampling))
+        shape = self._buckets.shape_of(plan, self._worker.params(plan.sampling))
         return shape if isinstance(shape, str) or shape in self._captured else "uncaptured"
 
     def _upload(self, plan: StepPlan, lease: StepLease, frame: Frame) -> None:
@@ -141,7 +141,7 @@ class GraphRunner:
         pages = plan.page_table[:, : self._num_pages].T
         places = dict(frame.places)
         places[PAGES] = places[PAGES].first(len(pages))
-        own = row_arrays(plan, self._worker.knobs(plan.sampling))
+        own = row_arrays(plan, self._worker.params(plan.sampling))
         arrays = own | {STEP: np.asarray([plan.step], np.int64), PAGES: pages}
         self._boundary.refill(self._block, places, arrays, lease)
 
@@ -182,11 +182,11 @@ class GraphRunner:
         keeps = worker.drafter is not None and worker.drafter.reads_history
         plan = frame_of(shape, self._buckets.most_tokens, keeps_history=keeps)
         host = step_arrays(plan, NOTHING)
-        knobs = knobs_of(plan.sampling, worker.model.spec.vocab_size)
-        blind = replace(knobs, way=np.full(shape.batch, ANY if shape.filtered else UNFILTERED, np.int64))
-        places = self._places(row_arrays(plan, knobs) | {STEP: np.zeros(1, np.int64)}, shape.batch)
+        params = params_of(plan.sampling, worker.model.spec.vocab_size)
+        blind = params | {"way": np.full(shape.batch, ANY if shape.filtered else UNFILTERED, np.int64)}
+        places = self._places(row_arrays(plan, params) | {STEP: np.zeros(1, np.int64)}, shape.batch)
         arrays = StepArrays(**_on_device(host.named(), device))
-        return Frame(plan, host, arrays, BothKnobs(blind, Knobs(**_on_device(knobs.named(), device))), places)
+        return Frame(plan, host, arrays, BothParams(blind, _on_device(params, device)), places)
 
     def _places(self, own: Mapping[str, np.ndarray], batch: int) -> dict[str, Place]:
         """Return the places of the row arrays and, last, of the page numbers (pages, batch).
@@ -245,9 +245,9 @@ class GraphRunner:
             emits=sent["emits"],
             page_table=sent[PAGES].T.contiguous(),
         )
-        device = replace(frame.knobs.device, **{name: sent[name] for name in DRAWING})
-        knobs = BothKnobs(frame.knobs.host, device)
-        fb = ForwardBatch.on_device(frame.plan, frame.host, arrays, knobs, FutureIndices(rows), prepared)
+        device = frame.params.device | {name: sent[name] for name in DRAWING}
+        params = BothParams(frame.params.host, device)
+        fb = ForwardBatch.on_device(frame.plan, frame.host, arrays, params, FutureIndices(rows), prepared)
         return fb, sent[STEP]
 
 

@@ -31,8 +31,8 @@ from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
 from shared.model.interface import Carried, Model, ModelInputs, ModelOutput
 from shared.sample.interface import DeviceMasks, SampleOutput, SamplingBatch, TokenMasks
-from shared.sample.knobs import Knobs, knobs_of
-from shared.sample.sampler import needs_history, sample
+from shared.sample.params import Params, params_of
+from shared.sample.sampler import sample
 
 OnVerifyComplete = Callable[[FutureIndices, torch.Tensor], None]  # takes the relay rows and their new lengths (B,)
 
@@ -68,11 +68,11 @@ class Worker:
         self.boundary: Boundary = boundary or SameMemory()
         self._is_program = getattr(model, "is_program", False)
         self._runner = runner or Whole()
-        self.knobs = Latest[SamplingBatch, Knobs[np.ndarray]](lambda batch: knobs_of(batch, model.spec.vocab_size))
+        self.params = Latest[SamplingBatch, Params[np.ndarray]](lambda batch: params_of(batch, model.spec.vocab_size))
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
         lease.times.mark()
-        fb = ForwardBatch.init_new(plan, lease, self.future_map, self.boundary, self.knobs)
+        fb = ForwardBatch.init_new(plan, lease, self.future_map, self.boundary, self.params)
         yield
         self.resolve(fb)
         yield
@@ -182,7 +182,7 @@ class Worker:
         self, fb: ForwardBatch, logits: torch.Tensor, drafts: Drafts | None, masks: TokenMasks | DeviceMasks | None
     ) -> SampleOutput:
         history = None
-        if needs_history(fb.plan.sampling):
+        if fb.plan.sampling.needs_history:
             history = self.future_map.history_of(fb.future)
             if drafts is not None:
                 history.common, history.drafted = counted_tokens(fb, drafts)

@@ -42,7 +42,7 @@ def score_candidates(
     """Return scores (E, vocab) float32.
 
     logits: (E, vocab) float32, rows of any stride. positions, rows: (E,) int64. way, seeds: (B,) int64.
-    temperature: (B,) float32, see shared/sample/knobs.py."""
+    temperature: (B,) float32, see shared/sample/params.py."""
     num, vocab_size = logits.shape
     scores = torch.empty((num, vocab_size), dtype=torch.float32, device=logits.device)
     grid = (num, triton.cdiv(vocab_size, BLOCK.value))

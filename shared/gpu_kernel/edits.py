@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from shared.core.sampling_params import PENALTIES
 from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.ranks import BLOCK
 from shared.gpu_kernel.real_models import REAL_MODELS
@@ -35,13 +36,13 @@ DRAFTS = tl.constexpr(64)  # the most drafts in a window
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Parameters of E outputs' edits: device tensors, int64 unless noted. See Knobs (shared/sample/knobs.py)."""
+    """Parameters of E outputs' edits: device tensors, int64 unless noted. See shared/sample/params.py."""
 
     rows: torch.Tensor  # (E,)
     is_penalised: torch.Tensor  # (B,)
-    repetition: torch.Tensor  # (B,) float32
-    presence: torch.Tensor  # (B,) float32
-    frequency: torch.Tensor  # (B,) float32
+    repetition_penalty: torch.Tensor  # (B,) float32
+    presence_penalty: torch.Tensor  # (B,) float32
+    frequency_penalty: torch.Tensor  # (B,) float32
     prompt_lens: torch.Tensor  # (B,)
     first_stop: torch.Tensor  # (B,)
     stop_ids: torch.Tensor
@@ -194,8 +195,9 @@ def edit_logits(
     mask_rows, bits = (positions, none) if masks is None else masks
     launch(
         edit_kernel, (num, triton.cdiv(vocab_size, BLOCK.value)), logits, marks, edited, edits.rows,
-        edits.repetition, edits.presence, edits.frequency, edits.bias_ids, edits.bias_values, edits.bias_ends,
-        edits.is_limited, mask_rows, bits, logits.stride(0), vocab_size, bits.shape[1], HAS_MASKS=masks is not None,
+        edits.repetition_penalty, edits.presence_penalty, edits.frequency_penalty,
+        edits.bias_ids, edits.bias_values, edits.bias_ends, edits.is_limited, mask_rows, bits,
+        logits.stride(0), vocab_size, bits.shape[1], HAS_MASKS=masks is not None,
     )  # fmt: skip
     return edited
 
@@ -205,7 +207,7 @@ def real_signatures() -> set[Signature]:
         integers, floats = torch.empty(REAL_BATCH, dtype=torch.int64, device="meta"), torch.empty(1, device="meta")
         words = torch.empty(REAL_BATCH, 4, dtype=torch.int32, device="meta")
         columns = {one.name: integers for one in fields(Edits)} | {
-            name: floats for name in ("repetition", "presence", "frequency", "bias_values")
+            name: floats for name in (*(one.array for one in PENALTIES), "bias_values")
         }
         edits = Edits(**columns | {"bad_before": torch.empty(3, 5, dtype=torch.int64, device="meta")})
         tokens = torch.empty(REAL_BATCH, REAL_CONTEXT, dtype=torch.int32, device="meta")

@@ -17,8 +17,10 @@ few are kept.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -41,7 +43,7 @@ from shared.gpu_kernel.signatures import REAL_BATCH, Signature
 
 EXACT = True  # see noise.py
 
-GREEDY = tl.constexpr(0)  # ways of shared/sample/knobs.py
+GREEDY = tl.constexpr(0)  # ways of shared/sample/params.py
 FILTERED = tl.constexpr(1)
 DIGIT_BITS = tl.constexpr(4)
 DIGITS = tl.constexpr(16)
@@ -52,7 +54,7 @@ ALL = tl.constexpr(-1)  # a threshold below every key
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """E outputs' parameters, on the device. See Knobs (shared/sample/knobs.py)."""
+    """E outputs' parameters, on the device. See shared/sample/params.py."""
 
     rows: torch.Tensor  # (E,) int64
     way: torch.Tensor  # (B,) int64
@@ -271,6 +273,12 @@ def find_heads(logits: torch.Tensor, splits: int | None = None) -> torch.Tensor:
     heads = torch.empty((num, splits), dtype=torch.int64, device=logits.device)
     launch(largest_kernel, (num, splits), logits, heads, logits.stride(0), vocab_size, SPLITS=splits)
     return heads
+
+
+def is_cut(params: Mapping[str, np.ndarray], vocab_size: int) -> np.ndarray:
+    """Return whether each row needs thresholds, (B,) bool."""
+    cut: np.ndarray = (params["top_p"] < 1) | (params["top_k"] < vocab_size)
+    return cut
 
 
 def draw_ids(

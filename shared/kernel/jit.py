@@ -22,6 +22,7 @@ from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 
+from shared.core import sampling_params
 from shared.kernel.kept_code import keep_code
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -101,9 +102,10 @@ def compile_c(function: Callable[..., None], signature: Any, exact: bool = False
 def stamp_name(function: Callable[..., Any]) -> None:
     """Extend the function's name in the disk cache by checksums of the sources in its folder and in this folder.
 
-    numba checks only the function's own file, and would reuse stale inlined code."""
+    numba checks only the function's own file, and would reuse stale inlined code and columns of the table."""
     own, here = Path(function.__code__.co_filename).parent, Path(__file__).parent
-    function.__qualname__ += f"_{sources_stamp(own):08x}_{sources_stamp(here):08x}"
+    table = zlib.crc32(Path(sampling_params.__file__).read_bytes(), sources_stamp(here))
+    function.__qualname__ += f"_{sources_stamp(own):08x}_{table:08x}"
 
 
 @functools.cache

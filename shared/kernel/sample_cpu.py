@@ -14,18 +14,11 @@ import numpy.typing as npt
 from shared.kernel.jit import bits_of, float_of
 from shared.kernel.noise import LOG2E, NOISE_BITS, WEIGHT_BITS
 from shared.kernel.noise_numba import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
-from shared.kernel.sample_edits import (
-    LOG_MIN_P,
-    SEED,
-    SMALLEST,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    Outputs,
-    RowParams,
-    edited,
-)
+from shared.kernel.sample_edits import COUNTS, REALS, SMALLEST, Outputs, RowParams, edited
 from shared.kernel.sample_rules import GREEDY_BELOW
+
+TEMPERATURE, TOP_P, LOG_MIN_P = map(REALS.index, ("temperature", "top_p", "log_min_p"))
+TOP_K, SEED = map(COUNTS.index, ("top_k", "seed"))
 
 _f32 = np.float32
 _i32 = np.int32
@@ -168,17 +161,17 @@ def largest(logits: npt.NDArray[np.float32], num: int) -> npt.NDArray[np.int64]:
 
 @exact
 def _sample(
-    logits: npt.NDArray[np.float32], knobs: npt.NDArray[np.float32], top_k: int, keys: tuple[np.uint32, np.uint32]
+    logits: npt.NDArray[np.float32], reals: npt.NDArray[np.float32], top_k: int, keys: tuple[np.uint32, np.uint32]
 ) -> np.int64:
     """Draw from final logits. If the largest logit is not finite, its id wins."""
     first = argmax(logits)
-    if knobs[TEMPERATURE] < _f32(GREEDY_BELOW) or not np.isfinite(logits[first]):
+    if reals[TEMPERATURE] < _f32(GREEDY_BELOW) or not np.isfinite(logits[first]):
         return first
-    scale = _f32(_f32(1) / knobs[TEMPERATURE])
+    scale = _f32(_f32(1) / reals[TEMPERATURE])
     if 0 < top_k < logits.shape[0]:
-        return _draw_top_k(logits, largest(logits, top_k), scale, keys, knobs)
-    chosen = _draw(logits, first, scale, keys, knobs[LOG_MIN_P], SMALLEST, logits.shape[0])
-    return chosen if knobs[TOP_P] >= _f32(1) else _narrow(logits, first, scale, keys, chosen, knobs[TOP_P])
+        return _draw_top_k(logits, largest(logits, top_k), scale, keys, reals)
+    chosen = _draw(logits, first, scale, keys, reals[LOG_MIN_P], SMALLEST, logits.shape[0])
+    return chosen if reals[TOP_P] >= _f32(1) else _narrow(logits, first, scale, keys, chosen, reals[TOP_P])
 
 
 @exact
@@ -193,17 +186,17 @@ def _draw_top_k(
     ranking: npt.NDArray[np.int64],
     scale: np.float32,
     keys: tuple[np.uint32, np.uint32],
-    knobs: npt.NDArray[np.float32],
+    reals: npt.NDArray[np.float32],
 ) -> np.int64:
     best, total, mass = logits[ranking[0]], _i64(0), _i64(0)
     for rank in range(ranking.shape[0]):
         total += nb_weight(_f32(_f32(logits[ranking[rank]] - best) * scale))
-    wanted = _wanted(knobs[TOP_P], total) if knobs[TOP_P] < _f32(1) else total + _i64(1)
+    wanted = _wanted(reals[TOP_P], total) if reals[TOP_P] < _f32(1) else total + _i64(1)
     chosen = _ranked(SMALLEST, ranking[0])
     for rank in range(ranking.shape[0]):
         i = ranking[rank]
         scaled = _f32(_f32(logits[i] - best) * scale)
-        if rank > 0 and (mass >= wanted or scaled < knobs[LOG_MIN_P]):
+        if rank > 0 and (mass >= wanted or scaled < reals[LOG_MIN_P]):
             break
         mass += nb_weight(scaled)
         chosen = max(chosen, _ranked(_f32(scaled + nb_gumbel(nb_noise_bits(keys[0], keys[1], i))), i))
@@ -235,7 +228,7 @@ def draw_output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Out
     row, position = outputs.rows[e], outputs.positions[e]
     keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
     final = edited(logits, params, outputs, e)
-    return _sample(final, params.knobs[row], params.counts[row, TOP_K], keys)
+    return _sample(final, params.reals[row], params.counts[row, TOP_K], keys)
 
 
 @exact
@@ -254,12 +247,12 @@ def rank_candidates(
         row, position = outputs.rows[e], outputs.positions[e]
         keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
         final = edited(logits[e], params, outputs, e)
-        first = _sample(final, params.knobs[row], params.counts[row, TOP_K], keys)
+        first = _sample(final, params.reals[row], params.counts[row, TOP_K], keys)
         scores = final.copy()
-        if params.knobs[row, TEMPERATURE] >= _f32(GREEDY_BELOW):
+        if params.reals[row, TEMPERATURE] >= _f32(GREEDY_BELOW):
             for i in range(scores.shape[0]):
                 noise = nb_gumbel(nb_noise_bits(keys[0], keys[1], i))
-                scores[i] = _f32(final[i] + _f32(params.knobs[row, TEMPERATURE] * noise))
+                scores[i] = _f32(final[i] + _f32(params.reals[row, TEMPERATURE] * noise))
         best = scores[argmax(scores)]
         mass = _mass_before(scores, best, _f32(1), SMALLEST, scores.shape[0])
         log_total = nb_log(_f32(_f32(mass) * _f32(2.0**-WEIGHT_BITS)))

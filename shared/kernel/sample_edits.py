@@ -13,11 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shared.core.sampling_params import NUMBERS
 from shared.kernel.noise_numba import exact
 from shared.kernel.sample_rules import BARRED
 
-TEMPERATURE, TOP_P, LOG_MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)  # columns of RowParams.knobs
-TOP_K, PROMPT_LEN, MIN_TOKENS, SEED = range(4)  # columns of RowParams.counts
+REALS = [one.array for one in NUMBERS if one.kind is float]  # columns of RowParams.reals
+COUNTS = [*(one.array for one in NUMBERS if one.kind is int), "prompt_len", "seed"]  # columns of RowParams.counts
+REPETITION, PRESENCE, FREQUENCY = map(REALS.index, ("repetition_penalty", "presence_penalty", "frequency_penalty"))
+MIN_TOKENS, PROMPT_LEN = map(COUNTS.index, ("min_tokens", "prompt_len"))
 
 _f32 = np.float32
 _DONE = -1
@@ -27,8 +30,8 @@ SMALLEST = _f32(-np.inf)
 class RowParams(NamedTuple):
     """Parameters of B rows. Row b's ids lie at [offsets[b], offsets[b + 1])."""
 
-    knobs: npt.NDArray[np.float32]  # (B, 6)
-    counts: npt.NDArray[np.int64]  # (B, 4); column SEED has the unsigned seed's bits
+    reals: npt.NDArray[np.float32]  # (B, len(REALS))
+    counts: npt.NDArray[np.int64]  # (B, len(COUNTS)); the column "seed" has the unsigned seed's bits
     stop_ids: npt.NDArray[np.int64]
     stop_offsets: npt.NDArray[np.int64]  # (B + 1,)
     bias_ids: npt.NDArray[np.int64]
@@ -66,7 +69,7 @@ def _penalise(
     logits: npt.NDArray[np.float32],
     tokens: npt.NDArray[np.int32],
     counts: npt.NDArray[np.int32],
-    knobs: npt.NDArray[np.float32],
+    reals: npt.NDArray[np.float32],
 ) -> None:
     """Penalise each id of `tokens` once, and mark it in `counts` as done."""
     vocab_size = logits.shape[0]
@@ -74,11 +77,11 @@ def _penalise(
         i = tokens[j]
         if i < 0 or i >= vocab_size or counts[i] == _DONE:
             continue
-        if knobs[REPETITION] != _f32(1):
+        if reals[REPETITION] != _f32(1):
             shrink = logits[i] > _f32(0)
-            logits[i] = _f32(logits[i] / knobs[REPETITION]) if shrink else _f32(logits[i] * knobs[REPETITION])
+            logits[i] = _f32(logits[i] / reals[REPETITION]) if shrink else _f32(logits[i] * reals[REPETITION])
         if counts[i] > 0:
-            logits[i] = _f32(logits[i] - _f32(_f32(knobs[FREQUENCY] * _f32(counts[i])) + knobs[PRESENCE]))
+            logits[i] = _f32(logits[i] - _f32(_f32(reals[FREQUENCY] * _f32(counts[i])) + reals[PRESENCE]))
         counts[i] = _DONE
 
 
@@ -139,10 +142,10 @@ def _bar(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e
 def edited(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> npt.NDArray[np.float32]:
     """Return an edited copy, or the logits themselves if no edit is needed."""
     row, position = outputs.rows[e], outputs.positions[e]
-    knobs, counts = params.knobs[row], params.counts[row]
+    reals, counts = params.reals[row], params.counts[row]
     stops = params.stop_ids[params.stop_offsets[row] : params.stop_offsets[row + 1]]
     begin, end = params.bias_offsets[row], params.bias_offsets[row + 1]
-    penalised = knobs[REPETITION] != _f32(1) or knobs[PRESENCE] != _f32(0) or knobs[FREQUENCY] != _f32(0)
+    penalised = reals[REPETITION] != _f32(1) or reals[PRESENCE] != _f32(0) or reals[FREQUENCY] != _f32(0)
     masked = stops.shape[0] > 0 and position + 1 - counts[PROMPT_LEN] < counts[MIN_TOKENS]
     allowed = params.allowed_ids[params.allowed_offsets[row] : params.allowed_offsets[row + 1]]
     has_bad_words = params.bad_offsets[row] < params.bad_offsets[row + 1]
@@ -156,8 +159,8 @@ def edited(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs,
         uses = np.zeros(logits.shape[0], dtype=np.int32)
         _count(tokens[counts[PROMPT_LEN] :], uses)
         _count(outputs.drafted[e], uses)
-        _penalise(logits, tokens, uses, knobs)
-        _penalise(logits, outputs.drafted[e], uses, knobs)
+        _penalise(logits, tokens, uses, reals)
+        _penalise(logits, outputs.drafted[e], uses, reals)
     _add(logits, params.bias_ids[begin:end], params.bias_values[begin:end])
     if masked:
         for j in range(stops.shape[0]):

@@ -7,14 +7,14 @@ import numpy.typing as npt
 import torch
 
 from shared.sample.interface import DeviceMasks, SamplingBatch, TokenMasks
-from shared.sample.knobs import Knobs, knobs_of
+from shared.sample.params import params_of
 from shared.sample.sampler_torch import OutputRows
 
 
 def output_rows(batch: SamplingBatch, row_of: npt.NDArray[np.int64], vocab_size: int) -> OutputRows:
-    host = knobs_of(batch, vocab_size)
-    knobs = Knobs(**{name: torch.from_numpy(values) for name, values in host.named().items()})
-    return OutputRows(row_of, host, torch.from_numpy(row_of), knobs)
+    host = params_of(batch, vocab_size)
+    params = {name: torch.from_numpy(values) for name, values in host.items()}
+    return OutputRows(row_of, host, torch.from_numpy(row_of), params)
 
 
 def mask_tensors(masks: TokenMasks | None) -> DeviceMasks | None:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.core.sampling_params import SamplingParams
+from shared.core.sampling_params import NUMBERS, PENALTIES, Parameter, SamplingParams
+from shared.kernel.sample_rules import GREEDY_BELOW
+
+TABLE = np.dtype([(one.name, np.float32 if one.kind is float else np.int32) for one in NUMBERS])
+_numbers = attrgetter(*(one.name for one in NUMBERS))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SamplingBatch:
     """Immutable sampling parameters of B rows."""
 
-    temperature: npt.NDArray[np.float32]
-    top_k: npt.NDArray[np.int32]
-    top_p: npt.NDArray[np.float32]
-    min_p: npt.NDArray[np.float32]
-    repetition_penalty: npt.NDArray[np.float32]
-    presence_penalty: npt.NDArray[np.float32]
-    frequency_penalty: npt.NDArray[np.float32]
+    numbers: npt.NDArray[np.void]  # (B,) TABLE
     seeds: npt.NDArray[np.uint64]
     prompt_lens: npt.NDArray[np.int32]  # length of the original prompt; the answer follows
-    min_tokens: npt.NDArray[np.int32]
     num_logprobs: npt.NDArray[np.int32]
     stop_ids: tuple[tuple[int, ...], ...]
     logit_bias: tuple[tuple[tuple[int, float], ...], ...]
@@ -35,21 +34,11 @@ class SamplingBatch:
 
     @classmethod
     def build(cls, params: Sequence[SamplingParams], seeds: Sequence[int], prompt_lens: Sequence[int]) -> SamplingBatch:
-        def column(name: str, dtype: type) -> npt.NDArray[Any]:
-            return np.asarray([getattr(p, name) for p in params], dtype=dtype)
-
         return cls(
-            temperature=column("temperature", np.float32),
-            top_k=column("top_k", np.int32),
-            top_p=column("top_p", np.float32),
-            min_p=column("min_p", np.float32),
-            repetition_penalty=column("repetition_penalty", np.float32),
-            presence_penalty=column("presence_penalty", np.float32),
-            frequency_penalty=column("frequency_penalty", np.float32),
+            numbers=np.array([_numbers(p) for p in params], dtype=TABLE),
             seeds=np.asarray(seeds, dtype=np.uint64),
             prompt_lens=np.asarray(prompt_lens, dtype=np.int32),
-            min_tokens=column("min_tokens", np.int32),
-            num_logprobs=column("num_logprobs", np.int32),
+            num_logprobs=np.asarray([p.num_logprobs for p in params], dtype=np.int32),
             stop_ids=tuple(p.stop_token_ids for p in params),
             logit_bias=tuple(p.logit_bias for p in params),
             allowed_ids=tuple(p.allowed_token_ids for p in params),
@@ -57,7 +46,28 @@ class SamplingBatch:
         )
 
     def __len__(self) -> int:
-        return len(self.temperature)
+        return len(self.numbers)
+
+    def array(self, one: Parameter) -> npt.NDArray[Any]:
+        """Return what kernels read, (B,) float32 or int32."""
+        values = np.ascontiguousarray(self.numbers[one.name])
+        if not one.as_log:
+            return values
+        with np.errstate(divide="ignore"):
+            logs: npt.NDArray[Any] = np.log(values)
+        return logs
+
+    @functools.cached_property
+    def needs_history(self) -> bool:
+        has_penalty = any((self.numbers[one.name] != one.neutral).any() for one in PENALTIES)
+        return has_penalty or any(len(word) > 1 for words in self.bad_words for word in words)
+
+    @functools.cached_property
+    def takes_largest(self) -> bool:
+        """Return whether every row takes its largest logit, without edits."""
+        lists = (*self.logit_bias, *self.allowed_ids, *self.bad_words)
+        edits = self.needs_history or any(map(len, lists)) or bool((self.numbers["min_tokens"] > 0).any())
+        return not edits and bool((self.numbers["temperature"] < GREEDY_BELOW).all())
 
 
 @dataclass(slots=True)

@@ -13,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.core.latest import Latest
 from shared.kernel import libraries
-from shared.kernel.sample_rules import GREEDY_BELOW
 from shared.sample.host_rows import mask_tensors, output_rows
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler_torch import OutputRows, sample_torch, score_torch
@@ -40,7 +38,7 @@ def sample(
     - masks, on host or device like `row_of`: None without grammars"""
     if logits.dtype != torch.float32:
         raise TypeError(f"logits are {logits.dtype}: sampling needs float32 logits")
-    if history is None and needs_history(batch):
+    if history is None and batch.needs_history:
         raise ValueError("a row has penalties or bad words, but there is no history of its tokens")
     if isinstance(row_of, OutputRows):
         assert not isinstance(masks, TokenMasks)
@@ -56,28 +54,6 @@ def sample(
     from shared.sample.sampler_numba import sample_cpu  # GPU nodes do not load numba
 
     return sample_cpu(logits, batch, row_of, positions, history, masks)
-
-
-def _needs_history(batch: SamplingBatch) -> bool:
-    return bool(
-        (batch.repetition_penalty != 1).any()
-        or (batch.presence_penalty != 0).any()
-        or (batch.frequency_penalty != 0).any()
-        or any(len(word) > 1 for words in batch.bad_words for word in words)
-    )
-
-
-needs_history = Latest(_needs_history)
-
-
-def _takes_largest(batch: SamplingBatch) -> bool:
-    """Return whether every row takes its largest logit, without edits."""
-    lists = (*batch.logit_bias, *batch.allowed_ids, *batch.bad_words)
-    edits = needs_history(batch) or any(map(len, lists)) or bool((batch.min_tokens > 0).any())
-    return not edits and bool((batch.temperature < GREEDY_BELOW).all())
-
-
-takes_largest = Latest(_takes_largest)
 
 
 def score(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> SampleOutput:

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 
 from shared.core.latest import Latest
+from shared.core.sampling_params import NUMBERS
 from shared.kernel import sample_cpu as kernels
 from shared.kernel.sample_cpu import logprobs
 from shared.kernel.sample_edits import Outputs, RowParams
 from shared.kernel.sample_team import TeamSampler
 from shared.kernel.team import Team
 from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
-from shared.sample.sampler import needs_history
 
 PARALLEL_FROM = 1 << 18  # with fewer logits, waking a team's threads does not pay
 NO_TOKEN = -1  # fills top_ids where a row requested fewer tokens than others
@@ -59,7 +59,7 @@ def kernel_inputs(
     masks: TokenMasks | None = None,
 ) -> tuple[npt.NDArray[np.float32], RowParams, Outputs]:
     outputs = outputs_of(row_of, positions, history, masks)
-    _check_range(outputs, len(batch), needs_history(batch))
+    _check_range(outputs, len(batch), batch.needs_history)
     if masks is not None:
         check_masks(masks.rows, masks.bits, len(row_of), logits.shape[1])
     return logits.contiguous().numpy(), row_params(batch), outputs
@@ -131,19 +131,16 @@ def check_masks(rows: npt.NDArray[np.int64], bits: npt.NDArray[np.uint32], num_o
 
 
 def _row_params(batch: SamplingBatch) -> RowParams:
-    with np.errstate(divide="ignore"):
-        log_min_p = np.log(batch.min_p).astype(np.float32)
-    knobs = (batch.temperature, batch.top_p, log_min_p)
-    penalties = (batch.repetition_penalty, batch.presence_penalty, batch.frequency_penalty)
-    counts = (batch.top_k, batch.prompt_lens, batch.min_tokens, batch.seeds.view(np.int64))
+    reals = [batch.array(one) for one in NUMBERS if one.kind is float]
+    counts = [batch.array(one) for one in NUMBERS if one.kind is int]
     stop_ids, stop_offsets = _ragged(batch.stop_ids)
     bias_ids, bias_offsets = _ragged([[i for i, _ in row] for row in batch.logit_bias])
     bias_values = np.array([value for row in batch.logit_bias for _, value in row], dtype=np.float32)
     allowed_ids, allowed_offsets = _ragged(batch.allowed_ids)
     bad_ids, bad_ends = _ragged([word for words in batch.bad_words for word in words])
     return RowParams(
-        np.stack((*knobs, *penalties), axis=1, dtype=np.float32),
-        np.stack(counts, axis=1, dtype=np.int64),
+        np.stack(reals, axis=1),
+        np.stack([*counts, batch.prompt_lens, batch.seeds.view(np.int64)], axis=1, dtype=np.int64),
         stop_ids,
         stop_offsets,
         bias_ids,

@@ -24,7 +24,7 @@ from shared.kernel.noise import (
 )
 from shared.kernel.sample_rules import BARRED
 from shared.sample.interface import DeviceMasks, History, SampleOutput
-from shared.sample.knobs import ANY, FILTERED, GREEDY, PLAIN, UNFILTERED, Knobs
+from shared.sample.params import ANY, FILTERED, GREEDY, PLAIN, UNFILTERED, Params
 
 Ints = npt.NDArray[np.int64]
 SCORED_AT_ONCE = 256  # prompt tokens
@@ -35,16 +35,16 @@ class OutputRows:
     """E outputs of a batch, with their rows' parameters on the host and on the device."""
 
     host_rows: Ints  # (E,)
-    host: Knobs[np.ndarray]
+    host: Params[np.ndarray]
     rows: torch.Tensor  # (E,) int64
-    knobs: Knobs[torch.Tensor]
+    params: Params[torch.Tensor]
 
     def __len__(self) -> int:
         return len(self.host_rows)
 
-    def of(self, column: torch.Tensor) -> torch.Tensor:
+    def of(self, name: str) -> torch.Tensor:
         """Return a (B,) parameter as (E, 1)."""
-        return column[self.rows].unsqueeze(1)
+        return self.params[name][self.rows].unsqueeze(1)
 
     def pick(self, wanted: npt.NDArray[np.bool_], column: torch.Tensor) -> torch.Tensor:
         """Return the wanted outputs' indices, on the device. `wanted` (E,) on the host has a flag per output; `column`
@@ -53,13 +53,14 @@ class OutputRows:
 
     @property
     def is_blind(self) -> bool:
-        return bool((self.host.way >= UNFILTERED).any())
+        return bool((self.host["way"] >= UNFILTERED).any())
 
     def take(self, outputs: torch.Tensor, wanted: npt.NDArray[np.bool_]) -> OutputRows:
-        return OutputRows(self.host_rows[wanted], self.host, self.rows[outputs], self.knobs)
+        return OutputRows(self.host_rows[wanted], self.host, self.rows[outputs], self.params)
 
-    def entries(self, host_ends: np.ndarray, ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the index pairs (output, entry) of a list parameter, ordered by output."""
+    def entries(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the index pairs (output, entry) of a list parameter, ordered by output. `name`: of its ends."""
+        host_ends, ends = self.host[name], self.params[name]
         total = int((host_ends[1:] - host_ends[:-1])[self.host_rows].sum())
         counts = (ends[1:] - ends[:-1])[self.rows]
         outputs = torch.arange(len(self), device=ends.device).repeat_interleave(counts, output_size=total)
@@ -81,14 +82,15 @@ def sample_torch(
     masks: DeviceMasks | None = None,
 ) -> SampleOutput:
     edited = _edit(logits, rows, positions, history, masks)
-    way = rows.host.way[rows.host_rows]
+    way = rows.host["way"][rows.host_rows]
     ids = _draw_blindly(edited, rows, positions) if rows.is_blind else torch.zeros_like(rows.rows)
     for name, draw in ((GREEDY, _argmax_of), (FILTERED, _draw_filtered), (PLAIN, _draw)):
         wanted = way == name
         if wanted.any():
-            where = rows.pick(wanted, rows.knobs.way == name)
+            where = rows.pick(wanted, rows.params["way"] == name)
             ids[where] = draw(edited[where], rows.take(where, wanted), positions[where])
-    return with_logprobs_torch(logits, rows.host.num_logprobs[rows.host_rows], rows.knobs.num_logprobs[rows.rows], ids)
+    num_best, host_best = rows.params["num_logprobs"][rows.rows], rows.host["num_logprobs"][rows.host_rows]
+    return with_logprobs_torch(logits, host_best, num_best, ids)
 
 
 # penalties, bias, masks
@@ -101,15 +103,15 @@ def _edit(
 ) -> torch.Tensor:
     """Return an edited copy, or `logits` if no output is edited. Keep `logits` unchanged, for logprobs."""
     host, own = rows.host, logits.clone
-    penalised = host.is_penalised[rows.host_rows] != 0
-    limited = host.is_limited[rows.host_rows] != 0
-    has = [_has_entries(ends, rows) for ends in (host.stop_ends, host.bias_ends, host.bad_ends)]
+    penalised = host["is_penalised"][rows.host_rows] != 0
+    limited = host["is_limited"][rows.host_rows] != 0
+    has = [_has_entries(ends, rows) for ends in (host["stop_ends"], host["bias_ends"], host["bad_ends"])]
     if not (penalised.any() or limited.any() or any(has) or masks is not None):
         return logits
     logits = own()
     if penalised.any():
         assert history is not None
-        where = rows.pick(penalised, rows.knobs.is_penalised)
+        where = rows.pick(penalised, rows.params["is_penalised"])
         some = rows.take(where, penalised)
         logits[where] = _penalise(logits[where], some, _past(history, some, positions, where))
     _add_bias(logits, rows)
@@ -149,8 +151,8 @@ def _last_tokens(history: History, rows: OutputRows, positions: torch.Tensor, nu
     """Return each answer's last tokens, (E, num) int32, drafts included; -1 before the answer's first token."""
     common = positions + 1 if history.common is None else history.common
     at = common.unsqueeze(1) - torch.arange(num, 0, -1, device=positions.device)
-    is_prompt = at < rows.of(rows.knobs.prompt_lens)
-    emitted = history.tokens[rows.of(history.rows), at.clamp(min=0)].masked_fill(is_prompt, -1)
+    is_prompt = at < rows.of("prompt_lens")
+    emitted = history.tokens[history.rows[rows.rows].unsqueeze(1), at.clamp(min=0)].masked_fill(is_prompt, -1)
     if history.drafted is None:
         return emitted
     answer = torch.cat((emitted, history.drafted), dim=1)
@@ -171,38 +173,37 @@ def _uses(tokens: torch.Tensor, wanted: torch.Tensor, vocab_size: int) -> torch.
 
 
 def _penalise(logits: torch.Tensor, rows: OutputRows, past: _Past) -> torch.Tensor:
-    knobs = rows.knobs
-    seen, counts = past.uses(rows.of(knobs.prompt_lens), logits.shape[1])
-    repetition = rows.of(knobs.repetition)
+    seen, counts = past.uses(rows.of("prompt_lens"), logits.shape[1])
+    repetition = rows.of("repetition_penalty")
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
     logits = torch.where((seen > 0) & (repetition != 1), repeated, logits)
-    per_use = rows.of(knobs.frequency) * counts.to(torch.float32)
-    reduced = logits - (per_use + rows.of(knobs.presence))
+    per_use = rows.of("frequency_penalty") * counts.to(torch.float32)
+    reduced = logits - (per_use + rows.of("presence_penalty"))
     return torch.where(counts > 0, reduced, logits)
 
 
 def _add_bias(logits: torch.Tensor, rows: OutputRows) -> None:
-    knobs = rows.knobs
-    outputs, entries = rows.entries(rows.host.bias_ends, knobs.bias_ends)
+    params = rows.params
+    outputs, entries = rows.entries("bias_ends")
     if len(entries):
-        logits.index_put_((outputs, knobs.bias_ids[entries]), knobs.bias_values[entries], accumulate=True)
+        logits.index_put_((outputs, params["bias_ids"][entries]), params["bias_values"][entries], accumulate=True)
 
 
 def _mask_stops(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> None:
-    knobs = rows.knobs
-    outputs, entries = rows.entries(rows.host.stop_ends, knobs.stop_ends)
+    params = rows.params
+    outputs, entries = rows.entries("stop_ends")
     if not len(entries):
         return
-    where = (outputs, knobs.stop_ids[entries])
-    early = (positions + 1 < knobs.first_stop[rows.rows])[outputs]
+    where = (outputs, params["stop_ids"][entries])
+    early = (positions + 1 < params["first_stop"][rows.rows])[outputs]
     logits[where] = torch.where(early, float(BARRED), logits[where])
 
 
 def _allow(logits: torch.Tensor, rows: OutputRows) -> None:
-    outputs, entries = rows.entries(rows.host.allowed_ends, rows.knobs.allowed_ends)
-    is_free = rows.of(rows.knobs.is_limited) == 0
+    outputs, entries = rows.entries("allowed_ends")
+    is_free = rows.of("is_limited") == 0
     keep = is_free.expand(logits.shape).clone()
-    keep[outputs, rows.knobs.allowed_ids[entries]] = True
+    keep[outputs, rows.params["allowed_ids"][entries]] = True
     logits.masked_fill_(~keep, -torch.inf)
 
 
@@ -215,20 +216,20 @@ def _keep(logits: torch.Tensor, masks: DeviceMasks) -> None:
 
 def _bar(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, history: History | None) -> None:
     """Bar the last id of each bad word where it would complete the word."""
-    knobs = rows.knobs
-    outputs, entries = rows.entries(rows.host.bad_ends, knobs.bad_ends)
+    params = rows.params
+    outputs, entries = rows.entries("bad_ends")
     if not len(entries):
         return
     is_next = torch.ones(len(entries), dtype=torch.bool, device=logits.device)
-    length = knobs.bad_before.shape[1]
+    length = params["bad_before"].shape[1]
     if length:
         assert history is not None
-        wanted = knobs.bad_before[entries]
+        wanted = params["bad_before"][entries]
         answers = _last_tokens(history, rows, positions, length)
         is_next = ((wanted == answers[outputs]) | (wanted < 0)).all(dim=1)
     barred = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
     # accumulated, because two words may have the same last id
-    barred.index_put_((outputs, knobs.bad_ids[entries]), is_next.to(torch.int32), accumulate=True)
+    barred.index_put_((outputs, params["bad_ids"][entries]), is_next.to(torch.int32), accumulate=True)
     logits.masked_fill_((barred > 0) & (logits > -torch.inf), float(BARRED))
 
 
@@ -245,11 +246,11 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _scaled(logits: torch.Tensor, rows: OutputRows) -> torch.Tensor:
-    return (logits - logits.amax(dim=1, keepdim=True)) * rows.of(rows.knobs.scale)
+    return (logits - logits.amax(dim=1, keepdim=True)) * rows.of("scale")
 
 
 def _noise(rows: OutputRows, positions: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    first, second = torch_row_keys(rows.knobs.seeds[rows.rows], positions + 1)
+    first, second = torch_row_keys(rows.params["seeds"][rows.rows], positions + 1)
     return torch_gumbel(torch_noise_bits(first.unsqueeze(1), second.unsqueeze(1), ids.to(torch.int32)))
 
 
@@ -258,16 +259,16 @@ def rank_candidates_torch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     first = sample_torch(logits, rows, positions, history).ids.unsqueeze(1)
     scores = _edit(logits, rows, positions, history)
-    is_warm = rows.host.way[rows.host_rows] != GREEDY
+    is_warm = rows.host["way"][rows.host_rows] != GREEDY
     if rows.is_blind:
         noise = _noise(rows, positions, torch.arange(logits.shape[1], device=logits.device))
-        warmth = torch.where(rows.of(rows.knobs.way) == GREEDY, 0.0, rows.of(rows.knobs.temperature))
+        warmth = torch.where(rows.of("way") == GREEDY, 0.0, rows.of("temperature"))
         scores = scores + warmth * noise
     elif is_warm.any():
-        where = rows.pick(is_warm, rows.knobs.way != GREEDY)
+        where = rows.pick(is_warm, rows.params["way"] != GREEDY)
         warm = rows.take(where, is_warm)
         noise = _noise(warm, positions[where], torch.arange(logits.shape[1], device=logits.device))
-        scores = scores.index_copy(0, where, scores[where] + warm.of(warm.knobs.temperature) * noise)
+        scores = scores.index_copy(0, where, scores[where] + warm.of("temperature") * noise)
     best = scores.amax(dim=1, keepdim=True)
     mass = torch_weight(scores - best).sum(dim=1, keepdim=True)
     log_total = torch_log(mass.to(torch.float32) * 2.0**-WEIGHT_BITS)
@@ -282,24 +283,24 @@ def _draw(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> to
 
 
 def _draw_blindly(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:
-    way = rows.knobs.way[rows.rows]
+    way = rows.params["way"][rows.rows]
     ids = torch.where(way == GREEDY, _argmax(logits), _draw(logits, rows, positions))
-    if not (rows.host.way == ANY).any():
+    if not (rows.host["way"] == ANY).any():
         return ids
     return torch.where(way == FILTERED, _draw_filtered(logits, rows, positions), ids)
 
 
 def _draw_filtered(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:
-    device, vocab_size, knobs = logits.device, logits.shape[1], rows.knobs
+    device, vocab_size = logits.device, logits.shape[1]
     order = torch.sort(logits, dim=1, descending=True, stable=True).indices
     scaled = _scaled(logits, rows).gather(1, order)
-    keep = torch.arange(vocab_size, device=device) < rows.of(knobs.top_k)
+    keep = torch.arange(vocab_size, device=device) < rows.of("top_k")
     weights = torch.where(keep, torch_weight(scaled), 0)
     reached = weights.cumsum(dim=1)
-    top_p = rows.of(knobs.top_p)
+    top_p = rows.of("top_p")
     wanted = (top_p.to(torch.float64) * reached[:, -1:].to(torch.float64)).to(torch.int64).clamp(min=1)
     keep &= (reached - weights < wanted) | (top_p >= 1)
-    keep &= scaled >= rows.of(knobs.log_min_p)
+    keep &= scaled >= rows.of("log_min_p")
     scores = torch.where(keep, scaled + _noise(rows, positions, order), -torch.inf)
     best = scores.amax(dim=1, keepdim=True)
     return torch.where(keep & (scores == best), order, vocab_size).amin(dim=1).clamp(max=vocab_size - 1)

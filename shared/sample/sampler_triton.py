@@ -12,9 +12,9 @@ import torch
 from shared.gpu_kernel.candidates import score_candidates
 from shared.gpu_kernel.edits import Edits, Past, edit_logits
 from shared.gpu_kernel.logprobs import tell_logprobs
-from shared.gpu_kernel.sample import Draws, draw_ids, find_heads
+from shared.gpu_kernel.sample import Draws, draw_ids, find_heads, is_cut
 from shared.sample.interface import DeviceMasks, History, SampleOutput
-from shared.sample.knobs import ANY, FILTERED, GREEDY, Knobs
+from shared.sample.params import ANY, FILTERED, GREEDY, Params
 from shared.sample.sampler_torch import Ints, OutputRows
 
 
@@ -27,18 +27,18 @@ def sample_triton(
 ) -> SampleOutput:
     edited = _edited(logits, rows, positions.contiguous(), history, masks)
     heads, ids = _drawn(edited, rows, positions.contiguous())
-    raw_heads, host_best = heads if edited is logits else None, rows.host.num_logprobs[rows.host_rows]
-    return _with_logprobs(logits, raw_heads, host_best, rows.knobs.num_logprobs, rows.rows, ids)
+    raw_heads, host_best = heads if edited is logits else None, rows.host["num_logprobs"][rows.host_rows]
+    return _with_logprobs(logits, raw_heads, host_best, rows.params["num_logprobs"], rows.rows, ids)
 
 
 def rank_candidates_triton(
     logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, history: History | None, num: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    knobs, positions = rows.knobs, positions.contiguous()
+    params, positions = rows.params, positions.contiguous()
     scores = _edited(logits, rows, positions, history, None)
     first = _drawn(scores, rows, positions)[1].unsqueeze(1)
-    if (rows.host.way[rows.host_rows] != GREEDY).any():
-        columns = (rows.rows.contiguous(), knobs.way, knobs.temperature, knobs.seeds)
+    if (rows.host["way"][rows.host_rows] != GREEDY).any():
+        columns = (rows.rows.contiguous(), params["way"], params["temperature"], params["seeds"])
         scores = score_candidates(scores, positions, *columns)
     wanted = torch.full((len(rows),), num, dtype=torch.int64, device=logits.device)
     _, best, log_probs = tell_logprobs(scores, find_heads(scores), wanted, num, first)
@@ -86,8 +86,8 @@ def _edited(
 
 def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     own, heads = rows.host_rows, find_heads(edited)
-    way = rows.host.way[own]
-    cuts = (rows.host.top_p[own] < 1) | (rows.host.top_k[own] < edited.shape[1])
+    way = rows.host["way"][own]
+    cuts = is_cut(rows.host, edited.shape[1])[own]
     # ANY: a graph is captured, and only the device knows how each row draws
     filters = bool((((way == FILTERED) & cuts) | (way == ANY)).any())
     ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((way != GREEDY).any()), filters=filters)
@@ -96,21 +96,21 @@ def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> t
 
 def _is_edited(rows: OutputRows) -> bool:
     host, own = rows.host, rows.host_rows
-    lists = (host.stop_ends, host.bias_ends, host.bad_ends)
+    lists = (host["stop_ends"], host["bias_ends"], host["bad_ends"])
     has_entries = any(bool((ends[own + 1] > ends[own]).any()) for ends in lists)
-    return has_entries or bool(((host.is_penalised[own] != 0) | (host.is_limited[own] != 0)).any())
+    return has_entries or bool(((host["is_penalised"][own] != 0) | (host["is_limited"][own] != 0)).any())
 
 
 def _edits(rows: OutputRows) -> Edits:
-    return Edits(rows.rows.contiguous(), **_columns(Edits, rows.knobs))
+    return Edits(rows.rows.contiguous(), **_columns(Edits, rows.params))
 
 
 def _draws(rows: OutputRows) -> Draws:
-    return Draws(rows.rows.contiguous(), **_columns(Draws, rows.knobs))
+    return Draws(rows.rows.contiguous(), **_columns(Draws, rows.params))
 
 
-def _columns(kind: type[Edits] | type[Draws], knobs: Knobs[torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: getattr(knobs, name) for name in kind.__slots__ if name != "rows"}
+def _columns(kind: type[Edits] | type[Draws], params: Params[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: params[name] for name in kind.__slots__ if name != "rows"}
 
 
 def _past(history: History | None, positions: torch.Tensor) -> Past | None:

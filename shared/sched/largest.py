@@ -17,7 +17,7 @@ import numpy as np
 
 from shared.core.keys import RequestKey
 from shared.core.request import Request
-from shared.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from shared.core.sampling_params import MAX_TOP_LOGPROBS, NUMBERS, SamplingParams
 from shared.engine.plan import Admission, StepPlan
 from shared.kv.manager import page_count
 from shared.sched.batch import ScheduleBatch
@@ -28,18 +28,11 @@ from shared.sched.settings import SchedSettings
 
 EVERY_FEATURE = SamplingParams(
     max_tokens=3,
-    temperature=0.8,
-    top_k=8,
-    top_p=0.9,
-    min_p=0.01,
-    repetition_penalty=1.1,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
     logit_bias=((1, 0.5),),
     bad_words=((1,), (2, 1)),
-    min_tokens=1,
     stop_token_ids=(2,),
     num_logprobs=MAX_TOP_LOGPROBS,
+    **{one.name: one.other for one in NUMBERS},
 )
 
 

@@ -15,7 +15,7 @@ from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.model.draft_head import DraftHead
 from shared.sample.candidates import rank_candidates
-from shared.sample.sampler import RowOf, needs_history, sample, takes_largest
+from shared.sample.sampler import RowOf, sample
 
 
 class Draw:
@@ -35,9 +35,8 @@ class Draw:
         self._pool_rows = fb.future.indices[rows]
         self._future_map = future_map
         self._vocab_size = vocab_size
-        reads = needs_history(self._sampling)
-        self._takes_largest = takes_largest(self._sampling)
-        self._history = future_map.history_of(fb.future) if reads else None
+        self._takes_largest = self._sampling.takes_largest
+        self._history = future_map.history_of(fb.future) if self._sampling.needs_history else None
 
     def next(self, head: DraftHead, logits: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Write `ids` (N,) at `positions` (N,) to the history. Return the draft after each id, (N,) int64.

@@ -16,12 +16,7 @@ import msgspec
 
 from shared.core.errors import WireError
 from shared.core.keys import RequestKey
-from shared.core.sampling_params import (
-    MAX_LOGIT_BIAS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_TOP_LOGPROBS,
-    SamplingParams,
-)
+from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import (
     AnyMessage,
     CacheEvents,
@@ -36,14 +31,14 @@ from shared.wire.messages import (
     Spending,
     Tokens,
 )
-from shared.wire.ranges import MAX_DRAFT_BYTES, MAX_REAL, MAX_SPENDING_BYTES, MAX_TOKENS
-from shared.wire.sampling import Sampling
+from shared.wire.ranges import MAX_DRAFT_BYTES, MAX_SPENDING_BYTES, MAX_TOKENS
+from shared.wire.sampling import Sampling, sampling_to_wire
+from shared.wire.sampling import sampling_of as sampling_of
 
 MESSAGE_TYPES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
 DECODERS = {kind: msgspec.msgpack.Decoder(kind) for kind in MESSAGE_TYPES.values()}
 Buffer = bytes | memoryview
 ENCODER = msgspec.msgpack.Encoder()
-MAX_INT32 = (1 << 31) - 1  # the sampler's arrays are int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,60 +157,4 @@ def to_wire(value: RequestKey) -> Key: ...
 @overload
 def to_wire(value: SamplingParams) -> Sampling: ...
 def to_wire(value: RequestKey | SamplingParams) -> Key | Sampling:
-    if isinstance(value, RequestKey):
-        return Key(*value)
-    return Sampling(
-        max_tokens=value.max_tokens,
-        temperature=value.temperature,
-        top_k=value.top_k,
-        top_p=value.top_p,
-        min_p=value.min_p,
-        repetition_penalty=value.repetition_penalty,
-        presence_penalty=value.presence_penalty,
-        frequency_penalty=value.frequency_penalty,
-        logit_bias=list(value.logit_bias),
-        allowed_token_ids=list(value.allowed_token_ids),
-        bad_words=[list(word) for word in value.bad_words],
-        min_tokens=value.min_tokens,
-        stop_token_ids=list(value.stop_token_ids),
-        grammar=value.grammar,
-        num_logprobs=value.num_logprobs,
-        prompt_logprobs=value.prompt_logprobs,
-    )
-
-
-def sampling_of(wire: Sampling) -> SamplingParams:
-    """Raise WireError for values that would harm the sampler."""
-    reals = (
-        wire.temperature, wire.top_p, wire.min_p, wire.repetition_penalty, wire.presence_penalty,
-        wire.frequency_penalty, *(bias for _, bias in wire.logit_bias),
-    )  # fmt: skip
-    if not all(abs(real) <= MAX_REAL for real in reals):  # also refuses NaN
-        raise WireError("sampling: a number that float32 can't hold")
-    counts = (wire.max_tokens, wire.min_tokens, wire.top_k)
-    if wire.max_tokens < 1 or not all(0 <= count <= MAX_INT32 for count in counts):
-        raise WireError("sampling: max_tokens, min_tokens or top_k out of range")
-    if wire.temperature < 0 or not 0 < wire.top_p <= 1 or not 0 <= wire.min_p <= 1 or wire.repetition_penalty <= 0:
-        raise WireError("sampling: temperature, top_p, min_p or repetition_penalty out of range")
-    if len(wire.logit_bias) > MAX_LOGIT_BIAS or len(wire.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise WireError("sampling: too many logit_bias or stop_token_ids entries")
-    if not all(-1 <= num <= MAX_TOP_LOGPROBS for num in (wire.num_logprobs, wire.prompt_logprobs)):
-        raise WireError("sampling: num_logprobs out of range")
-    return SamplingParams(
-        max_tokens=wire.max_tokens,
-        temperature=wire.temperature,
-        top_k=wire.top_k,
-        top_p=wire.top_p,
-        min_p=wire.min_p,
-        repetition_penalty=wire.repetition_penalty,
-        presence_penalty=wire.presence_penalty,
-        frequency_penalty=wire.frequency_penalty,
-        logit_bias=tuple(wire.logit_bias),
-        allowed_token_ids=tuple(wire.allowed_token_ids),
-        bad_words=tuple(tuple(word) for word in wire.bad_words),
-        min_tokens=wire.min_tokens,
-        stop_token_ids=tuple(wire.stop_token_ids),
-        grammar=wire.grammar,
-        num_logprobs=wire.num_logprobs,
-        prompt_logprobs=wire.prompt_logprobs,
-    )
+    return Key(*value) if isinstance(value, RequestKey) else sampling_to_wire(value)

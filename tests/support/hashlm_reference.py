@@ -68,7 +68,7 @@ def reference_run(
     tokens = np.empty(len(prompt_ids) + limit, dtype=np.int64)
     tokens[: len(prompt_ids)] = prompt_ids
     logprobs = np.zeros(limit, dtype=np.float32)
-    knobs = np.array(
+    reals = np.array(
         [
             sampling.temperature,
             sampling.top_p,
@@ -100,7 +100,7 @@ def reference_run(
             allowed = base & allows(tokens[len(prompt_ids) : len(prompt_ids) + count].tolist())
         limits = (len(prompt_ids), count, end, window or len(tokens))
         count, stopped = _run(
-            tokens, *limits, *begin, logprobs, _u64(seed), knobs, *counts, bias, stops, allowed, words, salt
+            tokens, *limits, *begin, logprobs, _u64(seed), reals, *counts, bias, stops, allowed, words, salt
         )
         if stopped:
             break
@@ -142,7 +142,7 @@ def _run(
     upper: np.uint64,
     logprobs: FloatArray,
     seed: np.uint64,
-    knobs: FloatArray,
+    reals: FloatArray,
     top_k: int,
     min_tokens: int,
     bias: FloatArray,
@@ -170,13 +170,13 @@ def _run(
             continue
         write_logits(upper, vocab_size - 1, id_bits, raw)
         count = position + 1 - prompt_len
-        scores = _penalised(raw, tokens[: position + 1], prompt_len, knobs)
+        scores = _penalised(raw, tokens[: position + 1], prompt_len, reals)
         scores += bias
         if count < min_tokens:
             scores[stops] = _f32(-1e30)
         scores[~allowed] = -np.inf
         _bar(scores, words, tokens[prompt_len : position + 1])
-        chosen = _draw(scores, knobs, top_k, seed, position + 1)
+        chosen = _draw(scores, reals, top_k, seed, position + 1)
         tokens[position + 1] = chosen
         logprobs[count] = _logprob(raw, chosen)
         if stops[chosen]:
@@ -200,7 +200,7 @@ def _bar(scores: FloatArray, words: IntArray, answer: IntArray) -> None:
 
 
 @exact
-def _penalised(raw: FloatArray, history: IntArray, prompt_len: int, knobs: FloatArray) -> FloatArray:
+def _penalised(raw: FloatArray, history: IntArray, prompt_len: int, reals: FloatArray) -> FloatArray:
     scores = raw.copy()
     seen = np.zeros(raw.shape[0], dtype=np.bool_)
     counts = np.zeros(raw.shape[0], dtype=np.float32)
@@ -209,29 +209,29 @@ def _penalised(raw: FloatArray, history: IntArray, prompt_len: int, knobs: Float
         if j >= prompt_len:
             counts[history[j]] += _f32(1)
     for v in range(raw.shape[0]):
-        if seen[v] and knobs[3] != _f32(1):
-            scores[v] = scores[v] / knobs[3] if scores[v] > _f32(0) else scores[v] * knobs[3]
+        if seen[v] and reals[3] != _f32(1):
+            scores[v] = scores[v] / reals[3] if scores[v] > _f32(0) else scores[v] * reals[3]
         if counts[v] > _f32(0):
-            scores[v] = scores[v] - _f32(_f32(knobs[5] * counts[v]) + knobs[4])
+            scores[v] = scores[v] - _f32(_f32(reals[5] * counts[v]) + reals[4])
     return scores
 
 
 @exact
-def _draw(scores: FloatArray, knobs: FloatArray, top_k: int, seed: np.uint64, position: int) -> int:
+def _draw(scores: FloatArray, reals: FloatArray, top_k: int, seed: np.uint64, position: int) -> int:
     """Filter the vocabulary, sorted by score and then id. Take the id with the largest score + noise."""
     order = np.argsort(-scores, kind="mergesort")
-    if knobs[0] < _f32(1e-5):
+    if reals[0] < _f32(1e-5):
         return int(order[0])
-    scale = _f32(_f32(1) / knobs[0])
+    scale = _f32(_f32(1) / reals[0])
     scaled = (scores - scores[order[0]]) * scale
     keep = min(top_k, scores.shape[0]) if top_k > 0 else scores.shape[0]
-    if knobs[1] < _f32(1):
-        keep = _nucleus(scaled, order[:keep], knobs[1])
+    if reals[1] < _f32(1):
+        keep = _nucleus(scaled, order[:keep], reals[1])
     first, second = nb_row_keys(seed, position)
     best, chosen = _f32(-np.inf), order[0]
     for rank in range(keep):
         token_id = order[rank]
-        if scaled[token_id] < knobs[2]:
+        if scaled[token_id] < reals[2]:
             break
         score = _f32(scaled[token_id] + nb_gumbel(nb_noise_bits(first, second, token_id)))
         if score > best or (score == best and token_id < chosen):

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.core.sampling_params import SamplingParams
+from shared.core.sampling_params import BY_NAME, NUMBERS, SamplingParams
+from shared.kernel.noise import torch_gumbel, torch_noise_bits, torch_row_keys
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
-from shared.sample.knobs import Knobs, knobs_of
+from shared.sample.params import params_of
 from shared.sample.sampler_torch import OutputRows, rank_candidates_torch, sample_torch
 
 VOCAB = 200
@@ -57,9 +58,9 @@ KNOBS: list[dict[str, Any]] = [
 
 def rows_on(batch: SamplingBatch, row_of: np.ndarray, logits: torch.Tensor) -> OutputRows:
     """What the engine uploads before it samples on tensors, on the device of the logits."""
-    host, device = knobs_of(batch, logits.shape[1]), logits.device
-    knobs = Knobs(**{name: torch.from_numpy(np.array(value)).to(device) for name, value in host.named().items()})
-    return OutputRows(row_of, host, torch.from_numpy(row_of).to(device), knobs)
+    host, device = params_of(batch, logits.shape[1]), logits.device
+    params = {name: torch.from_numpy(np.array(value)).to(device) for name, value in host.items()}
+    return OutputRows(row_of, host, torch.from_numpy(row_of).to(device), params)
 
 
 def sample_tensors(
@@ -94,6 +95,33 @@ def rank_tensors(
 
 def make_params(knobs: dict[str, Any], **more: Any) -> SamplingParams:
     return SamplingParams(max_tokens=100, **{**knobs, **more})
+
+
+MOST_STOPS = tuple(range(2, VOCAB))
+EFFECTS: dict[str, dict[str, Any]] = {
+    **{one.name: {one.name: one.other} for one in NUMBERS},
+    "min_tokens": {"min_tokens": BY_NAME["min_tokens"].other, "stop_token_ids": MOST_STOPS},
+    "stop_token_ids": {"min_tokens": 2, "stop_token_ids": MOST_STOPS},
+    "logit_bias": {"logit_bias": ((3, 6.0),)},
+    "allowed_token_ids": {"allowed_token_ids": tuple(range(0, VOCAB, 3))},
+    "bad_words": {"bad_words": tuple((i,) for i in range(0, VOCAB, 2))},
+}  # for each parameter that kernels read, a value with an effect
+
+
+def draws_with(sampler: Sampler, sets: list[dict[str, Any]], num: int = 4) -> list[list[int]]:
+    """Return `num` ids of a row for each set of parameters. Half of the ids are drawn before `min_tokens`.
+
+    The logits nearly cancel the noise, so that the least likely id is drawn, and every parameter has an effect."""
+    rows, answer, positions = len(sets), VOCAB + num // 2, torch.arange(VOCAB, VOCAB + num)
+    first, second = torch_row_keys(torch.full((num,), 5), positions + 1)
+    noise = torch_noise_bits(first.unsqueeze(1), second.unsqueeze(1), torch.arange(VOCAB, dtype=torch.int32))
+    logits = -0.99 * torch_gumbel(noise)
+    tokens = np.random.default_rng(12).integers(0, VOCAB, 2 * VOCAB).astype(np.int32)
+    tokens[answer:] = int(logits[-1].argmin())
+    history = History(torch.from_numpy(np.tile(tokens, (rows, 1))), torch.arange(rows))
+    batch = SamplingBatch.build([make_params(one) for one in sets], [5] * rows, [answer] * rows)
+    row_of = np.repeat(np.arange(rows), num)
+    return sampler(logits.repeat(rows, 1), batch, row_of, positions.repeat(rows), history).ids.view(rows, num).tolist()
 
 
 class Case:

@@ -16,7 +16,7 @@ from shared.engine.plan import HistorySeed, StepPlan
 from shared.engine.step_arrays import NOTHING, step_arrays
 from shared.observe.metric_names import EAGER_REASONS
 from shared.sample.interface import SamplingBatch
-from shared.sample.knobs import knobs_of
+from shared.sample.params import params_of
 
 VOCAB = 50
 BUCKETS = Buckets.up_to(10, (1, 4), 100)
@@ -38,7 +38,7 @@ def plan_of(batch: int, width: int = 1, *sampling: SamplingParams, **changes: An
 
 
 def shape_of(plan: StepPlan) -> Shape | str:
-    return BUCKETS.shape_of(plan, knobs_of(plan.sampling, VOCAB))
+    return BUCKETS.shape_of(plan, params_of(plan.sampling, VOCAB))
 
 
 def test_batches_end_at_what_may_run() -> None:
@@ -112,9 +112,9 @@ def test_a_frame_has_what_every_step_of_its_shape_has() -> None:
 
 def test_relayed_lengths_are_sent_as_minus_one() -> None:
     plan = plan_of(2)
-    knobs = knobs_of(plan.sampling, VOCAB)
-    assert row_arrays(plan, knobs)["seq_lens"].tolist() == [7, 8]
-    assert row_arrays(replace(plan, lengths_relayed=True), knobs)["seq_lens"].tolist() == [-1, -1]
+    params = params_of(plan.sampling, VOCAB)
+    assert row_arrays(plan, params)["seq_lens"].tolist() == [7, 8]
+    assert row_arrays(replace(plan, lengths_relayed=True), params)["seq_lens"].tolist() == [-1, -1]
 
 
 class Held:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.core import sampling_params
+from shared.kernel.jit import stamp_name
 from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,6 +98,24 @@ def test_what_a_kernel_inlines_from_another_file_is_never_stale(tmp_path: Path, 
     assert answer_of(tmp_path) == "7.0", "from the disk"
     (tmp_path / "part.py").write_text(PART.format(factor=5))
     assert answer_of(tmp_path) == "16.0"
+
+
+def test_code_for_another_table_of_parameters_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The columns that the sampler's kernels read are constants in their code."""
+
+    def name() -> str:
+        def kernel() -> None: ...
+
+        stamp_name(kernel)
+        return kernel.__qualname__
+
+    before = name()
+    table = tmp_path / "sampling_params.py"
+    table.write_bytes(Path(sampling_params.__file__).read_bytes())
+    monkeypatch.setattr(sampling_params, "__file__", str(table))
+    assert name() == before
+    table.write_text("top_k = 1")
+    assert name() != before
 
 
 def kept_in(folder: Path) -> dict[Path, bytes]:

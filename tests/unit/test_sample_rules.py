@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared.core.sampling_params import SamplingParams
+from shared.core.sampling_params import PARAMETERS, SamplingParams, Step
 from shared.kernel.noise import noise_bits, row_keys
 from shared.kernel.sample_rules import GREEDY_BELOW
 from shared.kernel.sample_team import TeamSampler
@@ -18,7 +18,18 @@ from shared.sample.candidates import rank_candidates
 from shared.sample.interface import History, SamplingBatch
 from shared.sample.sampler import sample
 from shared.sample.sampler_numba import NO_TOKEN, outputs_of, row_params, sample_cpu
-from tests.support.sampling_cases import KNOBS, VOCAB, Case, Sampler, make_params, rank_tensors, sample_tensors, windows
+from tests.support.sampling_cases import (
+    EFFECTS,
+    KNOBS,
+    VOCAB,
+    Case,
+    Sampler,
+    draws_with,
+    make_params,
+    rank_tensors,
+    sample_tensors,
+    windows,
+)
 
 BOTH = pytest.mark.parametrize("sampler", [sample_cpu, sample_tensors])
 
@@ -103,6 +114,16 @@ def test_each_knob_changes_something(sampler: Sampler) -> None:
     for knobs in KNOBS:
         assert (knobs in skip) or not torch.equal(ids[str(knobs)], ids["{}"]), knobs
     assert torch.equal(ids[str({"top_k": VOCAB + 5})], ids["{}"])
+
+
+@BOTH
+def test_a_neutral_value_changes_nothing(sampler: Sampler) -> None:
+    """In a row alone, no kernel reads the other parameters; beside rows that have them set, the kernels do."""
+    assert EFFECTS.keys() == {one.name for one in PARAMETERS if one.step is not Step.NONE}
+    sets = [{}, *EFFECTS.values()]
+    neutral, *others = draws_with(sampler, sets)
+    assert [[neutral], *([ids] for ids in others)] == [draws_with(sampler, [one]) for one in sets]
+    assert [name for name, ids in zip(EFFECTS, others, strict=True) if ids == neutral] == [], "without effect"
 
 
 @pytest.mark.rule("H35")

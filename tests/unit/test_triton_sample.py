@@ -15,13 +15,15 @@ from shared.kernel import libraries
 from shared.sample import sampler as samplers
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
-from shared.sample.knobs import ANY, UNFILTERED, Knobs, knobs_of
+from shared.sample.params import ANY, UNFILTERED, params_of
 from shared.sample.sampler_numba import NO_TOKEN, sample_cpu
 from shared.sample.sampler_torch import OutputRows, sample_torch, score_torch
 from tests.support.sampling_cases import (
+    EFFECTS,
     KNOBS,
     VOCAB,
     Case,
+    draws_with,
     make_params,
     masks_on,
     rank_tensors,
@@ -72,6 +74,13 @@ def test_every_rule_gives_torch_s_ids() -> None:
     assert_equal(case.run(sample_programs), case.run(sample_tensors))
 
 
+def test_a_neutral_value_changes_nothing() -> None:
+    """Torch's draws are those of each row alone (test_sample_rules.py)."""
+    sets = [{}, *EFFECTS.values()]
+    neutral, *others = draws_with(sample_programs, sets, num=2)
+    assert [neutral, *others] == draws_with(sample_tensors, sets, num=2) and neutral not in others
+
+
 @pytest.mark.parametrize("scale", [1e-3, 60.0])
 def test_ties_at_every_edge_and_logits_at_the_end_of_the_range(scale: float) -> None:
     """Coarse logits tie by the dozen."""
@@ -108,7 +117,7 @@ def test_in_a_graph_the_device_alone_knows_how_rows_draw(sample: Any, way: int) 
     expected = sample_tensors(logits, batch, row_of, positions, None).ids
     rows = rows_on(batch, row_of, logits)
     frame = SamplingBatch.build([make_params({})] * len(batch), [0] * len(batch), [0] * len(batch))
-    blind = replace(knobs_of(frame, VOCAB), way=np.full(len(batch), way, np.int64))
+    blind = params_of(frame, VOCAB) | {"way": np.full(len(batch), way, np.int64)}
     assert torch.equal(sample(logits, replace(rows, host=blind), positions, None).ids, expected)
 
 
@@ -249,10 +258,10 @@ def test_no_batch_compiles_anything_anew() -> None:
     seen = []
     for num, words, width in ((5, 1, 1), (16, 16, 16), (17, 3, 5)):
         case = Case(1, outputs_per_row=1, num_logprobs=width)
-        knobs = rows_on(case.batch, case.rows, case.logits).knobs
-        knobs = Knobs(**{name: value.to("meta") for name, value in knobs.named().items()})
-        host = knobs_of(case.batch, VOCAB)
-        rows = OutputRows(np.arange(num), host, torch.empty(num, dtype=torch.int64, device="meta"), knobs)
+        params = rows_on(case.batch, case.rows, case.logits).params
+        params = {name: value.to("meta") for name, value in params.items()}
+        host = params_of(case.batch, VOCAB)
+        rows = OutputRows(np.arange(num), host, torch.empty(num, dtype=torch.int64, device="meta"), params)
         table = torch.empty((num, words), dtype=torch.int32, device="meta")
         integers = torch.empty(num, dtype=torch.int64, device="meta")
         history = History(table, integers, integers, table)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.core.errors import WireError
+from shared.core.sampling_params import SamplingParams
 from shared.wire.codec import MESSAGE_TYPES, WireLimits, decode, decode_parts, encode, key_of, sampling_of, to_wire
 from shared.wire.messages import Drain, Generate, Key, Message, Prebuilt
 from tests.support.wire_samples import GENERATE, INLINE, KEY, MESSAGES, READY, SAMPLING, WIRE_KEY, WIRE_SAMPLING
@@ -38,6 +39,24 @@ def test_every_message_survives_the_way(message: Message) -> None:
 def test_keys_and_sampling_survive_the_way() -> None:
     assert key_of(to_wire(KEY)) == KEY and isinstance(to_wire(KEY), Key)
     assert sampling_of(to_wire(SAMPLING)) == SAMPLING
+
+
+EVERY_PARAMETER = SamplingParams(
+    16, 0.5, 5, 0.75, 0.25, 1.5, -0.5, 2.0, ((5, -1.0),), (3, 5), ((7,), (8, 9)), 2, (1, 2), "g", 4, 2
+)
+IN_BYTES = bytes.fromhex(
+    "de0010aa6d61785f746f6b656e7310ab74656d7065726174757265cb3fe0000000000000a5746f705f6b05a5746f705f70cb"
+    "3fe8000000000000a56d696e5f70cb3fd0000000000000b272657065746974696f6e5f70656e616c7479cb3ff80000000000"
+    "00b070726573656e63655f70656e616c7479cbbfe0000000000000b16672657175656e63795f70656e616c7479cb40000000"
+    "00000000aa6c6f6769745f62696173919205cbbff0000000000000b1616c6c6f7765645f746f6b656e5f696473920305a962"
+    "61645f776f726473929107920809aa6d696e5f746f6b656e7302ae73746f705f746f6b656e5f696473920102a76772616d6d"
+    "6172a167ac6e756d5f6c6f6770726f627304af70726f6d70745f6c6f6770726f627302"
+)
+
+
+def test_sampling_parameters_keep_their_bytes() -> None:
+    """A router and its nodes may be of two builds. Here a new parameter comes last."""
+    assert msgspec.msgpack.encode(to_wire(EVERY_PARAMETER)) == IN_BYTES
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
