@@ -13,7 +13,7 @@ from shared.core.states import FinishReason
 from shared.device.cpu import do_nothing
 from shared.node.core import NodeCore
 from shared.node.mail import Outbox
-from shared.node.routers.lives import Routers
+from shared.node.routers.links import Routers
 from shared.node.tombstones import Tombstones
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics

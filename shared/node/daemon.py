@@ -104,7 +104,7 @@ class Daemon:
         self._carry_out(self._node.go_on(now))
 
     def dial_routers(self) -> None:
-        for endpoint in self._node.ctx.routers.peers:
+        for endpoint in self._node.ctx.routers.links:
             self._links.dial(endpoint, endpoint)
 
     def _follow_list(self, now: float) -> None:

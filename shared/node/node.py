@@ -20,6 +20,7 @@ from shared.node.context import NodeContext
 from shared.node.convert import end_of, requests_of, run_of, scores_of, tokens_of
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.report import StepWatch, node_load
+from shared.node.routers.links import LinkState
 from shared.node.routers.lives import RouterLife
 from shared.node.routers.load_shares import LoadShares
 from shared.node.routers.membership import Membership
@@ -187,7 +188,7 @@ class Node:
     def _receive(self, inbound: Inbound, now: float) -> None:
         if isinstance(inbound, Received):
             self._receive_message(inbound, now)
-        elif inbound.peer not in self.ctx.routers.peers:
+        elif inbound.peer not in self.ctx.routers.links:
             if isinstance(inbound, PeerClosed):
                 self.side.peer_closed(inbound.peer, accepted=inbound.accepted)
             else:
@@ -198,7 +199,7 @@ class Node:
             self.membership.closed(inbound.peer, now, gave_up=inbound.gave_up)
 
     def _receive_message(self, received: Received, now: float) -> None:
-        message, from_router = received.message, received.peer in self.ctx.routers.peers
+        message, from_router = received.message, received.peer in self.ctx.routers.links
         if not from_router:
             self.side.receive(received, now)
         elif isinstance(message, Welcome):
@@ -242,7 +243,8 @@ class Node:
                 self._abort_one(key)
 
     def _generate(self, peer: str, generate: Generate, now: float) -> None:
-        key, life, rival = key_of(generate.key), self.ctx.routers.life(peer), self.ctx.routers.refused_for(peer)
+        key, session = key_of(generate.key), self.ctx.routers.links[peer].session
+        life, rival = session.life, session.rival
         if rival is not None:  # a router that hears of its refusal begins the request again
             self.membership.say_unwelcome(peer, rival)
             return
@@ -334,20 +336,20 @@ class Node:
             return
         self.next_heartbeat = now + self.ctx.facts.heartbeat_s
         self.membership.go_on(now)
-        peers = self.ctx.routers.welcomed()
-        if not peers:
+        links = self.ctx.routers.served()
+        if not links:
             return
         self._watch.count()
         self._count_wire()
         load = node_load(self.ctx.core, self.ctx.metrics, self.side.outside(), self.side.hands_over(), self.ctx.cores())
         facts, move_at, shares = self.ctx.facts, self.ctx.move_at, LoadShares(self.ctx.core, self.side.outside())
         move_after_ms = None if move_at is None else max(0, round(1000 * (move_at - now)))
-        routers, lacks = self.ctx.routers, self.membership.lacking()
-        for peer in peers:
-            others, leaves = shares.beside(routers.life(peer)), peer in routers.leaving
-            told = (self.ctx.draining, move_after_ms, self._teller.seq(peer), others, leaves, lacks)
-            self.ctx.outbox.send(peer, Heartbeat(facts.node_id, facts.epoch, load, *told))
-        for peer, message in self._spendings.news(routers.lives()):
+        lacks = self.membership.lacking()
+        for link in links:
+            others, leaves = shares.beside(link.life), link.state is LinkState.LEAVING
+            told = (self.ctx.draining, move_after_ms, self._teller.seq(link.peer), others, leaves, lacks)
+            self.ctx.outbox.send(link.peer, Heartbeat(facts.node_id, facts.epoch, load, *told))
+        for peer, message in self._spendings.news(links):
             self.ctx.outbox.send(peer, message)
 
     def _count_wire(self) -> None:

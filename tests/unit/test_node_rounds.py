@@ -10,7 +10,7 @@ from shared.engine.plan import StepPlan
 from shared.node.daemon import Daemon
 from shared.node.mail import HangUp, Outgoing
 from shared.node.node import Node
-from shared.node.routers.lives import Routers
+from shared.node.routers.links import Routers
 from shared.observe.log import Logger
 from shared.wire.codec import Buffer
 from shared.wire.messages import Goodbye, Hello, Installed, Message, Prebuilt

@@ -140,7 +140,7 @@ def idle_with_offers_waiting() -> list[str]:
 
 
 def welcome_by_another_router(net: Net, node: Node) -> None:
-    node.ctx.routers.peers = (ROUTER, OTHER_ROUTER)
+    node.ctx.routers.add(OTHER_ROUTER)
     net.inboxes[OTHER_ROUTER] = deque()
     net.inboxes[name_of(node)].append(PeerUp(OTHER_ROUTER))
     net.to_node(name_of(node), Welcome("other", 1, connection=1), source=OTHER_ROUTER)
