@@ -93,7 +93,7 @@ class Loans:
         """Pin the requested pages that are cached. Raise HandoffFailed if no page may be lent."""
         cache, facts = self._ctx.core.kv.cache, self._ctx.facts
         until = self._vouched_until(peer, pull, now)
-        if self._ctx.draining or not isinstance(cache, PrefixCache) or not cache.enabled:
+        if self._ctx.leaving or not isinstance(cache, PrefixCache) or not cache.enabled:
             raise HandoffFailed("this node lends nothing now")
         if differs := other_pages(facts.fingerprint, pull.fingerprint):
             raise HandoffFailed(f"{differs} differs")

@@ -10,6 +10,7 @@ the side.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shared.core.errors import BatonError, IntegrityError, NodeDraining, Overloaded
 from shared.core.keys import RequestKey
@@ -18,6 +19,7 @@ from shared.core.states import FinishReason, QueueStage
 from shared.node.cache_teller import CacheTeller
 from shared.node.context import NodeContext
 from shared.node.convert import end_of, requests_of, run_of, scores_of, tokens_of
+from shared.node.leaving import Leaving
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.report import StepWatch, node_load
 from shared.node.routers.links import LinkState
@@ -230,9 +232,10 @@ class Node:
 
     def _drain(self, drain: Drain, now: float) -> None:
         """A later message may change the time limit."""
-        self.ctx.draining, self.ctx.then = True, drain.then
-        if drain.move_after_ms is not None:
-            self.ctx.move_at = now + drain.move_after_ms / 1000
+        leaving = self.ctx.leaving or Leaving()
+        after_ms = drain.move_after_ms
+        move_at = leaving.move_at if after_ms is None else now + after_ms / 1000
+        self.ctx.leaving = replace(leaving, then=drain.then, move_at=move_at)
         self.next_heartbeat = now
 
     def _router_over(self, life: RouterLife) -> None:
@@ -283,7 +286,7 @@ class Node:
             return ()
 
     def _refusal(self, requests: Sequence[Request]) -> BatonError | None:
-        if self.ctx.draining:
+        if self.ctx.leaving is not None:
             return NodeDraining(f"{self.ctx.facts.node_id} takes no new requests")
         if len(self.ctx.core.scheduler.waiting) + len(requests) > max(self.ctx.facts.max_waiting, len(requests)):
             return Overloaded(f"{self.ctx.facts.node_id} has too many requests waiting")
@@ -342,13 +345,21 @@ class Node:
         self._watch.count()
         self._count_wire()
         load = node_load(self.ctx.core, self.ctx.metrics, self.side.outside(), self.side.hands_over(), self.ctx.cores())
-        facts, move_at, shares = self.ctx.facts, self.ctx.move_at, LoadShares(self.ctx.core, self.side.outside())
-        move_after_ms = None if move_at is None else max(0, round(1000 * (move_at - now)))
+        facts, leaving, shares = self.ctx.facts, self.ctx.leaving, LoadShares(self.ctx.core, self.side.outside())
         lacks = self.membership.lacking()
         for link in links:
-            others, leaves = shares.beside(link.life), link.state is LinkState.LEAVING
-            told = (self.ctx.draining, move_after_ms, self._teller.seq(link.peer), others, leaves, lacks)
-            self.ctx.outbox.send(link.peer, Heartbeat(facts.node_id, facts.epoch, load, *told))
+            beat = Heartbeat(
+                facts.node_id,
+                facts.epoch,
+                load,
+                draining=leaving is not None,
+                move_after_ms=None if leaving is None else leaving.move_after_ms(now),
+                cache_seq=self._teller.seq(link.peer),
+                others=shares.beside(link.life),
+                leaves=link.state is LinkState.LEAVING,
+                lacks=lacks,
+            )
+            self.ctx.outbox.send(link.peer, beat)
         for peer, message in self._spendings.news(links):
             self.ctx.outbox.send(peer, message)
 

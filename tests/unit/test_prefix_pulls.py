@@ -8,6 +8,7 @@ import pytest
 
 from prefill_node import loans
 from shared.device.events import Event
+from shared.node.leaving import Leaving
 from shared.wire.codec import key_of
 from shared.wire.messages import FramesTaken, Lent, Message, Pull, Ready, Returned
 from shared.wire.peers import PeerClosed, Received
@@ -506,7 +507,7 @@ def test_few_pages_are_lent_at_a_time() -> None:
 def test_a_node_that_leaves_lends_nothing() -> None:
     rig = PullPair()
     rig.warm(job(1))
-    rig.s.ctx.draining = True
+    rig.s.ctx.leaving = Leaving()
     _, lent = pull_of(rig)
     assert not lent.num_pages and "lends nothing" in lent.reason
 

@@ -149,7 +149,7 @@ def welcome_by_another_router(net: Net, node: Node) -> None:
 
 def has_ended(node: Node) -> bool:
     """The rule of the daemon, for a node that was told to drain."""
-    return bool(node.ctx.then) and node.idle
+    return node.ctx.leaving is not None and node.ctx.leaving.is_over(0.0, is_idle=node.idle)
 
 
 # ---- decode node

@@ -293,7 +293,8 @@ class NodeHost:
         assert self.daemon is not None and self.node is not None
         self.daemon.say_goodbye()
         self.node.ctx.core.kv.check_integrity(idle=self.node.idle)
-        then = self.node.ctx.then
+        leaving = self.node.ctx.leaving
+        then = leaving.then if leaving else ""
         if then in ROLES:
             knobs = replace(self.plan.knobs, shared_memory=then == "prefill" and "shm" in self.plan.transports)
             self.plan = replace(self.plan, role=then, knobs=knobs)
