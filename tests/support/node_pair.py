@@ -366,10 +366,10 @@ def assert_clean(*nodes: Node) -> None:
         side = node.side
         if isinstance(side, PrefillSide):
             assert not side.bootstrap.offered and not side.inflight.granted and not side.bootstrap._followers
-            assert not side.loans.open and not side.pulls.open and not side.pulls.held
+            assert not side.loans.open and not side.pulls.open and not side.pulls.copies.held
         else:
             assert isinstance(side, DecodeSide)
-            assert not side.prealloc.requests() and not side.transfers.open and not side.transfers.held
+            assert not side.prealloc.requests() and not side.transfers.open and not side.transfers.copies.held
             assert not side.transfers.groups.num_under_way and not side.transfers.groups._waiting
 
 

@@ -175,7 +175,7 @@ def oldest_offer_stays() -> list[str]:
 def failed_pull_never_over() -> list[str]:
     net, p, d = make_pair(decode=replace(PLAIN, num_pages=24, max_running=4))
     assert isinstance(d.side, DecodeSide)
-    receiver = d.side.transfers._receivers["zmq"]
+    receiver = d.side.transfers.copies.receivers["zmq"]
 
     def torn(ready: Ready, frames: Frames, dst_pages: PageList) -> None:
         raise HandoffFailed("page 3: its digest differs from the one announced")
