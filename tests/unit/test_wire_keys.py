@@ -373,7 +373,7 @@ def test_a_node_s_key_is_rotated_under_its_links(pair: tuple[NodeLinks, NodeLink
     drop_old_keys(folder, "p")
     until(lambda: len(decode._options.ring.now.allowed.entries) == 3, prefill, decode, what="the old one is gone")
     exchange(prefill, decode, seen)
-    assert decode._router._key_of["p@7"] == new.public
+    assert decode._router._gate.key_of["p@7"] == new.public
     assert not decode.counts["wire_refused.identity"]
 
 

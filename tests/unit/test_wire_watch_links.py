@@ -244,7 +244,7 @@ def test_honest_traffic_leaves_nothing_unread(tmp_path: Path, keys: bool) -> Non
             links._watch._thread.join()
             links._watch.look()
             (one,) = links._watch._connections.values()
-            assert 0 <= one._received - one._delivered < 1000, "a handshake and some heartbeats"
+            assert 0 <= one._last.received - one._last.delivered < 1000, "a handshake and some heartbeats"
             assert links.counts["wire_refused.flood"] == 0
     finally:
         p.close()
