@@ -36,7 +36,7 @@ class Sending:
         return True
 
 
-class Sent(Protocol):
+class SentPages(Protocol):
     """A granted hand-off, or a loan."""
 
     @property
@@ -46,11 +46,11 @@ class Sent(Protocol):
     def sending(self) -> Sending: ...
 
 
-T = TypeVar("T", bound=Sent)
+T = TypeVar("T", bound=SentPages)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Waiting(Generic[T]):
+class QueuedPages(Generic[T]):
     """Pages that wait to be described. pages[0] is page `first` of the request."""
 
     sent: T
@@ -78,7 +78,7 @@ class SendQueue(Generic[T]):
         self._open = open
         self._key_of = key_of
         self._jobs: TransferJobs[tuple[T, int], PageSet] = TransferJobs(ctx.core.engine)
-        self._waiting: deque[Waiting[T]] = deque()
+        self._waiting: deque[QueuedPages[T]] = deque()
 
     def __len__(self) -> int:
         """Return how many page sets wait for room."""
@@ -88,7 +88,7 @@ class SendQueue(Generic[T]):
         """Queue pages, in sets that fit a Ready. `launch` starts to describe them."""
         most = max(1, READY_BYTES // self._bytes_of(part))
         for start in range(0, len(pages), most):
-            self._waiting.append(Waiting(sent, first + start, pages[start : start + most], part))
+            self._waiting.append(QueuedPages(sent, first + start, pages[start : start + most], part))
 
     def _bytes_of(self, part: Part) -> int:
         where = part.bytes_in(self._planes)
@@ -122,7 +122,7 @@ class SendQueue(Generic[T]):
         untaken = sum(sum(other.sending.untaken) for other in others if other.peer == sent.peer)
         return self._unread.has_room(sent.peer, sent.sending.sender, untaken, num_bytes)
 
-    def _launch(self, entry: Waiting[T], num_bytes: int) -> None:
+    def _launch(self, entry: QueuedPages[T], num_bytes: int) -> None:
         sending = entry.sent.sending
         self._unread.begin(entry.sent.peer)
         if num_bytes:

@@ -55,8 +55,8 @@ from shared.node.graph_spec import GraphSpec, graphs_of
 from shared.node.load_options import load_options
 from shared.node.memory_plan import MemoryPlan, least_plan, plan_memory
 from shared.node.node import Node
+from shared.node.routers.dialled import Routers
 from shared.node.routers.early_peers import drop_early_messages
-from shared.node.routers.links import Routers
 from shared.node.routers.sources import sources_of
 from shared.node.routers.watch import RouterWatch
 from shared.node.side import Side

@@ -12,9 +12,9 @@ from shared.core.request import Request
 from shared.core.states import FinishReason
 from shared.device.cpu import do_nothing
 from shared.node.core import NodeCore
-from shared.node.leaving import Leaving
+from shared.node.departure import Departure
 from shared.node.mail import Outbox
-from shared.node.routers.links import Routers
+from shared.node.routers.dialled import Routers
 from shared.node.tombstones import Tombstones
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
@@ -64,7 +64,7 @@ class NodeContext:
     cores: Callable[[], str] = str  # describes the CPU cores in use
     outbox: Outbox = field(default_factory=Outbox)
     ends: list[Ended] = field(default_factory=list)  # ends of requests that the scheduler doesn't know
-    leaving: Leaving | None = None  # set: the node takes no new requests
+    leaving: Departure | None = None  # set: the node takes no new requests
     arrivals: int = 0
 
     def next_arrival(self) -> int:

@@ -16,7 +16,7 @@ from shared.core.errors import ConfigError, PeerUnreachable
 from shared.core.exit_codes import exit_code_after
 from shared.device.cpu import do_nothing
 from shared.node.cores import NodeCores
-from shared.node.leaving import Leaving
+from shared.node.departure import Departure
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
 from shared.node.routers.watch import RouterWatch
@@ -107,7 +107,7 @@ class Daemon:
         self._carry_out(self._node.go_on(now))
 
     def dial_routers(self) -> None:
-        for endpoint in self._node.ctx.routers.links:
+        for endpoint in self._node.ctx.routers.dialled:
             self._links.dial(endpoint, endpoint)
 
     def _follow_list(self, now: float) -> None:
@@ -162,7 +162,7 @@ class Daemon:
         self._links.wakeup.set()
 
     def _note_signals(self) -> None:
-        leaving = self._node.ctx.leaving or Leaving()
+        leaving = self._node.ctx.leaving or Departure()
         if not self._signals or leaving.is_signalled:
             return
         self._node.ctx.leaving = replace(leaving, until=self._clock() + self._drain_s)

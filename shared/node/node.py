@@ -19,10 +19,10 @@ from shared.core.states import FinishReason, QueueStage
 from shared.node.cache_teller import CacheTeller
 from shared.node.context import NodeContext
 from shared.node.convert import end_of, requests_of, run_of, scores_of, tokens_of
-from shared.node.leaving import Leaving
+from shared.node.departure import Departure
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.report import StepWatch, node_load
-from shared.node.routers.links import LinkState
+from shared.node.routers.dialled import RouterState
 from shared.node.routers.lives import RouterLife
 from shared.node.routers.load_shares import LoadShares
 from shared.node.routers.membership import Membership
@@ -190,7 +190,7 @@ class Node:
     def _receive(self, inbound: Inbound, now: float) -> None:
         if isinstance(inbound, Received):
             self._receive_message(inbound, now)
-        elif inbound.peer not in self.ctx.routers.links:
+        elif inbound.peer not in self.ctx.routers.dialled:
             if isinstance(inbound, PeerClosed):
                 self.side.peer_closed(inbound.peer, accepted=inbound.accepted)
             else:
@@ -201,7 +201,7 @@ class Node:
             self.membership.closed(inbound.peer, now, gave_up=inbound.gave_up)
 
     def _receive_message(self, received: Received, now: float) -> None:
-        message, from_router = received.message, received.peer in self.ctx.routers.links
+        message, from_router = received.message, received.peer in self.ctx.routers.dialled
         if not from_router:
             self.side.receive(received, now)
         elif isinstance(message, Welcome):
@@ -232,7 +232,7 @@ class Node:
 
     def _drain(self, drain: Drain, now: float) -> None:
         """A later message may change the time limit."""
-        leaving = self.ctx.leaving or Leaving()
+        leaving = self.ctx.leaving or Departure()
         after_ms = drain.move_after_ms
         move_at = leaving.move_at if after_ms is None else now + after_ms / 1000
         self.ctx.leaving = replace(leaving, then=drain.then, move_at=move_at)
@@ -246,7 +246,7 @@ class Node:
                 self._abort_one(key)
 
     def _generate(self, peer: str, generate: Generate, now: float) -> None:
-        key, session = key_of(generate.key), self.ctx.routers.links[peer].session
+        key, session = key_of(generate.key), self.ctx.routers.dialled[peer].session
         life, rival = session.life, session.rival
         if rival is not None:  # a router that hears of its refusal begins the request again
             self.membership.say_unwelcome(peer, rival)
@@ -356,7 +356,7 @@ class Node:
                 move_after_ms=None if leaving is None else leaving.move_after_ms(now),
                 cache_seq=self._teller.seq(link.peer),
                 others=shares.beside(link.life),
-                leaves=link.state is LinkState.LEAVING,
+                leaves=link.state is RouterState.LEAVING,
                 lacks=lacks,
             )
             self.ctx.outbox.send(link.peer, beat)

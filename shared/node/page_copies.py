@@ -18,14 +18,14 @@ from shared.transfer.interface import Frames, PageReceiver
 from shared.wire.messages import Ready
 
 
-class Target(Protocol):
+class CopyTarget(Protocol):
     """A hand-off or a pull. `num_pulling`: copies that write to its row's pages."""
 
     row: int
     num_pulling: int
 
 
-T = TypeVar("T", bound=Target)
+T = TypeVar("T", bound=CopyTarget)
 
 
 class PageCopies(Generic[T]):

@@ -20,7 +20,7 @@ from shared.node.core import NodeCore
 from shared.node.fingerprint import make_fingerprint
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
-from shared.node.routers.links import Routers
+from shared.node.routers.dialled import Routers
 from shared.node.tombstones import Tombstones
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce

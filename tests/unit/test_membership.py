@@ -8,7 +8,7 @@ import pytest
 
 from shared.core.errors import NoNodes
 from shared.node.mail import HangUp
-from shared.node.routers.links import LinkState
+from shared.node.routers.dialled import RouterState
 from shared.node.routers.unanswered import PATIENCE_S, TELL_AGAIN_S
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
@@ -56,7 +56,7 @@ def test_a_router_off_the_list_keeps_its_streams_to_their_end() -> None:
     assert second.num_resumed == 0, "none of them was moved"
     assert sorted(site.hung_up) == [("d0@1", B), ("d1@1", B)]
     assert state(second, "d0") == (False, False) and not second.log("is lost")
-    assert all(B not in node.ctx.routers.links for node in site.nodes.values())
+    assert all(B not in node.ctx.routers.dialled for node in site.nodes.values())
 
 
 def test_a_node_stays_until_the_other_half_of_a_hand_off_comes() -> None:
@@ -90,7 +90,7 @@ def test_a_router_that_was_never_there_is_forgotten() -> None:
     assert node.membership.lacking() == [A, B]
     site.list_routers(node, A)
     site.run(1.0)
-    assert site.hung_up == [("d0@1", B)] and list(node.ctx.routers.links) == [A]
+    assert site.hung_up == [("d0@1", B)] and list(node.ctx.routers.dialled) == [A]
 
 
 NO_ANSWER, SERVED = "no router answers at this address", "a router serves this node"
@@ -201,7 +201,7 @@ def test_a_router_that_comes_back_after_goodbye_is_dialled_anew() -> None:
     node = site.node("decode", "d0")
     site.run(1.0)
     site.list_routers(node, A)
-    while node.ctx.routers.links[B].state is LinkState.LEAVING:
+    while node.ctx.routers.dialled[B].state is RouterState.LEAVING:
         site.run(0.25)
     site.list_routers(node, A, B)
     site.run(2.0)
@@ -221,7 +221,7 @@ def test_a_router_that_ends_while_being_left_is_not_redialled() -> None:
     site.list_routers(node, A)
     site.lose(B)
     site.run(2.0)
-    assert node.idle and list(node.ctx.routers.links) == [A]
+    assert node.idle and list(node.ctx.routers.dialled) == [A]
 
 
 def test_a_left_router_that_takes_another_s_name_is_hung_up() -> None:
@@ -235,9 +235,9 @@ def test_a_left_router_that_takes_another_s_name_is_hung_up() -> None:
     site.list_routers(node, A)
     site.inboxes["d0@1"].append(Received(B, Welcome("a", 2, connection=1)))
     site.run(0.25)
-    assert node.ctx.routers.links[B].state is LinkState.PARTING and node.idle
+    assert node.ctx.routers.dialled[B].state is RouterState.PARTING and node.idle
     site.run(2.0)
-    assert list(node.ctx.routers.links) == [A] and first.nodes() == ["d0"]
+    assert list(node.ctx.routers.dialled) == [A] and first.nodes() == ["d0"]
     assert node.ctx.metrics.counters()["router_list_changes"] == 1
 
 
@@ -246,7 +246,7 @@ def test_a_router_that_is_hung_up_hears_no_more_hello() -> None:
     node = site.node("decode", "d0")
     site.run(1.0)
     site.list_routers(node, A)
-    assert node.tick([PeerUp(B)], site.now) == [HangUp(B)] and B not in node.ctx.routers.links
+    assert node.tick([PeerUp(B)], site.now) == [HangUp(B)] and B not in node.ctx.routers.dialled
 
 
 def test_connections_of_a_router_that_returns_are_counted_on() -> None:
@@ -257,10 +257,10 @@ def test_connections_of_a_router_that_returns_are_counted_on() -> None:
     site.run(1.0)
     site.list_routers(node, A)
     site.run(2.0)
-    assert B not in node.ctx.routers.links
+    assert B not in node.ctx.routers.dialled
     site.list_routers(node, A, B)
     site.run(1.0)
-    assert node.ctx.routers.links[B].num_connections == 2 and second.nodes() == ["d0"]
+    assert node.ctx.routers.dialled[B].num_connections == 2 and second.nodes() == ["d0"]
 
 
 def test_an_empty_list_changes_nothing() -> None:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
 from shared.node.daemon import Daemon
-from shared.node.leaving import Leaving
+from shared.node.departure import Departure
 from shared.node.mail import HangUp, Outgoing
 from shared.node.node import Node
-from shared.node.routers.links import Routers
+from shared.node.routers.dialled import Routers
 from shared.observe.log import Logger
 from shared.wire.codec import Buffer
 from shared.wire.messages import Drain, Goodbye, Heartbeat, Hello, Installed, Message, Prebuilt, Welcome
@@ -188,8 +188,8 @@ def test_a_drain_after_a_signal_gives_no_more_time() -> None:
 
 
 def test_a_node_ends_when_it_is_idle_and_knows_what_comes_then() -> None:
-    assert not Leaving().is_over(9.0, is_idle=True), "a Drain that says: wait"
-    drained, signalled = Leaving(then="restart"), Leaving(until=9.0)
+    assert not Departure().is_over(9.0, is_idle=True), "a Drain that says: wait"
+    drained, signalled = Departure(then="restart"), Departure(until=9.0)
     assert drained.is_over(9.0, is_idle=True) and not drained.is_over(9.0, is_idle=False)
     assert signalled.is_over(1.0, is_idle=True) and not signalled.is_over(8.0, is_idle=False)
     assert signalled.is_over(9.0, is_idle=False)

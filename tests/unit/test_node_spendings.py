@@ -6,7 +6,7 @@ import pytest
 
 from router.queue.rate_limit import TOKENS
 from router.queue.spending import carriers
-from shared.node.routers.links import LinkState, RouterLink
+from shared.node.routers.dialled import DialledRouter, RouterState
 from shared.node.routers.lives import RouterLife, RoutersWord
 from shared.node.routers.spendings import MOST_ROUTERS, Spendings
 from shared.wire.messages import Spending
@@ -25,13 +25,13 @@ def spending(life: RouterLife, number: int) -> Spending:
     return Spending(life.router_id, life.epoch, number, b"opaque")
 
 
-def served(peer: str, life: RouterLife) -> RouterLink:
-    link = RouterLink(peer)
+def served(peer: str, life: RouterLife) -> DialledRouter:
+    link = DialledRouter(peer)
     link.welcome(life, WORD)
     return link
 
 
-def news(own: Spendings, *links: RouterLink) -> list[tuple[str, int]]:
+def news(own: Spendings, *links: DialledRouter) -> list[tuple[str, int]]:
     return [(peer, message.number) for peer, message in own.news(links)]
 
 
@@ -52,7 +52,7 @@ def test_a_router_that_comes_later_hears_it_too() -> None:
     assert news(own, mine) == []
     theirs = served("t", THEIRS)
     assert news(own, mine, theirs) == [("t", 3)]
-    theirs.end(LinkState.DIALLED)
+    theirs.end(RouterState.DIALLED)
     theirs.welcome(THEIRS, WORD)
     assert news(own, mine, theirs) == [("t", 3)], "its connection was gone, with what was on it"
 

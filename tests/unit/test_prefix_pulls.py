@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shared.device.events import Event
-from shared.node.leaving import Leaving
+from shared.node.departure import Departure
 from shared.wire.codec import key_of
 from shared.wire.messages import FramesTaken, Lent, Message, Pull, Ready, Returned
 from shared.wire.peers import PeerClosed, Received
@@ -506,7 +506,7 @@ def test_few_pages_are_lent_at_a_time() -> None:
 def test_a_node_that_leaves_lends_nothing() -> None:
     rig = PullPair()
     rig.warm(job(1))
-    rig.s.ctx.leaving = Leaving()
+    rig.s.ctx.leaving = Departure()
     _, lent = pull_of(rig)
     assert not lent.num_pages and "lends nothing" in lent.reason
 

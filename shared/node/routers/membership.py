@@ -1,6 +1,6 @@
 """Join routers (dialling, Hello, Welcome) and leave routers that are no longer listed. Sans-IO.
 
-links.py draws the states of a router. When a router's epoch ends, its requests end.
+dialled.py draws the states of a router. When a router's epoch ends, its requests end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from shared.kv.window_cache import WindowCache
 from shared.node.context import NodeContext
-from shared.node.routers.links import INFINITY, LinkState, RouterLink
+from shared.node.routers.dialled import INFINITY, DialledRouter, RouterState
 from shared.node.routers.lives import RouterLife, RoutersWord
 from shared.node.routers.unanswered import UnansweredRouters
 from shared.wire.messages import Adapter, Goodbye, Hello, Unwelcome, Welcome
@@ -41,54 +41,54 @@ class Membership:
             self._come_back(peer)
         for peer in sorted(before - after):
             self._ctx.log.info(("left", peer), "a router has left the list", router=peer)
-            self._leave(routers.links[peer], now)
+            self._leave(routers.dialled[peer], now)
 
     def _come_back(self, peer: str) -> None:
         """Keep a router that we were leaving, or dial it. After a Goodbye, `go_on` dials it."""
-        link = self._ctx.routers.links.get(peer)
+        link = self._ctx.routers.dialled.get(peer)
         if link is None:
             self._ctx.routers.add(peer)
             self._ctx.outbox.dial(peer, peer)
         else:
-            link.state = LinkState.SERVED if link.state is LinkState.LEAVING else LinkState.RETURNING
+            link.state = RouterState.SERVED if link.state is RouterState.LEAVING else RouterState.RETURNING
 
-    def _leave(self, link: RouterLink, now: float) -> None:
-        if link.state is LinkState.SERVED:
-            link.state = LinkState.LEAVING
+    def _leave(self, link: DialledRouter, now: float) -> None:
+        if link.state is RouterState.SERVED:
+            link.state = RouterState.LEAVING
         else:  # the router has no requests here
             self._part(link, now)
 
     def released(self, peer: str, now: float) -> None:
-        link = self._ctx.routers.links[peer]
-        if link.state is LinkState.LEAVING:
+        link = self._ctx.routers.dialled[peer]
+        if link.state is RouterState.LEAVING:
             facts = self._ctx.facts
             self._ctx.outbox.send(peer, Goodbye(facts.node_id, facts.epoch))
             self._part(link, now, LAST_WORD_S)
 
-    def _part(self, link: RouterLink, now: float, after_s: float = 0.0) -> None:
-        self._life_over(link.end(LinkState.PARTING, now + after_s), now)
+    def _part(self, link: DialledRouter, now: float, after_s: float = 0.0) -> None:
+        self._life_over(link.end(RouterState.PARTING, now + after_s), now)
 
     def lacking(self) -> list[str]:
         """Return the listed routers that don't serve this node."""
-        links = self._ctx.routers.links.values()
-        return sorted(link.peer[:MAX_NAME] for link in links if link.is_listed and link.life is None)[:MAX_NAMES]
+        routers = self._ctx.routers.dialled.values()
+        return sorted(link.peer[:MAX_NAME] for link in routers if link.is_listed and link.life is None)[:MAX_NAMES]
 
     # ---- connections
 
     def up(self, peer: str, now: float) -> None:
-        link = self._ctx.routers.links[peer]
+        link = self._ctx.routers.dialled[peer]
         link.num_connections += 1
         link.session.up_since = now
         if not link.is_ending:
             self._say_hello(link, now)
 
     def closed(self, peer: str, now: float, *, gave_up: bool = False) -> None:
-        link = self._ctx.routers.links[peer]
+        link = self._ctx.routers.dialled[peer]
         if link.is_ending:
             link.due = now
             return
         is_listed = link.is_listed
-        life = link.end(LinkState.DIALLED) if is_listed else link.end(LinkState.PARTING, now)
+        life = link.end(RouterState.DIALLED) if is_listed else link.end(RouterState.PARTING, now)
         if life is None and not gave_up:
             return  # this router isn't served yet; the link keeps trying
         self._life_over(life, now)
@@ -98,24 +98,24 @@ class Membership:
 
     def go_on(self, now: float) -> None:
         """Call this with every heartbeat."""
-        for link in [link for link in self._ctx.routers.links.values() if link.due <= now]:
+        for link in [link for link in self._ctx.routers.dialled.values() if link.due <= now]:
             if link.is_ending:
                 self._hang_up(link)
             else:
                 self._say_hello(link, now)
         self._tell_unanswered(now)
 
-    def _hang_up(self, link: RouterLink) -> None:
+    def _hang_up(self, link: DialledRouter) -> None:
         self._ctx.outbox.hang_up(link.peer)
-        if link.state is LinkState.RETURNING:
-            link.end(LinkState.DIALLED)
+        if link.state is RouterState.RETURNING:
+            link.end(RouterState.DIALLED)
             self._ctx.outbox.dial(link.peer, link.peer)
         else:
             self._ctx.routers.remove(link)
 
     def _tell_unanswered(self, now: float) -> None:
         """Log the routers that don't answer."""
-        found = self._unanswered.look(self._ctx.routers.links.values(), now)
+        found = self._unanswered.look(self._ctx.routers.dialled.values(), now)
         if found is not None:
             self._ctx.log.warning(
                 ("unanswered", now),
@@ -127,11 +127,11 @@ class Membership:
                 num_others=found.num_others,
             )
 
-    def _say_hello(self, link: RouterLink, now: float) -> None:
+    def _say_hello(self, link: DialledRouter, now: float) -> None:
         facts, core = self._ctx.facts, self._ctx.core
         link.session.hello_at, link.due = now, now + HELLO_AGAIN_S
-        if link.state is LinkState.DIALLED:
-            link.state = LinkState.GREETED
+        if link.state is RouterState.DIALLED:
+            link.state = RouterState.GREETED
         self._ctx.outbox.send(
             link.peer,
             Hello(
@@ -155,7 +155,7 @@ class Membership:
 
     def welcomed(self, peer: str, message: Welcome, now: float) -> bool:
         """Return whether the router now serves this node, and so needs the node's load."""
-        routers, link = self._ctx.routers, self._ctx.routers.links[peer]
+        routers, link = self._ctx.routers, self._ctx.routers.dialled[peer]
         if link.is_ending:
             return False
         if message.connection != link.num_connections:  # the router hasn't heard our Hello on this connection
@@ -176,9 +176,9 @@ class Membership:
         self._life_over(link.welcome(life, word), now)
         return True
 
-    def _refuse(self, link: RouterLink, life: RouterLife, rival: str, now: float) -> None:
+    def _refuse(self, link: DialledRouter, life: RouterLife, rival: str, now: float) -> None:
         self._ctx.drop(link.peer, f"Welcome of a second router of the same name: the first is at {rival}")
-        if link.state is LinkState.LEAVING:
+        if link.state is RouterState.LEAVING:
             self._part(link, now, LAST_WORD_S)
         else:
             self._life_over(link.refuse(life, rival), now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shared.node.routers.links import RouterLink
+from shared.node.routers.dialled import DialledRouter
 from shared.node.routers.lives import RouterLife
 from shared.wire.messages import Spending
 
@@ -31,7 +31,7 @@ class Spendings:
         if known is None or message.number > known.number:
             self._latest[life] = message
 
-    def news(self, links: Sequence[RouterLink]) -> Iterator[tuple[str, Spending]]:
+    def news(self, links: Sequence[DialledRouter]) -> Iterator[tuple[str, Spending]]:
         """Forget unserved routers. Yield the messages that each served router lacks."""
         served = {link.life for link in links}
         self._latest = {life: message for life, message in self._latest.items() if life in served}

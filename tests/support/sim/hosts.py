@@ -27,7 +27,7 @@ from shared.node.context import NodeContext, NodeFacts
 from shared.node.daemon import Daemon
 from shared.node.fingerprint import make_fingerprint
 from shared.node.node import Node, Side
-from shared.node.routers.links import Routers
+from shared.node.routers.dialled import Routers
 from shared.node.tombstones import Tombstones
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce

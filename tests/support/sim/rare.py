@@ -60,7 +60,7 @@ class RareEvents:
         if node is None:
             return
         if isinstance(message, Welcome):
-            link = node.ctx.routers.links.get(peer)
+            link = node.ctx.routers.dialled.get(peer)
             newest = 0 if link is None else link.num_connections
             self.counts["Welcome of an old connection"] += message.connection not in (0, newest)
         elif isinstance(message, Offer):

@@ -1,19 +1,18 @@
-"""Record the routers that a node dials: one RouterLink per endpoint, the name that the link gives a router.
+"""Record the routers that a node dials: one DialledRouter per endpoint, the name that the link gives a router.
 
-    listed -> DIALLED --PeerUp: Hello--> GREETED --Welcome--> SERVED <--off the list, listed again--> LEAVING
-                 ^                       |     ^                                                         |
-                 |     Welcome of a name |     | that router                         Release: Goodbye, or |
-                 |    served elsewhere   v     | is gone                             closed, or refused    |
-                 |                       REFUSED                                                         v
-    closed ------'                                            RETURNING <--listed again, off the list--> PARTING
-                                                                  |                                      ^   |
-    any other state than SERVED: off the list --------------------|--------------------------------------'   |
-                                                                  v                                          v
-                                                          hung up, DIALLED                        hung up, forgotten
+   listed             PeerUp: Hello            Welcome            off the list
+      '--> DIALLED -----------------> GREETED ---------> SERVED ---------------> LEAVING
+              ^                        |   ^                                        |
+              |         Welcome of a   |   | the router of                          | Release: Goodbye,
+              |         taken name     v   | this name is gone                      | closed, or a taken name
+              |                       REFUSED                                       v
+              '--- hung up --- RETURNING <--- listed again, off the list ---> PARTING --- hung up ---> forgotten
 
-A router in the states GREETED, SERVED or REFUSED becomes DIALLED when its connection closes. If two routers use one
-name, the first is served and the second refused. A restarted router isn't refused: it answers at its former endpoint,
-or after its former connection has closed.
+    DIALLED, GREETED, REFUSED: off the list -> PARTING        GREETED, SERVED, REFUSED: closed -> DIALLED
+    LEAVING: listed again -> SERVED
+
+If two routers use one name, the first is served and the second refused. A restarted router isn't refused: it answers at
+its former endpoint, or after its former connection has closed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from shared.node.routers.lives import RouterLife, RoutersWord
 INFINITY = float("inf")
 
 
-class LinkState(Enum):
+class RouterState(Enum):
     DIALLED = auto()  # not connected
     GREETED = auto()  # connected; it has not answered the Hello
     SERVED = auto()
@@ -39,7 +38,7 @@ class LinkState(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class RouterSession:
     """What a node knows of a router until their connection ends. A served router has `life` and `word`."""
 
     up_since: float = -INFINITY
@@ -52,14 +51,14 @@ class Session:
 
 
 @dataclass(slots=True, eq=False)
-class RouterLink:
+class DialledRouter:
     peer: str
-    state: LinkState = LinkState.DIALLED
+    state: RouterState = RouterState.DIALLED
     num_connections: int = 0
     due: float = INFINITY  # time of the next Hello or, in the states PARTING and RETURNING, of the hang-up
     silent_since: float | None = None  # since when this listed router has neither served nor refused the node
     is_reported: bool = False  # the log says that this router doesn't answer
-    session: Session = field(default_factory=Session)
+    session: RouterSession = field(default_factory=RouterSession)
 
     @property
     def life(self) -> RouterLife | None:
@@ -68,74 +67,72 @@ class RouterLink:
 
     @property
     def is_listed(self) -> bool:
-        return self.state not in (LinkState.LEAVING, LinkState.PARTING)
+        return self.state not in (RouterState.LEAVING, RouterState.PARTING)
 
     @property
     def is_ending(self) -> bool:
-        return self.state in (LinkState.PARTING, LinkState.RETURNING)
+        return self.state in (RouterState.PARTING, RouterState.RETURNING)
 
     def welcome(self, life: RouterLife, word: RoutersWord) -> RouterLife | None:
         """Serve a router. Return the other epoch served at this endpoint until now, if any."""
         former, session = self.life, self.session
         session.life, session.word, session.refused, session.rival = life, word, None, None
-        if self.state is not LinkState.LEAVING:
-            self.state = LinkState.SERVED
+        if self.state is not RouterState.LEAVING:
+            self.state = RouterState.SERVED
         return former if former != life else None
 
     def refuse(self, life: RouterLife, rival: str) -> RouterLife | None:
         """Refuse a router. Return the epoch that was served at this endpoint until now, if any."""
         former, session = self.life, self.session
         session.life, session.word, session.refused, session.rival = None, None, life, rival
-        self.state = LinkState.REFUSED
+        self.state = RouterState.REFUSED
         return former
 
-    def end(self, state: LinkState, due: float = INFINITY) -> RouterLife | None:
+    def end(self, state: RouterState, due: float = INFINITY) -> RouterLife | None:
         """End the session. Return the epoch that was served until now, if any."""
         former = self.life
-        self.session, self.state, self.due = Session(), state, due
+        self.session, self.state, self.due = RouterSession(), state, due
         return former
 
 
 class Routers:
-    """`links`: the routers that the node dials, by endpoint."""
+    """`dialled`: the routers that the node dials, by endpoint."""
 
     def __init__(self, peers: Sequence[str]) -> None:
-        self.links = {peer: RouterLink(peer) for peer in peers}
+        self.dialled = {peer: DialledRouter(peer) for peer in peers}
         self._gone: dict[str, int] = {}  # former router -> its connections so far; their numbers must not come again
 
     def add(self, peer: str) -> None:
-        self.links[peer] = RouterLink(peer, num_connections=self._gone.pop(peer, 0))
+        self.dialled[peer] = DialledRouter(peer, num_connections=self._gone.pop(peer, 0))
 
-    def remove(self, link: RouterLink) -> None:
-        del self.links[link.peer]
+    def remove(self, link: DialledRouter) -> None:
+        del self.dialled[link.peer]
         self._gone[link.peer] = link.num_connections
 
     def listed(self) -> frozenset[str]:
-        return frozenset(link.peer for link in self.links.values() if link.is_listed)
+        return frozenset(link.peer for link in self.dialled.values() if link.is_listed)
 
-    def served(self) -> list[RouterLink]:
-        return [link for link in self.links.values() if link.life is not None]
+    def served(self) -> list[DialledRouter]:
+        return [link for link in self.dialled.values() if link.life is not None]
 
     def welcomed(self) -> list[str]:
         return [link.peer for link in self.served()]
 
     def rival(self, peer: str, life: RouterLife) -> str | None:
         """Return the endpoint of another router with this router's name."""
-        others = ((link.peer, link.life) for link in self.served() if link.peer != peer)
-        return next(
-            (name for name, other in others if other and other != life and other.router_id == life.router_id), None
-        )
+        others = ((link.peer, link.life) for link in self.served() if link.peer != peer and link.life != life)
+        return next((name for name, other in others if other and other.router_id == life.router_id), None)
 
-    def take_heirs(self, life: RouterLife) -> list[RouterLink]:
+    def take_heirs(self, life: RouterLife) -> list[DialledRouter]:
         """Return the routers that were refused because this ended epoch had their name. They may ask again."""
-        refused = ((link, link.session.refused) for link in self.links.values())
+        refused = ((link, link.session.refused) for link in self.dialled.values())
         heirs = [link for link, other in refused if other is not None and other.router_id == life.router_id]
         for link in heirs:
-            link.session.refused, link.session.rival, link.state = None, None, LinkState.GREETED
+            link.session.refused, link.session.rival, link.state = None, None, RouterState.GREETED
         return heirs
 
     def life(self, peer: str) -> RouterLife | None:
-        link = self.links.get(peer)
+        link = self.dialled.get(peer)
         return None if link is None else link.life
 
     def serves(self, life: RouterLife) -> bool:
@@ -152,9 +149,9 @@ class Routers:
         link = self._link_of(RouterLife(key.router_id, key.router_epoch))
         return None if link is None else link.session.word
 
-    def _link_of(self, life: RouterLife) -> RouterLink | None:
-        return next((link for link in self.links.values() if link.life == life), None)
+    def _link_of(self, life: RouterLife) -> DialledRouter | None:
+        return next((link for link in self.dialled.values() if link.life == life), None)
 
     def is_over(self, key: RequestKey) -> bool:
-        lives = (link.life for link in self.links.values())
+        lives = (link.life for link in self.dialled.values())
         return any(life and life.router_id == key.router_id and life.epoch > key.router_epoch for life in lives)

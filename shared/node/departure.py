@@ -8,7 +8,7 @@ INFINITY = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class Departure:
     """All times are on the node's clock. The defaults say what holds without a Drain, or without a signal."""
 
     then: str = ""  # by a Drain: the next step once the node is idle; empty: wait
