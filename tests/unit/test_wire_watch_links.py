@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.observe.process_memory import ProcessMemory
 from shared.wire.codec import encode
 from shared.wire.key_files import NODE
 from shared.wire.keyring import KeyRing
@@ -18,7 +19,7 @@ from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Goodbye, Wait
 from shared.wire.peers import PeerClosed, Received
-from shared.wire.tcp import ProcessMemory, bytes_waiting
+from shared.wire.tcp import bytes_waiting
 from shared.wire.watch import Watch
 from tests.support.key_folders import make_keys
 from tests.support.own_process import printed
@@ -113,7 +114,7 @@ from shared.wire.codec import AT_ROUTER, encode
 from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Goodbye
-from shared.wire.tcp import ProcessMemory
+from shared.observe.process_memory import ProcessMemory
 from tests.support.raw_zmtp import COMMAND, GREETING, RawPeer, prop
 
 names = map("".join, itertools.islice(itertools.product("abcdefghijklmnopqrstuvwxyz0123456789!#$%&", repeat=3), 60_000))
