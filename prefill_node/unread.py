@@ -16,7 +16,7 @@ from collections.abc import Callable
 from shared.transfer.interface import PageSender, PageSet
 
 SHARES = 4  # one peer may hold 1/SHARES of the blocks
-UNTAKEN_BYTES = 24 << 20  # per peer; a peer closes a connection with 80 MiB unread (shared/wire/watch.py)
+UNTAKEN_BYTES = 24 << 20  # per peer; a peer closes a connection with 80 MiB unread (shared/wire/zeromq/watch.py)
 
 
 class Unread:

@@ -76,8 +76,8 @@ from shared.transfer.transports import about_transports, available_transports, h
 from shared.wire.codec import WireLimits
 from shared.wire.descriptors import raise_limit
 from shared.wire.keyring import KeyRing, ring_of_node
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
+from shared.wire.zeromq.link import NodeLinks
+from shared.wire.zeromq.link_options import LinkOptions
 
 EXIT_FAILED = 1
 # limit on each part of a message to a prefill node from peers that dial it to ask for pages (Pull)

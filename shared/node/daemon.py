@@ -34,7 +34,7 @@ class Alarm(Protocol):
 
 
 class Links(Protocol):
-    """A node's connections: `shared.wire.link.NodeLinks`, or a simulated network."""
+    """A node's connections: `shared.wire.zeromq.link.NodeLinks`, or a simulated network."""
 
     @property
     def wakeup(self) -> Alarm: ...

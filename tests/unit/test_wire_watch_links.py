@@ -15,12 +15,12 @@ from shared.observe.process_memory import ProcessMemory
 from shared.wire.codec import encode
 from shared.wire.key_files import NODE
 from shared.wire.keyring import KeyRing
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Goodbye, Wait
 from shared.wire.peers import PeerClosed, Received
-from shared.wire.tcp import bytes_waiting
-from shared.wire.watch import Watch
+from shared.wire.zeromq.link import NodeLinks
+from shared.wire.zeromq.link_options import LinkOptions
+from shared.wire.zeromq.tcp import bytes_waiting
+from shared.wire.zeromq.watch import Watch
 from tests.support.key_folders import make_keys
 from tests.support.own_process import printed
 from tests.support.patience import HANG_GUARD_S
@@ -111,8 +111,8 @@ def test_a_message_of_empty_parts_ends_by_memory(monkeypatch: pytest.MonkeyPatch
 LONG_HANDSHAKES = """
 import itertools, threading
 from shared.wire.codec import AT_ROUTER, encode
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
+from shared.wire.zeromq.link import NodeLinks
+from shared.wire.zeromq.link_options import LinkOptions
 from shared.wire.messages import Goodbye
 from shared.observe.process_memory import ProcessMemory
 from tests.support.raw_zmtp import COMMAND, GREETING, RawPeer, prop
@@ -180,7 +180,7 @@ import resource
 from shared.core.errors import PeerUnreachable
 from shared.wire.key_files import NODE
 from shared.wire.keyring import KeyRing
-from shared.wire.link import NodeLinks
+from shared.wire.zeromq.link import NodeLinks
 from shared.wire.peers import PeerUp
 links, d = NodeLinks("p", 1), NodeLinks("d", 1)
 resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))

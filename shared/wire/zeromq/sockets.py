@@ -11,20 +11,20 @@ import zmq
 from shared.config.endpoints import KEY_MARK, check_endpoint, is_ipv6
 from shared.core.errors import ConfigError, PeerUnreachable, WireError
 from shared.observe.metric_names import REFUSED_IDENTITY
-from shared.wire.budget import Budget
 from shared.wire.codec import BY_DECODE, Buffer, decode_parts, encode
-from shared.wire.connections import Connections
-from shared.wire.curve import dial_curve, serve_curve
-from shared.wire.ipc_folder import require_private_folder
 from shared.wire.key_files import ROUTER
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import AnyMessage, Message, Welcome
-from shared.wire.monitor import drain_monitor, has_input, open_monitor
-from shared.wire.parts import PartReader, property_of, send_parts
-from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
-from shared.wire.routing_ids import draw_first_id
-from shared.wire.watch import Connection, Watch, tcp_port
+from shared.wire.zeromq.budget import Budget
+from shared.wire.zeromq.connections import Connections
+from shared.wire.zeromq.curve import dial_curve, serve_curve
+from shared.wire.zeromq.ipc_folder import require_private_folder
+from shared.wire.zeromq.link_options import LinkOptions
+from shared.wire.zeromq.monitor import drain_monitor, has_input, open_monitor
+from shared.wire.zeromq.parts import PartReader, property_of, send_parts
+from shared.wire.zeromq.peer_gate import PeerGate
+from shared.wire.zeromq.routing_ids import draw_first_id
+from shared.wire.zeromq.watch import Connection, Watch, tcp_port
 
 SHUT_OUT = {  # handshakes that failed because of keys
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not allowed",

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from shared.observe.metric_names import REFUSED_FLOOD, REFUSED_IDLE
 from shared.observe.process_memory import ProcessMemory
 from shared.wire.peers import EPOCH_MARK
-from shared.wire.tcp import Shears, bytes_waiting, inflow_of, inode_of
+from shared.wire.zeromq.tcp import Shears, bytes_waiting, inflow_of, inode_of
 
 LOOK_S = 0.05
 SOON_S = 0.005  # time to the next look while more than MUCH_BYTES are unread
