@@ -6,7 +6,7 @@ LEASE_BITS = 32
 
 
 class Leases:
-    """Makes numbers that no lease has had in any epoch of the node, so late messages can't match a newer lease."""
+    """Makes numbers that no lease has had in any epoch, so late messages match no newer lease."""
 
     def __init__(self, epoch: int) -> None:
         self._last = (epoch & ((1 << LEASE_BITS) - 1)) << LEASE_BITS

@@ -110,7 +110,7 @@ def test_what_has_ended_is_neither_described_nor_returned() -> None:
     assert described.sending.num_describing == 0
 
 
-def test_pages_that_cannot_be_described_are_returned_with_the_error() -> None:
+def test_pages_that_cannot_be_described_return_the_error() -> None:
     rig = Rig()
     rig.sender.error = HandoffFailed("the pool is gone")
     rig.queue.add(rig.begin("a"), 2, pages(1))
