@@ -84,7 +84,7 @@ class Prealloc:
             return Aborted("aborted or ended already")
         if ctx.routers.is_over(req.key):
             return Aborted("its router has restarted since")
-        if ctx.draining:
+        if ctx.leaving is not None:
             return NodeDraining(f"{ctx.facts.node_id} is shutting down")
         if not ctx.core.scheduler.can_fit(req):
             return TooLarge(f"{req.num_tokens} tokens and an answer can never fit {ctx.facts.node_id}")

@@ -59,7 +59,7 @@ class DecodeSide:
 
     @property
     def holds_rows(self) -> bool:
-        return bool(self.transfers.held)
+        return bool(self.transfers.copies.held)
 
     def leave(self) -> None:
         """Do nothing: no other node reads pages from a decode node."""
@@ -174,7 +174,7 @@ class DecodeSide:
             if handoff.needs_source:
                 self._fail(handoff, error)
                 self._ctx.metrics.count("unreachable")
-        self.transfers.forget_dead()
+        self.transfers.copies.forget_dead()
 
     def hands_over(self) -> dict[str, str]:
         return {}

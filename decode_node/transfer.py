@@ -17,31 +17,27 @@ from decode_node.page_ranges import PageRanges
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.states import QueueStage
-from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.layout import num_layers
 from shared.node.context import NodeContext
 from shared.node.convert import draft_state_of_bytes, drafts_within
-from shared.transfer.interface import Frames, PageReceiver, part_of, require_frames
+from shared.node.leases import Leases
+from shared.node.page_copies import PageCopies
+from shared.transfer.interface import PageReceiver, part_of, require_frames
 from shared.wire.codec import to_wire
 from shared.wire.messages import FramesTaken, Grant, Prebuilt, Ready
 from shared.wire.peers import Received
 
-LEASE_BITS = 32
-
 
 class Transfers:
-    """Owns granted hand-offs. `held`: revoked hand-offs, kept until no pull writes to their pages."""
+    """Owns granted hand-offs."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
-        self._receivers = receivers
-        self._pulls: TransferJobs[tuple[HandoffIn, Ready], None] = TransferJobs(ctx.core.engine)
-        self._tidying: TransferJobs[str, None] = TransferJobs(ctx.core.engine)
-        self._num_leases = 0
+        self._leases = Leases(ctx.facts.epoch)
         self._num_layers = num_layers(ctx.core.pool.planes)
         self.groups = GroupsIn(ctx, receivers)
         self.open: dict[RequestKey, HandoffIn] = {}
-        self.held: list[tuple[HandoffIn, float]] = []
+        self.copies: PageCopies[HandoffIn] = PageCopies(ctx, receivers, "pull")
 
     def add(self, waiting: WaitingOffer, cached_prefix_len: int, now: float) -> HandoffIn:
         req = waiting.request
@@ -49,7 +45,7 @@ class Transfers:
             request=req,
             source=waiting.source,
             transport=waiting.transport,
-            lease=self._next_lease(),
+            lease=self._leases.next(),
             row=req.row,
             ranges=PageRanges(req.num_tokens, cached_prefix_len, self._ctx.core.settings.page_size, self._num_layers),
             since=now,
@@ -62,12 +58,6 @@ class Transfers:
             self.groups.meet(waiting.source, waiting.transport)
         self._ctx.outbox.send(waiting.source, grant)
         return handoff
-
-    def _next_lease(self) -> int:
-        """Return a number that no lease has had in any epoch, so late messages can't match a newer lease."""
-        self._num_leases += 1
-        epoch = self._ctx.facts.epoch & ((1 << LEASE_BITS) - 1)
-        return epoch << LEASE_BITS | self._num_leases
 
     def find(self, source: str, key: RequestKey, lease: int) -> HandoffIn | None:
         handoff = self.open.get(key)
@@ -90,16 +80,7 @@ class Transfers:
         if self.groups.carries(handoff.transport):
             self.groups.fetch(handoff, ready)
         else:
-            self._pull(handoff, ready, received.frames)
-
-    def _pull(self, handoff: HandoffIn, ready: Ready, frames: Frames) -> None:
-        receiver = self._receivers[handoff.transport]
-        own = self._ctx.core.pages_of(handoff.row)
-        target = own[ready.first_page : ready.first_page + len(ready.pages)].copy()
-        handoff.num_pulling += 1
-        self._pulls.launch(
-            (handoff, ready), lambda: receiver.pull(ready, frames, target), "pull", after_newest_step=True
-        )
+            self.copies.launch(handoff, handoff.transport, ready, received.frames)
 
     def prebuilt(self, handoff: HandoffIn, record: Prebuilt, now: float) -> None:
         """Keep the record. Raise HandoffFailed if the record doesn't fit the request or the vocabulary."""
@@ -125,20 +106,18 @@ class Transfers:
             if isinstance(fetched.staging, HandoffFailed):
                 failed.append((handoff, fetched.staging))
             else:
-                self._pull(handoff, fetched.ready, fetched.staging)
-        for done in self._pulls.take_done():
-            handoff, ready = done.tag
-            handoff.num_pulling -= 1
+                self.copies.launch(handoff, handoff.transport, fetched.ready, fetched.staging)
+        for handoff, ready, error in self.copies.take_done():
             handoff.touched = now
-            if done.error is not None:
-                failed.append((handoff, done.error))
+            if error is not None:
+                failed.append((handoff, error))
                 continue
             self._count(handoff, ready)
             if handoff.ranges.complete:
                 handoff.complete_since = now
                 self._ctx.metrics.observe_queue(QueueStage.TRANSFER, now - handoff.since)
-        self._tidying.take_done()
-        self._release_held(now)
+        for since in self.copies.free_held():
+            self._ctx.metrics.observe("time_to_free_seconds", now - since)
         return failed
 
     def _count(self, handoff: HandoffIn, ready: Ready) -> None:
@@ -163,23 +142,12 @@ class Transfers:
     def revoked(self, key: RequestKey, row: int, now: float) -> HandoffIn | None:
         """Forget the hand-off. `row` becomes free when no pull writes to its pages."""
         handoff = self.open.pop(key, None)
-        if handoff is not None:
-            self.groups.forget(handoff)
-        if handoff is None or not handoff.num_pulling:
+        if handoff is None:
             self._ctx.core.scheduler.release_held(row)
-            return handoff
-        self.held.append((handoff, now))
+            return None
+        self.groups.forget(handoff)
+        self.copies.end(handoff, now)
         return handoff
-
-    def _release_held(self, now: float) -> None:
-        for handoff, since in [entry for entry in self.held if not entry[0].num_pulling]:
-            self._ctx.core.scheduler.release_held(handoff.row)
-            self._ctx.metrics.observe("time_to_free_seconds", now - since)
-        self.held = [entry for entry in self.held if entry[0].num_pulling]
 
     def of_source(self, source: str) -> list[HandoffIn]:
         return [handoff for handoff in self.open.values() if handoff.source == source]
-
-    def forget_dead(self) -> None:
-        for name, receiver in self._receivers.items():
-            self._tidying.launch(name, receiver.forget_dead, "forget_dead")

@@ -5,27 +5,23 @@ time by our clock = time by the router's clock + lead of our clock when Welcome 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from shared.core.errors import BatonError, DeadlineExceeded, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.node.context import NodeContext
 from shared.node.routers.lives import local_time
+from shared.node.spent_tickets import SpentTickets
 from shared.observe.metric_names import REFUSED_PREFIX, REFUSED_TICKET
 from shared.wire.messages import Offer
 from shared.wire.tickets import is_genuine
 
-MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # time from a used ticket's deadline until it is forgotten: a later Welcome may move the deadline
-
 
 class Vouchers:
-    """Owned by Prealloc. `_spent`: the requests of the newest MAX_SPENT used tickets."""
+    """Owned by Prealloc."""
 
     def __init__(self, ctx: NodeContext) -> None:
         self._ctx = ctx
-        self._spent: OrderedDict[RequestKey, float] = OrderedDict()
+        self.spent: SpentTickets[RequestKey] = SpentTickets()
 
     def refusal(self, req: Request, offer: Offer, source: str, now: float) -> BatonError | None:
         """Return why an Offer is refused; None if its ticket is valid or its router is not known yet.
@@ -38,7 +34,7 @@ class Vouchers:
         ticket = offer.ticket
         if ticket is None or not is_genuine(word.key, req.key, source, ticket):
             return self._refuse(source, "an Offer without a router's ticket")
-        if req.key in self._spent:
+        if req.key in self.spent:
             return self._refuse(source, "an Offer whose ticket was used before")
         if len(req.prompt_ids) + req.sampling.max_tokens > ticket.most_tokens:
             return self._refuse(source, "an Offer of more tokens than its ticket allows")
@@ -49,11 +45,9 @@ class Vouchers:
         return None
 
     def spend(self, req: Request, offer: Offer, now: float) -> None:
-        while self._spent and (len(self._spent) >= MAX_SPENT or next(iter(self._spent.values())) < now):
-            self._spent.popitem(last=False)
         word, ticket = self._ctx.routers.word_of(req.key), offer.ticket
         assert word is not None and ticket is not None
-        self._spent[req.key] = local_time(word, ticket.deadline_ms, now) + KEPT_LONGER_S
+        self.spent.spend(req.key, local_time(word, ticket.deadline_ms, now), now)
 
     def _refuse(self, source: str, why: str) -> HandoffFailed:
         self._ctx.metrics.count(f"{REFUSED_PREFIX}{REFUSED_TICKET}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
+from prefill_node.send_queue import Sending
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.sched.events import ChunkLaunched, PrefillDone
-from shared.transfer.interface import PageSender
 from shared.wire.tickets import Ticket
 
 
@@ -28,14 +27,11 @@ class HandoffOut:
     touched: float = 0.0  # time of the last message to or from the peer
     heard_at: float | None = None  # time of the peer's last answer; None before any
     offered: list[str] = field(default_factory=list)
-    lease: int = 0
-    sender: PageSender | None = None  # None until granted
+    grant: Sending | None = None  # None until granted
     next_page: int = 0
     layers_end: int = 0
     launched: list[ChunkLaunched] = field(default_factory=list)  # chunks launched before the Grant
     num_final_tokens: int = 0
-    num_describing: int = 0  # page sets that the transfer stream is describing
-    untaken: deque[int] = field(default_factory=deque)  # see unread.Sent
     record: PrefillDone | None = None
     record_sent: bool = False
     done_at: float = 0.0
@@ -43,6 +39,12 @@ class HandoffOut:
     @property
     def key(self) -> RequestKey:
         return self.request.key
+
+    @property
+    def sending(self) -> Sending:
+        """The hand-off must have been granted."""
+        assert self.grant is not None
+        return self.grant
 
     @property
     def silent_since(self) -> float:

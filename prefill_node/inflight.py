@@ -9,36 +9,24 @@ A step's first layers are sent while the step computes later ones. Pages stay pi
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 from prefill_node.handoff_out import HandoffOut
-from prefill_node.unread import Unread, take
+from prefill_node.send_queue import Sending, SendQueue
+from prefill_node.unread import Unread
 from shared.core.errors import HandoffFailed
 from shared.core.keys import RequestKey
-from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.manager import page_count
 from shared.model.interface import LayerMarks
 from shared.node.context import NodeContext
 from shared.node.convert import prebuilt_of
 from shared.sched.events import ChunkLaunched
-from shared.transfer.interface import READY_BYTES, WHOLE, PageList, PageSender, PageSet, Part
+from shared.transfer.interface import WHOLE, PageList, PageSender, Part
 from shared.wire.codec import to_wire
 from shared.wire.messages import Grant, Ready
 
 RENEWALS_PER_LEASE = 4
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Waiting:
-    """Pages that wait to be described. pages[0] is page `first` of the request."""
-
-    handoff: HandoffOut
-    first: int
-    pages: PageList
-    part: Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,11 +44,9 @@ class Inflight:
     def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender], unread: Unread) -> None:
         self._ctx = ctx
         self._senders = senders
-        self._jobs: TransferJobs[tuple[HandoffOut, int], PageSet] = TransferJobs(ctx.core.engine)
         self._computing: list[Computing] = []
-        self._waiting: deque[Waiting] = deque()  # page sets that wait in this order for room at their peers
-        self._unread = unread
         self.granted: dict[RequestKey, HandoffOut] = {}
+        self.queue: SendQueue[HandoffOut] = SendQueue(ctx, unread, self.granted, lambda handoff: handoff.key)
 
     def add(self, handoff: HandoffOut, grant: Grant, now: float) -> None:
         """Start the transfer. Raise HandoffFailed for an impossible grant."""
@@ -71,7 +57,7 @@ class Inflight:
         num_tokens = handoff.request.num_tokens - (handoff.record is not None)
         if grant.cached_prefix_len % page_size or grant.cached_prefix_len >= num_tokens:
             raise HandoffFailed(f"granted with an impossible {grant.cached_prefix_len} cached tokens")
-        handoff.sender, handoff.lease = sender, grant.lease
+        handoff.grant = Sending(grant.lease, sender)
         handoff.next_page = grant.cached_prefix_len // page_size
         handoff.since = handoff.touched = now
         self.granted[handoff.key] = handoff
@@ -89,7 +75,7 @@ class Inflight:
         if handoff.record is not None and not handoff.record_sent:
             handoff.record_sent = True
             handoff.touched = now
-            self._ctx.outbox.send(handoff.peer, prebuilt_of(handoff.record, handoff.lease))
+            self._ctx.outbox.send(handoff.peer, prebuilt_of(handoff.record, handoff.sending.lease))
 
     def _describe_final(self, handoff: HandoffOut) -> None:
         kv = self._ctx.core.kv
@@ -101,41 +87,15 @@ class Inflight:
         for stop, part in ((ahead, Part(ends[-1]) if ends else WHOLE), (end, WHOLE)):
             if handoff.next_page < stop:
                 pages = kv.rows.pages_of(handoff.request.row)[handoff.next_page : stop].copy()
-                self._describe(handoff, handoff.next_page, pages, part)
+                self.queue.add(handoff, handoff.next_page, pages, part)
                 handoff.next_page = stop
 
-    def _describe(self, handoff: HandoffOut, first: int, pages: PageList, part: Part) -> None:
-        where = part.bytes_in(self._ctx.core.pool.planes)
-        most = max(1, READY_BYTES // (where.stop - where.start))
-        for start in range(0, len(pages), most):
-            self._waiting.append(Waiting(handoff, first + start, pages[start : start + most], part))
-
     def _launch_waiting(self, now: float) -> None:
-        """Start to describe waiting page sets, in order. Skip peers that must read earlier frames first."""
-        entries, self._waiting = self._waiting, deque()
-        # Peers without room. Their later page sets wait, or small sets could overtake a large one forever.
-        full: set[str] = set()
-        for entry in entries:
-            handoff, sender = entry.handoff, entry.handoff.sender
-            if sender is None or self.granted.get(handoff.key) is not handoff:
-                continue
-            num_bytes = self._frame_bytes(entry, sender)
-            if handoff.peer in full or not self._unread.has_room(handoff, sender, num_bytes, self.granted.values()):
-                full.add(handoff.peer)
-                self._waiting.append(entry)
-                continue
-            self._unread.begin(handoff, num_bytes)
-            handoff.num_describing += 1
+        for handoff in self.queue.launch():
             handoff.touched = now
-            job = partial(sender.describe, entry.pages, entry.part)
-            self._jobs.launch((handoff, entry.first), job, f"describe({entry.first})")
-
-    def _frame_bytes(self, entry: Waiting, sender: PageSender) -> int:
-        where = entry.part.bytes_in(self._ctx.core.pool.planes)
-        return len(entry.pages) * (where.stop - where.start) if sender.is_inline else 0
 
     def taken(self, handoff: HandoffOut, now: float) -> None:
-        if take(handoff):
+        if handoff.sending.take():
             handoff.touched = now
 
     # ---- layers sent while later layers are computed
@@ -162,27 +122,21 @@ class Inflight:
             if self.granted.get(entry.handoff.key) is not entry.handoff or marks.events[index].error is not None:
                 return None  # the hand-off has ended, or its failed step will end it
             before = marks.ends[index - 1] if index else 0
-            self._describe(entry.handoff, entry.first, entry.pages, Part(before, marks.ends[index] - before))
+            self.queue.add(entry.handoff, entry.first, entry.pages, Part(before, marks.ends[index] - before))
             index += 1
         return replace(entry, waits_for=index) if index < len(marks.ends) else None
 
     def poll(self, now: float) -> list[tuple[RequestKey, HandoffFailed]]:
         self._describe_computed()
         failed = []
-        for done in self._jobs.take_done():
-            handoff, first_page = done.tag
-            handoff.num_describing -= 1
-            self._unread.described(handoff.peer, done.value)
-            if self.granted.get(handoff.key) is not handoff:
-                continue  # the hand-off has ended: its pages may have a new owner
-            if done.value is None:
-                failed.append((handoff.key, HandoffFailed(f"pages from {first_page} on: {done.error}")))
+        for done in self.queue.take_done():
+            handoff = done.sent
+            if done.page_set is None:
+                failed.append((handoff.key, HandoffFailed(f"pages from {done.first} on: {done.error}")))
                 continue
-            page_set = done.value
-            ready = page_set.ready(to_wire(handoff.key), handoff.lease, first_page)
-            self._ctx.outbox.send(handoff.peer, ready, page_set.frames)
+            ready = done.page_set.ready(to_wire(handoff.key), handoff.sending.lease, done.first)
+            self._ctx.outbox.send(handoff.peer, ready, done.page_set.frames)
             handoff.touched = now
-        self._unread.take_read()
         self._launch_waiting(now)
         return failed + self._stalled(now)
 
@@ -190,7 +144,7 @@ class Inflight:
         """Renew the leases of unfinished prompts. Return hand-offs whose record got no answer within `lease_s`."""
         lease_s, failed = self._ctx.facts.lease_s, []
         for handoff in self.granted.values():
-            if handoff.record_sent and not handoff.num_describing:
+            if handoff.record_sent and not handoff.sending.num_describing:
                 if now - handoff.touched > lease_s:
                     failed.append((handoff.key, HandoffFailed(f"{handoff.peer} did not install it in {lease_s:g} s")))
             elif now - handoff.touched > lease_s / RENEWALS_PER_LEASE:
@@ -203,7 +157,7 @@ def renewal(handoff: HandoffOut) -> Ready:
     """Return a Ready that has no pages, and only renews the lease."""
     return Ready(
         key=to_wire(handoff.key),
-        lease=handoff.lease,
+        lease=handoff.sending.lease,
         first_page=handoff.next_page,
         pages=[],
         generations=[],

@@ -8,23 +8,23 @@ that deadline.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 
-from prefill_node.unread import Unread, take
+from prefill_node.send_queue import Sending, SendQueue
+from prefill_node.unread import Unread
 from shared.core.errors import HandoffFailed
+from shared.core.keys import RequestKey
 from shared.core.page_identity import KEY_BYTES, identities, prefix_keys
-from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.prefix_cache import PrefixCache
 from shared.node.context import NodeContext
 from shared.node.routers.lives import local_time
+from shared.node.spent_tickets import SpentTickets
 from shared.observe.metric_names import REFUSED_PREFIX, REFUSED_TICKET
 from shared.sched.page_budget import LoanName
-from shared.transfer.interface import READY_BYTES, PageList, PageSender, PageSet
+from shared.transfer.interface import PageSender
 from shared.transfer.transports import choose_transport
 from shared.wire.codec import key_of
 from shared.wire.fitting import REPORTED_ONLY
@@ -37,8 +37,6 @@ MOST_LENT_TO_ONE = 0.125  # share that one peer's loans may pin; a peer's only l
 LONGEST_S = 10.0
 LATER_S = 1.0  # time that a loan lasts after the peer's wait, because messages may be on their way
 OWN_NEED = "its own requests need the pages"
-MAX_SPENT = 1 << 16
-KEPT_LONGER_S = 60.0  # time from a used ticket's deadline until it is forgotten: a later Welcome may move the deadline
 
 
 @dataclass(slots=True, eq=False)
@@ -47,18 +45,13 @@ class Loan:
 
     key: Key
     peer: str
-    lease: int
     num_pages: int
-    sender: PageSender
     until: float
-    untaken: deque[int] = field(default_factory=deque)  # see unread.Sent
+    sending: Sending
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Waiting:
-    loan: Loan
-    first: int
-    pages: PageList
+    @property
+    def name(self) -> LoanName:
+        return self.peer, self.sending.lease
 
 
 class Loans:
@@ -67,11 +60,9 @@ class Loans:
     def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender], unread: Unread) -> None:
         self._ctx = ctx
         self._senders = senders
-        self._unread = unread
-        self._jobs: TransferJobs[tuple[Loan, int], PageSet] = TransferJobs(ctx.core.engine)
-        self._waiting: deque[Waiting] = deque()
-        self._spent: OrderedDict[tuple[str, int, str, int], float] = OrderedDict()
+        self._spent: SpentTickets[RequestKey] = SpentTickets()
         self.open: dict[LoanName, Loan] = {}  # by (peer, lease)
+        self.queue: SendQueue[Loan] = SendQueue(ctx, unread, self.open, lambda loan: loan.name)
 
     # ---- messages
 
@@ -80,7 +71,7 @@ class Loans:
             self._end((peer, message.lease))
         elif isinstance(message, FramesTaken):
             if (loan := self.open.get((peer, message.lease))) is not None:
-                take(loan)
+                loan.sending.take()
         elif (peer, message.lease) not in self.open:  # otherwise the Pull is a duplicate
             try:
                 self._lend(peer, message, now)
@@ -93,7 +84,7 @@ class Loans:
         """Pin the requested pages that are cached. Raise HandoffFailed if no page may be lent."""
         cache, facts = self._ctx.core.kv.cache, self._ctx.facts
         until = self._vouched_until(peer, pull, now)
-        if self._ctx.draining or not isinstance(cache, PrefixCache) or not cache.enabled:
+        if self._ctx.leaving or not isinstance(cache, PrefixCache) or not cache.enabled:
             raise HandoffFailed("this node lends nothing now")
         if differs := other_pages(facts.fingerprint, pull.fingerprint):
             raise HandoffFailed(f"{differs} differs")
@@ -109,12 +100,13 @@ class Loans:
             cache.unlock(match.lock)
             raise HandoffFailed(why)
         until = min(until, now + min(LONGEST_S, pull.within_ms / 1000) + LATER_S)
-        loan = Loan(pull.key, peer, pull.lease, len(match.pages), self._senders[transport], until)
-        self.open[peer, pull.lease] = loan
-        self._ctx.core.scheduler.budget.lend((peer, pull.lease), match.lock)
+        loan = Loan(pull.key, peer, len(match.pages), until, Sending(pull.lease, self._senders[transport]))
+        self.open[loan.name] = loan
+        self._ctx.core.scheduler.budget.lend(loan.name, match.lock)
         self._ctx.metrics.count("loans")
         self._ctx.outbox.send(peer, Lent(pull.key, pull.lease, len(match.pages), transport, ""), back=True)
-        self._queue(loan, pull.first_page, match.pages[pull.first_page :])
+        self.queue.add(loan, pull.first_page, match.pages[pull.first_page :])
+        self.queue.launch()
 
     def _vouched_until(self, peer: str, pull: Pull, now: float) -> float:
         """Return the time when the ticket ends. Each ticket allows one loan."""
@@ -129,12 +121,10 @@ class Loans:
         ends = local_time(word, ticket.deadline_ms, now)
         if ends < now:
             raise HandoffFailed("the ticket of the pull has expired")
-        whole = (key.router_id, key.router_epoch, key.rid, key.attempt)
+        whole = key.sibling(0)
         if whole in self._spent:
             raise self._refuse(peer, "a Pull whose ticket was used before")
-        while self._spent and (len(self._spent) >= MAX_SPENT or next(iter(self._spent.values())) < now):
-            self._spent.popitem(last=False)
-        self._spent[whole] = ends + KEPT_LONGER_S
+        self._spent.spend(whole, ends, now)
         return ends
 
     def _refuse(self, peer: str, why: str) -> HandoffFailed:
@@ -171,44 +161,16 @@ class Loans:
             return OWN_NEED
         return ""
 
-    # ---- describing
-
-    def _queue(self, loan: Loan, first: int, pages: PageList) -> None:
-        most = max(1, READY_BYTES // self._ctx.core.pool.page_bytes)
-        for start in range(0, len(pages), most):
-            self._waiting.append(Waiting(loan, first + start, pages[start : start + most]))
-        self._launch_waiting()
-
-    def _launch_waiting(self) -> None:
-        entries, self._waiting = self._waiting, deque()
-        full: set[str] = set()
-        for entry in entries:
-            loan = entry.loan
-            if self.open.get((loan.peer, loan.lease)) is not loan:
-                continue
-            num_bytes = len(entry.pages) * self._ctx.core.pool.page_bytes if loan.sender.is_inline else 0
-            if loan.peer in full or not self._unread.has_room(loan, loan.sender, num_bytes, self.open.values()):
-                full.add(loan.peer)
-                self._waiting.append(entry)
-                continue
-            self._unread.begin(loan, num_bytes)
-            self._jobs.launch((loan, entry.first), partial(loan.sender.describe, entry.pages), f"lend({entry.first})")
-
     def poll(self, now: float) -> None:
-        for done in self._jobs.take_done():
-            loan, first = done.tag
-            self._unread.described(loan.peer, done.value)
-            if self.open.get((loan.peer, loan.lease)) is not loan:
-                continue  # the loan has ended: its pages may have a new owner
-            if done.value is None:
-                failed = Lent(loan.key, loan.lease, 0, "", f"pages from {first} on failed")
-                self._ctx.outbox.send(loan.peer, failed, back=True)
-                self._end((loan.peer, loan.lease))
+        for done in self.queue.take_done():
+            loan = done.sent
+            if done.page_set is None:
+                self._say_no(loan, f"pages from {done.first} on failed")
+                self._end(loan.name)
                 continue
-            ready = done.value.ready(loan.key, loan.lease, first)
-            self._ctx.outbox.send(loan.peer, ready, done.value.frames, back=True)
-        self._unread.take_read()
-        self._launch_waiting()
+            ready = done.page_set.ready(loan.key, loan.sending.lease, done.first)
+            self._ctx.outbox.send(loan.peer, ready, done.page_set.frames, back=True)
+        self.queue.launch()
         for name in [name for name, loan in self.open.items() if loan.until <= now]:
             self._ctx.metrics.count("loans_expired")
             self._end(name)
@@ -223,7 +185,10 @@ class Loans:
     def gave_way(self, name: LoanName) -> None:
         loan = self.open.pop(name)
         self._ctx.metrics.count("loans_gave_way")
-        self._ctx.outbox.send(loan.peer, Lent(loan.key, loan.lease, 0, "", OWN_NEED), back=True)
+        self._say_no(loan, OWN_NEED)
+
+    def _say_no(self, loan: Loan, why: str) -> None:
+        self._ctx.outbox.send(loan.peer, Lent(loan.key, loan.sending.lease, 0, "", why), back=True)
 
     def end_all(self) -> None:
         for name in list(self.open):

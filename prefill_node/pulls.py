@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.request import Request, TokenIds
-from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.prefix_cache import PrefixCache
 from shared.node.context import NodeContext
+from shared.node.leases import Leases
+from shared.node.page_copies import PageCopies
 from shared.observe.metric_names import PULL_PREFIX
 from shared.transfer.interface import WHOLE, PageReceiver, part_of, require_frames
 from shared.wire.codec import key_of
@@ -26,7 +27,6 @@ from shared.wire.messages import FramesTaken, Generate, Key, Lent, Pull, Ready, 
 from shared.wire.peers import Received, peer_name
 from shared.wire.ranges import MAX_PULL_TOKENS
 
-LEASE_BITS = 32
 MOST_PULLS, MOST_OF_ONE_SOURCE = 32, 8
 MOST_PINNED = 0.5  # share of the pool's pages that pulls may reserve
 LONGEST_S = 10.0
@@ -58,19 +58,16 @@ class PrefixPull:
 
 
 class Pulls:
-    """Owns pulls. `held`: ended pulls, kept until no copy writes into their rows."""
+    """Owns pulls."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
-        self._receivers = receivers
-        self._jobs: TransferJobs[tuple[PrefixPull, Ready], None] = TransferJobs(ctx.core.engine)
-        self._tidying: TransferJobs[str, None] = TransferJobs(ctx.core.engine)
-        self._num_leases = 0
+        self._leases = Leases(ctx.facts.epoch)
         self._shunned: dict[str, float] = {}  # source -> time until which it is not asked
         self._sources: set[str] = set()  # asked sources that are not known to be gone
         self._by_request: dict[RequestKey, PrefixPull] = {}
         self.open: dict[int, PrefixPull] = {}  # by lease
-        self.held: list[PrefixPull] = []
+        self.copies: PageCopies[PrefixPull] = PageCopies(ctx, receivers, "pull prefix")
 
     def begin(self, generate: Generate, req: Request, now: float) -> str | None:
         """Request pages from the source that the router named. Return the source; None if no pull has begun."""
@@ -97,7 +94,7 @@ class Pulls:
             return None
         prefixes.begin(req, pages=slice(first, source.num_pages))
         until = now + min(LONGEST_S, source.within_ms / 1000)
-        pull = PrefixPull(generate.key, req, peer, self._next_lease(), now, until, first, source.num_pages, keys)
+        pull = PrefixPull(generate.key, req, peer, self._leases.next(), now, until, first, source.num_pages, keys)
         self.open[pull.lease] = self._by_request[req.key] = pull
         req.awaits_prefix = True
         self._sources.add(peer)
@@ -118,7 +115,7 @@ class Pulls:
             within_ms=source.within_ms,
             fingerprint=facts.fingerprint,
             host_id=facts.host_id,
-            transports=list(self._receivers),
+            transports=list(self.copies.receivers),
             adapter=generate.adapter,
             cache_salt=generate.cache_salt,
             ticket=source.ticket,
@@ -134,18 +131,12 @@ class Pulls:
         wanted."""
         cache = self._ctx.core.kv.cache
         has_cache = isinstance(cache, PrefixCache) and cache.enabled
-        return has_cache and bool(self._receivers) and req.first_unscored is None
+        return has_cache and bool(self.copies.receivers) and req.first_unscored is None
 
     def _num_cached(self, keys: TokenIds) -> int:
         match = self._ctx.core.kv.cache.match(keys, len(keys), "a look before a pull")
         self._ctx.core.kv.cache.unlock(match.lock)
         return len(match.pages)
-
-    def _next_lease(self) -> int:
-        """Return a number that no pull has had in any epoch, so late messages can't match a newer pull."""
-        self._num_leases += 1
-        epoch = self._ctx.facts.epoch & ((1 << LEASE_BITS) - 1)
-        return epoch << LEASE_BITS | self._num_leases
 
     # ---- the source's answers
 
@@ -168,7 +159,7 @@ class Pulls:
             return
         if pull.row:
             return  # this answer has come before
-        if not pull.first < lent.num_pages <= pull.num_pages or lent.transport not in self._receivers:
+        if not pull.first < lent.num_pages <= pull.num_pages or lent.transport not in self.copies.receivers:
             raise HandoffFailed(f"an invalid loan: {lent.num_pages} pages by {lent.transport!r}")
         row = self._reserve(pull, lent.num_pages)
         if row is None:
@@ -183,7 +174,8 @@ class Pulls:
         waiting = [req for req in scheduler.waiting if req.may_begin]
         if waiting and kv.rows.num_free <= len(waiting) + 1:
             return None
-        pinned = sum(other.num_pages - other.first for other in [*self.open.values(), *self.held] if other.row)
+        pulls = [*self.open.values(), *(pull for pull, _ in self.copies.held)]
+        pinned = sum(other.num_pages - other.first for other in pulls if other.row)
         if pinned + num_pages - pull.first > MOST_PINNED * kv.allocator.num_total:
             return None
         keep_free = scheduler.capacity.wanted()
@@ -207,34 +199,24 @@ class Pulls:
         if not pull.claimed.isdisjoint(pages):
             raise HandoffFailed(f"pages {pages.start}..{pages.stop - 1} overlap others that came before")
         pull.claimed.update(pages)
-        receiver, frames = self._receivers[pull.transport], received.frames
-        target = self._ctx.core.pages_of(pull.row)[pages.start : pages.stop].copy()
-        pull.num_pulling += 1
-        self._jobs.launch(
-            (pull, ready), lambda: receiver.pull(ready, frames, target), "pull prefix", after_newest_step=True
-        )
+        self.copies.launch(pull, pull.transport, ready, received.frames)
 
     # ---- one round
 
     def poll(self, now: float) -> None:
-        for done in self._jobs.take_done():
-            pull, ready = done.tag
-            pull.num_pulling -= 1
+        for pull, ready, error in self.copies.take_done():
             if self.open.get(pull.lease) is not pull:
                 continue
-            if done.error is not None:
-                self._give_up(pull, "failed", done.error.message, now)
+            if error is not None:
+                self._give_up(pull, "failed", error.message, now)
                 continue
             pull.num_arrived += len(ready.pages)
             if pull.num_arrived == pull.num_pages - pull.first:
                 self._complete(pull, now)
-        self._tidying.take_done()
         for pull in [pull for pull in self.open.values() if pull.until <= now]:
             self._shun(pull.source, now)
             self._give_up(pull, "late", "computing is faster now", now)
-        for pull in [pull for pull in self.held if not pull.num_pulling]:
-            self._ctx.core.scheduler.release_held(pull.row)
-        self.held = [pull for pull in self.held if pull.num_pulling]
+        self.copies.free_held()
 
     def _complete(self, pull: PrefixPull, now: float) -> None:
         """Put the pages into the prefix cache, where the pull's request finds them."""
@@ -254,11 +236,8 @@ class Pulls:
 
     def _drop(self, pull: PrefixPull, outcome: str, now: float) -> None:
         self._over(pull, outcome, now)
-        if pull.row and pull.num_pulling:
+        if pull.row and not self.copies.end(pull, now):
             self._ctx.core.scheduler.budget.hold_pulled(pull.row)
-            self.held.append(pull)
-        elif pull.row:
-            self._ctx.core.scheduler.release_held(pull.row)
 
     def _over(self, pull: PrefixPull, outcome: str, now: float) -> None:
         del self.open[pull.lease], self._by_request[pull.request.key]
@@ -297,8 +276,7 @@ class Pulls:
             self._drop(pull, "lost", pull.until)
         if peer in self._sources:
             self._sources.discard(peer)
-            for name, receiver in self._receivers.items():
-                self._tidying.launch(name, receiver.forget_dead, "forget_dead")
+            self.copies.forget_dead()
 
     @property
     def wakes_at(self) -> float:

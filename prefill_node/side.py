@@ -136,8 +136,7 @@ class PrefillSide:
             self._ctx.metrics.observe("handoff_seconds", now - handoff.done_at)
             # The cost excludes the wait for memory: prompts without a hand-off wait for memory, too.
             self._ctx.metrics.observe("handoff_cost_seconds", now - max(handoff.done_at, handoff.since))
-            assert handoff.sender is not None
-            self.choice.measured(peer, handoff.sender.name, now - handoff.done_at)
+            self.choice.measured(peer, handoff.sending.sender.name, now - handoff.done_at)
         self._ctx.metrics.observe_queue(QueueStage.INFLIGHT, now - handoff.since)
         del self.inflight.granted[handoff.key]
         self._ctx.core.scheduler.complete_handoff(handoff.key)
@@ -147,7 +146,7 @@ class PrefillSide:
 
     def _taken(self, peer: str, message: FramesTaken, now: float) -> None:
         handoff = self.inflight.granted.get(key_of(message.key))
-        if handoff is not None and handoff.peer == peer and handoff.lease == message.lease:
+        if handoff is not None and handoff.peer == peer and handoff.sending.lease == message.lease:
             self.inflight.taken(handoff, now)
         else:
             self.loans.receive(peer, message, now)
@@ -168,7 +167,7 @@ class PrefillSide:
     def _inflight_of(self, peer: str, message: Installed | Failed) -> HandoffOut | None:
         key = key_of(message.key)
         handoff = self.inflight.granted.get(key)
-        if handoff is not None and handoff.peer == peer and handoff.lease == message.lease:
+        if handoff is not None and handoff.peer == peer and handoff.sending.lease == message.lease:
             return handoff
         self._ctx.drop_late(peer, f"{type(message).__name__} of an unknown lease", key)
         return None
@@ -269,7 +268,7 @@ class PrefillSide:
 
     @property
     def holds_rows(self) -> bool:
-        return bool(self.pulls.held)
+        return bool(self.pulls.copies.held)
 
     def leave(self) -> None:
         self.loans.end_all()
@@ -282,6 +281,6 @@ class PrefillSide:
 
     def _fail(self, key: RequestKey, error: BatonError) -> None:
         handoff = self.inflight.granted.get(key)
-        if handoff is not None and handoff.sender is not None and isinstance(error, HandoffFailed):
-            self.choice.failed(handoff.peer, handoff.sender.name)
+        if handoff is not None and isinstance(error, HandoffFailed):
+            self.choice.failed(handoff.peer, handoff.sending.sender.name)
         self._ctx.core.fail(key, error)

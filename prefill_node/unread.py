@@ -10,29 +10,13 @@ from __future__ import annotations
 
 import queue
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable
 
 from shared.transfer.interface import PageSender, PageSet
 
 SHARES = 4  # one peer may hold 1/SHARES of the blocks
-UNTAKEN_BYTES = 24 << 20  # per peer; a peer closes a connection with 80 MiB unread (shared/wire/watch.py)
-
-
-class Sent(Protocol):
-    """A hand-off or a loan. `untaken`: frame bytes of each Ready that the peer has not taken, in order."""
-
-    peer: str
-    untaken: deque[int]
-
-
-def take(sent: Sent) -> bool:
-    """Drop the oldest Ready, which the peer has taken. Return False if there is none."""
-    if not sent.untaken:
-        return False
-    sent.untaken.popleft()
-    return True
+UNTAKEN_BYTES = 24 << 20  # per peer; a peer closes a connection with 80 MiB unread (shared/wire/zeromq/watch.py)
 
 
 class Unread:
@@ -43,23 +27,20 @@ class Unread:
         self._num: Counter[str] = Counter()  # by peer: page sets that are not read yet
         self._read: queue.SimpleQueue[str] = queue.SimpleQueue()  # peers that have read a set; filled on any thread
 
-    def has_room(self, sent: Sent, sender: PageSender, num_bytes: int, others: Iterable[Sent]) -> bool:
-        """Return whether a page set with `num_bytes` of frames may go to the peer of `sent`.
+    def has_room(self, peer: str, sender: PageSender, untaken: int, num_bytes: int) -> bool:
+        """Return whether a page set with `num_bytes` of frames may go to a peer with `untaken` bytes.
 
-        `others`: all open hand-offs, or all open loans. A peer without untaken frames gets a set of any size. Return
-        False without a free block: the transfer thread would wait."""
-        untaken = sum(sum(other.untaken) for other in others if other.peer == sent.peer) if num_bytes else 0
+        A peer without untaken frames gets a set of any size. Return False without a free block: the transfer thread
+        would wait."""
         fits = not untaken or untaken + num_bytes <= UNTAKEN_BYTES
-        return fits and self._has_block(sent.peer, sender)
+        return fits and self._has_block(peer, sender)
 
     def _has_block(self, peer: str, sender: PageSender) -> bool:
         most = sender.num_blocks
         return not most or (self._num[peer] < max(1, most // SHARES) and self._num.total() < most)
 
-    def begin(self, sent: Sent, num_bytes: int) -> None:
-        self._num[sent.peer] += 1
-        if num_bytes:
-            sent.untaken.append(num_bytes)
+    def begin(self, peer: str) -> None:
+        self._num[peer] += 1
 
     def described(self, peer: str, page_set: PageSet | None) -> None:
         """Mark a page set as read. A set in a block is marked later, when the peer has read the block."""

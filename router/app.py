@@ -55,8 +55,8 @@ from shared.wire.codec import AT_ROUTER
 from shared.wire.descriptors import raise_limit
 from shared.wire.http_keys import read_key
 from shared.wire.keyring import KeyRing, ring_of_router
-from shared.wire.link import RouterLink
-from shared.wire.link_options import LinkOptions
+from shared.wire.zeromq.link import RouterLink
+from shared.wire.zeromq.link_options import LinkOptions
 
 RID_BYTES = 8
 NAME_BYTES = 2

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from shared.device.malloc import give_freed_memory_back
-from shared.wire.tcp import ProcessMemory
+from shared.observe.process_memory import ProcessMemory
 
 LOOK_S = 5.0
 LOOKS_BETWEEN = 6  # fewest checks between two returns, because a return stops all threads for up to 50 ms

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable
 
-from shared.wire.tcp import ProcessMemory
+from shared.observe.process_memory import ProcessMemory
 
 LOOK_S = 5.0
 LOOKS_BETWEEN = 12  # calls of is_due() between two short collections

@@ -55,8 +55,8 @@ from shared.node.graph_spec import GraphSpec, graphs_of
 from shared.node.load_options import load_options
 from shared.node.memory_plan import MemoryPlan, least_plan, plan_memory
 from shared.node.node import Node
+from shared.node.routers.dialled import Routers
 from shared.node.routers.early_peers import drop_early_messages
-from shared.node.routers.lives import Routers
 from shared.node.routers.sources import sources_of
 from shared.node.routers.watch import RouterWatch
 from shared.node.side import Side
@@ -76,8 +76,8 @@ from shared.transfer.transports import about_transports, available_transports, h
 from shared.wire.codec import WireLimits
 from shared.wire.descriptors import raise_limit
 from shared.wire.keyring import KeyRing, ring_of_node
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
+from shared.wire.zeromq.link import NodeLinks
+from shared.wire.zeromq.link_options import LinkOptions
 
 EXIT_FAILED = 1
 # limit on each part of a message to a prefill node from peers that dial it to ask for pages (Pull)

@@ -12,8 +12,9 @@ from shared.core.request import Request
 from shared.core.states import FinishReason
 from shared.device.cpu import do_nothing
 from shared.node.core import NodeCore
+from shared.node.departure import Departure
 from shared.node.mail import Outbox
-from shared.node.routers.lives import Routers
+from shared.node.routers.dialled import Routers
 from shared.node.tombstones import Tombstones
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
@@ -63,9 +64,7 @@ class NodeContext:
     cores: Callable[[], str] = str  # describes the CPU cores in use
     outbox: Outbox = field(default_factory=Outbox)
     ends: list[Ended] = field(default_factory=list)  # ends of requests that the scheduler doesn't know
-    draining: bool = False
-    then: str = ""  # the node's next step after draining (see Drain); empty: wait
-    move_at: float | None = None  # when routers move their unfinished requests, on this node's clock; None: never
+    leaving: Departure | None = None  # set: the node takes no new requests
     arrivals: int = 0
 
     def next_arrival(self) -> int:

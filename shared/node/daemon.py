@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from shared.core.errors import ConfigError, PeerUnreachable
 from shared.core.exit_codes import exit_code_after
 from shared.device.cpu import do_nothing
 from shared.node.cores import NodeCores
+from shared.node.departure import Departure
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
 from shared.node.routers.watch import RouterWatch
@@ -32,7 +34,7 @@ class Alarm(Protocol):
 
 
 class Links(Protocol):
-    """A node's connections: `shared.wire.link.NodeLinks`, or a simulated network."""
+    """A node's connections: `shared.wire.zeromq.link.NodeLinks`, or a simulated network."""
 
     @property
     def wakeup(self) -> Alarm: ...
@@ -78,7 +80,6 @@ class Daemon:
         self._cores = cores
         self._watch = watch or RouterWatch()
         self._signals = 0
-        self._drain_until = float("inf")
         self._unreachable: list[PeerClosed] = []
 
     def run(self) -> int:
@@ -92,7 +93,9 @@ class Daemon:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        return 0 if self._signals else exit_code_after(self._node.ctx.then)
+        leaving = self._node.ctx.leaving
+        assert leaving is not None
+        return 0 if self._signals else exit_code_after(leaving.then)
 
     def round(self) -> None:
         inbox = self._wait()
@@ -104,7 +107,7 @@ class Daemon:
         self._carry_out(self._node.go_on(now))
 
     def dial_routers(self) -> None:
-        for endpoint in self._node.ctx.routers.peers:
+        for endpoint in self._node.ctx.routers.dialled:
             self._links.dial(endpoint, endpoint)
 
     def _follow_list(self, now: float) -> None:
@@ -159,18 +162,19 @@ class Daemon:
         self._links.wakeup.set()
 
     def _note_signals(self) -> None:
-        if not self._signals or self._drain_until != float("inf"):
+        leaving = self._node.ctx.leaving or Departure()
+        if not self._signals or leaving.is_signalled:
             return
-        self._drain_until = self._clock() + self._drain_s
-        self._node.ctx.draining = True
+        self._node.ctx.leaving = replace(leaving, until=self._clock() + self._drain_s)
         self._node.next_heartbeat = 0.0
         self._log.info("draining", requests=len(self._node.ctx.core.requests), at_most_s=self._drain_s)
 
     @property
     def finished(self) -> bool:
-        if self._drain_until == float("inf"):
-            return bool(self._node.ctx.then) and self._node.idle
-        return self._node.idle or self._signals > 1 or self._clock() >= self._drain_until
+        leaving = self._node.ctx.leaving
+        if leaving is None:
+            return False
+        return self._signals > 1 or leaving.is_over(self._clock(), is_idle=self._node.idle)
 
     def say_goodbye(self) -> None:
         if not self._node.idle:

@@ -10,6 +10,7 @@ the side.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shared.core.errors import BatonError, IntegrityError, NodeDraining, Overloaded
 from shared.core.keys import RequestKey
@@ -18,8 +19,10 @@ from shared.core.states import FinishReason, QueueStage
 from shared.node.cache_teller import CacheTeller
 from shared.node.context import NodeContext
 from shared.node.convert import end_of, requests_of, run_of, scores_of, tokens_of
+from shared.node.departure import Departure
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.report import StepWatch, node_load
+from shared.node.routers.dialled import RouterState
 from shared.node.routers.lives import RouterLife
 from shared.node.routers.load_shares import LoadShares
 from shared.node.routers.membership import Membership
@@ -187,7 +190,7 @@ class Node:
     def _receive(self, inbound: Inbound, now: float) -> None:
         if isinstance(inbound, Received):
             self._receive_message(inbound, now)
-        elif inbound.peer not in self.ctx.routers.peers:
+        elif inbound.peer not in self.ctx.routers.dialled:
             if isinstance(inbound, PeerClosed):
                 self.side.peer_closed(inbound.peer, accepted=inbound.accepted)
             else:
@@ -198,7 +201,7 @@ class Node:
             self.membership.closed(inbound.peer, now, gave_up=inbound.gave_up)
 
     def _receive_message(self, received: Received, now: float) -> None:
-        message, from_router = received.message, received.peer in self.ctx.routers.peers
+        message, from_router = received.message, received.peer in self.ctx.routers.dialled
         if not from_router:
             self.side.receive(received, now)
         elif isinstance(message, Welcome):
@@ -229,9 +232,10 @@ class Node:
 
     def _drain(self, drain: Drain, now: float) -> None:
         """A later message may change the time limit."""
-        self.ctx.draining, self.ctx.then = True, drain.then
-        if drain.move_after_ms is not None:
-            self.ctx.move_at = now + drain.move_after_ms / 1000
+        leaving = self.ctx.leaving or Departure()
+        after_ms = drain.move_after_ms
+        move_at = leaving.move_at if after_ms is None else now + after_ms / 1000
+        self.ctx.leaving = replace(leaving, then=drain.then, move_at=move_at)
         self.next_heartbeat = now
 
     def _router_over(self, life: RouterLife) -> None:
@@ -242,7 +246,8 @@ class Node:
                 self._abort_one(key)
 
     def _generate(self, peer: str, generate: Generate, now: float) -> None:
-        key, life, rival = key_of(generate.key), self.ctx.routers.life(peer), self.ctx.routers.refused_for(peer)
+        key, session = key_of(generate.key), self.ctx.routers.dialled[peer].session
+        life, rival = session.life, session.rival
         if rival is not None:  # a router that hears of its refusal begins the request again
             self.membership.say_unwelcome(peer, rival)
             return
@@ -281,7 +286,7 @@ class Node:
             return ()
 
     def _refusal(self, requests: Sequence[Request]) -> BatonError | None:
-        if self.ctx.draining:
+        if self.ctx.leaving is not None:
             return NodeDraining(f"{self.ctx.facts.node_id} takes no new requests")
         if len(self.ctx.core.scheduler.waiting) + len(requests) > max(self.ctx.facts.max_waiting, len(requests)):
             return Overloaded(f"{self.ctx.facts.node_id} has too many requests waiting")
@@ -334,20 +339,28 @@ class Node:
             return
         self.next_heartbeat = now + self.ctx.facts.heartbeat_s
         self.membership.go_on(now)
-        peers = self.ctx.routers.welcomed()
-        if not peers:
+        links = self.ctx.routers.served()
+        if not links:
             return
         self._watch.count()
         self._count_wire()
         load = node_load(self.ctx.core, self.ctx.metrics, self.side.outside(), self.side.hands_over(), self.ctx.cores())
-        facts, move_at, shares = self.ctx.facts, self.ctx.move_at, LoadShares(self.ctx.core, self.side.outside())
-        move_after_ms = None if move_at is None else max(0, round(1000 * (move_at - now)))
-        routers, lacks = self.ctx.routers, self.membership.lacking()
-        for peer in peers:
-            others, leaves = shares.beside(routers.life(peer)), peer in routers.leaving
-            told = (self.ctx.draining, move_after_ms, self._teller.seq(peer), others, leaves, lacks)
-            self.ctx.outbox.send(peer, Heartbeat(facts.node_id, facts.epoch, load, *told))
-        for peer, message in self._spendings.news(routers.lives()):
+        facts, leaving, shares = self.ctx.facts, self.ctx.leaving, LoadShares(self.ctx.core, self.side.outside())
+        lacks = self.membership.lacking()
+        for link in links:
+            beat = Heartbeat(
+                facts.node_id,
+                facts.epoch,
+                load,
+                draining=leaving is not None,
+                move_after_ms=None if leaving is None else leaving.move_after_ms(now),
+                cache_seq=self._teller.seq(link.peer),
+                others=shares.beside(link.life),
+                leaves=link.state is RouterState.LEAVING,
+                lacks=lacks,
+            )
+            self.ctx.outbox.send(link.peer, beat)
+        for peer, message in self._spendings.news(links):
             self.ctx.outbox.send(peer, message)
 
     def _count_wire(self) -> None:

@@ -27,7 +27,7 @@ ROUTER: tuple[Place, ...] = (
     ("router.text.guarded_encoder", "GuardedEncoder", "encode", "tokenize"),
     ("router.text.fast_tokenizer", "FastTokenizer", "encode", "tokenize"),
     ("router.dispatch.gateway", "Gateway", "open", "dispatch"),
-    ("shared.wire.link", "RouterLink", "send", "router_sends"),
+    ("shared.wire.zeromq.link", "RouterLink", "send", "router_sends"),
     ("router.dispatch.gateway", "Gateway", "handle", "router_hears"),
     ("router.http.connection", "Connection", "write", "write"),
 )
@@ -38,7 +38,7 @@ NODE: tuple[Place, ...] = (
     ("shared.engine.worker", "Worker", "forward", "forward"),
     ("shared.engine.worker", "Worker", "sample", "sample"),
     ("shared.sched.scheduler", "Scheduler", "process", "process"),
-    ("shared.wire.link", "NodeLinks", "send", "node_sends"),
+    ("shared.wire.zeromq.link", "NodeLinks", "send", "node_sends"),
 )
 MESSAGES = ("router_sends", "router_hears", "node_sends")  # marked with the message's name
 

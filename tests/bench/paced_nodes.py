@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.wire.link import NodeLinks
 from shared.wire.messages import Abort, Fingerprint, Generate, Heartbeat, Hello, Key, NodeLoad, SequenceEnd, TokenRun
 from shared.wire.messages import Tokens as TokensMessage
 from shared.wire.peers import PeerUp, Received
+from shared.wire.zeromq.link import NodeLinks
 
 FINGERPRINT = Fingerprint(1, 1, "m", "w", "int", 16, "paged", "none", "build", "none")
 CONTEXT = 1 << 17

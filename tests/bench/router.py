@@ -36,9 +36,9 @@ from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.codec import decode, encode
-from shared.wire.link import NodeLinks, RouterLink
 from shared.wire.messages import Generate, Heartbeat, Hello, Key, Message, NodeLoad, TokenRun, Tokens
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, peer_name
+from shared.wire.zeromq.link import NodeLinks, RouterLink
 from tests.bench.report import report
 from tests.support.router_rig import RouterRig, hello
 

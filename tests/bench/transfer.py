@@ -39,10 +39,10 @@ from shared.transfer.shm import ShmReceiver, ShmSender
 from shared.wire.codec import to_wire
 from shared.wire.key_files import ALLOWED, NODE, AllowedKeys, Entry, make_folder, new_pair, write_pair, write_private
 from shared.wire.keyring import KeyRing
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Drain, Ready
 from shared.wire.peers import Received
+from shared.wire.zeromq.link import NodeLinks
+from shared.wire.zeromq.link_options import LinkOptions
 
 MIB = 1 << 20
 PAGE_BYTES = 368_640  # SmolLM2-135M: 30 layers x (k, v) x 3 heads x 16 slots x 64 x bfloat16

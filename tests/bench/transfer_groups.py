@@ -31,9 +31,9 @@ from shared.transfer.link_store import LinkStore
 from shared.transfer.staged import StagedReceiver, StagedSender
 from shared.transfer.torch_groups import RECEIVER, SENDER, GlooGroup
 from shared.transfer.transports import open_group
-from shared.wire.link import NodeLinks
 from shared.wire.messages import Broken, Ready, StoreEntry, Take
 from shared.wire.peers import Inbound, PeerUp, Received
+from shared.wire.zeromq.link import NodeLinks
 from tests.bench.transfer import KEY, MIB, PAGE_BYTES, make_pool
 
 HOST = "127.0.0.1"

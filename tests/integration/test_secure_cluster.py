@@ -13,10 +13,10 @@ import pytest
 from deploy import cli
 from shared.wire.key_files import NODE, read_pair
 from shared.wire.keyring import KeyRing
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Goodbye
 from shared.wire.peers import PeerUp
+from shared.wire.zeromq.link import NodeLinks
+from shared.wire.zeromq.link_options import LinkOptions
 from tests.support.cluster import Cluster, baton_up
 from tests.support.key_folders import forged
 from tests.support.listening import beyond_loopback, listening

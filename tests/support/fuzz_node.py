@@ -16,10 +16,10 @@ import zmq
 
 from shared.wire.key_files import NODE
 from shared.wire.keyring import KeyRing
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Fingerprint, Generate, Heartbeat, Hello, NodeLoad, Offer
 from shared.wire.peers import PeerUp, Received
+from shared.wire.zeromq.link import NodeLinks
+from shared.wire.zeromq.link_options import LinkOptions
 from tests.support.fuzz_messages import MessageSource
 
 BURST = 20

@@ -20,7 +20,7 @@ from shared.node.core import NodeCore
 from shared.node.fingerprint import make_fingerprint
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
-from shared.node.routers.lives import Routers
+from shared.node.routers.dialled import Routers
 from shared.node.tombstones import Tombstones
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
@@ -366,10 +366,10 @@ def assert_clean(*nodes: Node) -> None:
         side = node.side
         if isinstance(side, PrefillSide):
             assert not side.bootstrap.offered and not side.inflight.granted and not side.bootstrap._followers
-            assert not side.loans.open and not side.pulls.open and not side.pulls.held
+            assert not side.loans.open and not side.pulls.open and not side.pulls.copies.held
         else:
             assert isinstance(side, DecodeSide)
-            assert not side.prealloc.requests() and not side.transfers.open and not side.transfers.held
+            assert not side.prealloc.requests() and not side.transfers.open and not side.transfers.copies.held
             assert not side.transfers.groups.num_under_way and not side.transfers.groups._waiting
 
 

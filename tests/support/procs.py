@@ -16,10 +16,10 @@ import zmq
 
 from shared.core import launcher
 from shared.wire.codec import to_wire
-from shared.wire.link import open_router
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort, Drain, Generate, Hello, Key, Message, Tokens, Welcome
 from shared.wire.peers import PeerClosed, Received
+from shared.wire.zeromq.link import open_router
+from shared.wire.zeromq.link_options import LinkOptions
 from tests.support.core_rig import Job
 from tests.support.node_pair import FakeRouter, ticket_for, welcome_for
 from tests.support.patience import HANG_GUARD_S

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 from shared.core.keys import RequestKey
 from shared.wire.codec import key_of, to_wire
-from shared.wire.link import NodeLinks
 from shared.wire.messages import (
     Abort,
     Fingerprint,
@@ -34,6 +33,7 @@ from shared.wire.messages import (
     Welcome,
 )
 from shared.wire.peers import PeerUp, Received
+from shared.wire.zeromq.link import NodeLinks
 from tests.support.patience import HANG_GUARD_S
 
 EOS = 95

@@ -19,7 +19,7 @@ from router.tenants.keys_file import NO_KEYS, parse_keys
 from shared.core.sampling_params import SamplingParams
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
-from shared.node.routers.lives import Routers
+from shared.node.routers.dialled import Routers
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import ClusterMetrics
@@ -84,7 +84,7 @@ class Site:
         self.lose(endpoint)
         router = self.routers[endpoint] = Router(self, endpoint, router_id, epoch)
         for name, node in self.nodes.items():
-            if endpoint in node.ctx.routers.peers:
+            if endpoint in node.ctx.routers.dialled:
                 self.inboxes[name].append(PeerUp(endpoint))
         return router
 
@@ -121,7 +121,7 @@ class Site:
         if isinstance(action, Outgoing) and action.peer in self.routers:
             message = Received(name, decode(encode(action.message)))
             self.routers[action.peer].gateway.handle(message)
-        elif isinstance(action, HangUp) and action.peer not in self.nodes[name].ctx.routers.listed:
+        elif isinstance(action, HangUp) and action.peer not in self.nodes[name].ctx.routers.listed():
             self.hung_up.append((name, action.peer))
             if action.peer in self.routers:
                 self.routers[action.peer].gateway.handle(PeerClosed(name))

@@ -7,10 +7,13 @@ import io
 import pytest
 
 from shared.core.errors import NoNodes
+from shared.node.mail import HangUp
+from shared.node.routers.dialled import RouterState
 from shared.node.routers.unanswered import PATIENCE_S, TELL_AGAIN_S
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
-from shared.wire.peers import PeerUp
+from shared.wire.messages import Welcome
+from shared.wire.peers import PeerUp, Received
 from tests.support.two_routers import A, B, Router, Site, failures_of, ids_of, job
 
 
@@ -53,7 +56,7 @@ def test_a_router_off_the_list_keeps_its_streams_to_their_end() -> None:
     assert second.num_resumed == 0, "none of them was moved"
     assert sorted(site.hung_up) == [("d0@1", B), ("d1@1", B)]
     assert state(second, "d0") == (False, False) and not second.log("is lost")
-    assert all(B not in node.ctx.routers.peers for node in site.nodes.values())
+    assert all(B not in node.ctx.routers.dialled for node in site.nodes.values())
 
 
 def test_a_node_stays_until_the_other_half_of_a_hand_off_comes() -> None:
@@ -87,7 +90,7 @@ def test_a_router_that_was_never_there_is_forgotten() -> None:
     assert node.membership.lacking() == [A, B]
     site.list_routers(node, A)
     site.run(1.0)
-    assert site.hung_up == [("d0@1", B)] and list(node.ctx.routers.peers) == [A]
+    assert site.hung_up == [("d0@1", B)] and list(node.ctx.routers.dialled) == [A]
 
 
 NO_ANSWER, SERVED = "no router answers at this address", "a router serves this node"
@@ -198,7 +201,7 @@ def test_a_router_that_comes_back_after_goodbye_is_dialled_anew() -> None:
     node = site.node("decode", "d0")
     site.run(1.0)
     site.list_routers(node, A)
-    while B in node.ctx.routers.leaving:
+    while node.ctx.routers.dialled[B].state is RouterState.LEAVING:
         site.run(0.25)
     site.list_routers(node, A, B)
     site.run(2.0)
@@ -218,7 +221,46 @@ def test_a_router_that_ends_while_being_left_is_not_redialled() -> None:
     site.list_routers(node, A)
     site.lose(B)
     site.run(2.0)
-    assert node.idle and list(node.ctx.routers.peers) == [A]
+    assert node.idle and list(node.ctx.routers.dialled) == [A]
+
+
+def test_a_left_router_that_takes_another_s_name_is_hung_up() -> None:
+    """It is neither served nor listed, so no later change of the list may count it."""
+    site = Site()
+    first, second = site.router(A, "a", 1), site.router(B, "b", 1)
+    node = site.node("decode", "d0")
+    site.run(1.0)
+    second.open(job(0))
+    site.run(1.0)
+    site.list_routers(node, A)
+    site.inboxes["d0@1"].append(Received(B, Welcome("a", 2, connection=1)))
+    site.run(0.25)
+    assert node.ctx.routers.dialled[B].state is RouterState.PARTING and node.idle
+    site.run(2.0)
+    assert list(node.ctx.routers.dialled) == [A] and first.nodes() == ["d0"]
+    assert node.ctx.metrics.counters()["router_list_changes"] == 1
+
+
+def test_a_router_that_is_hung_up_hears_no_more_hello() -> None:
+    site = Site()
+    node = site.node("decode", "d0")
+    site.run(1.0)
+    site.list_routers(node, A)
+    assert node.tick([PeerUp(B)], site.now) == [HangUp(B)] and B not in node.ctx.routers.dialled
+
+
+def test_connections_of_a_router_that_returns_are_counted_on() -> None:
+    """To the router, the Hello of a connection that it knows already comes late."""
+    site = Site()
+    second = site.router(B, "b", 1)
+    node = site.node("decode", "d0")
+    site.run(1.0)
+    site.list_routers(node, A)
+    site.run(2.0)
+    assert B not in node.ctx.routers.dialled
+    site.list_routers(node, A, B)
+    site.run(1.0)
+    assert node.ctx.routers.dialled[B].num_connections == 2 and second.nodes() == ["d0"]
 
 
 def test_an_empty_list_changes_nothing() -> None:

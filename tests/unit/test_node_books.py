@@ -29,7 +29,8 @@ from shared.node.convert import (
 )
 from shared.node.fingerprint import difference, make_fingerprint
 from shared.node.report import node_load
-from shared.node.routers.lives import RouterLife, Routers, RoutersWord
+from shared.node.routers.dialled import Routers, RouterState
+from shared.node.routers.lives import RouterLife, RoutersWord
 from shared.node.tombstones import Tombstones
 from shared.observe.node_metrics import NodeMetrics
 from shared.sched.events import Emitted, Ended, PrefillDone
@@ -142,7 +143,7 @@ WORD = RoutersWord(b"k", 0.0, 0.0)
 
 def test_a_router_is_known_by_id_and_epoch() -> None:
     routers = Routers(("a", "b"))
-    assert routers.welcome("a", RouterLife("router", 3), WORD) is None
+    assert routers.dialled["a"].welcome(RouterLife("router", 3), WORD) is None
     assert routers.peer_of(KEY) == "a" and not routers.is_over(KEY)
     assert routers.peer_of(KEY._replace(router_epoch=2)) is None
     assert routers.is_over(KEY._replace(router_epoch=2)) and not routers.is_over(KEY._replace(router_epoch=4))
@@ -150,34 +151,37 @@ def test_a_router_is_known_by_id_and_epoch() -> None:
 
 def test_a_new_life_ends_the_old_one() -> None:
     routers = Routers(("a", "b"))
-    routers.welcome("a", RouterLife("router", 3), WORD)
-    assert routers.welcome("a", RouterLife("router", 3), WORD) is None
-    assert routers.welcome("a", RouterLife("router", 4), WORD) == RouterLife("router", 3)
-    assert routers.welcome("a", RouterLife("another", 1), WORD) == RouterLife("router", 4)
-    assert routers.closed("a") == RouterLife("another", 1) and routers.closed("a") is None
+    link = routers.dialled["a"]
+    link.welcome(RouterLife("router", 3), WORD)
+    assert link.welcome(RouterLife("router", 3), WORD) is None
+    assert link.welcome(RouterLife("router", 4), WORD) == RouterLife("router", 3)
+    assert link.welcome(RouterLife("another", 1), WORD) == RouterLife("router", 4)
+    assert link.end(RouterState.DIALLED) == RouterLife("another", 1) and link.end(RouterState.DIALLED) is None
     assert routers.welcomed() == []
 
 
 def test_of_two_that_are_up_under_one_name_the_first_is_served() -> None:
     routers = Routers(("a", "b", "c"))
+    a, b = routers.dialled["a"], routers.dialled["b"]
     first, second = RouterLife("router", 3), RouterLife("router", 4)
-    routers.welcome("a", first, WORD)
+    a.welcome(first, WORD)
     assert routers.rival("b", second) == "a" and routers.rival("a", second) is None
     assert routers.rival("b", first) is None, "one router at two addresses"
-    assert routers.refuse("b", second, "a") is None and routers.refused_for("b") == "a"
+    assert b.refuse(second, "a") is None and b.session.rival == "a" and b.state is RouterState.REFUSED
     assert routers.welcomed() == ["a"] and not routers.is_over(KEY)
-    assert routers.closed("a") == first and routers.take_heirs(RouterLife("another", 1)) == []
-    assert routers.take_heirs(first) == ["b"] and routers.refused_for("b") is None
-    assert routers.rival("b", second) is None and routers.welcome("b", second, WORD) is None
+    assert a.end(RouterState.DIALLED) == first and routers.take_heirs(RouterLife("another", 1)) == []
+    assert routers.take_heirs(first) == [b] and b.session.rival is None and b.state is RouterState.GREETED
+    assert routers.rival("b", second) is None and b.welcome(second, WORD) is None
 
 
 def test_a_router_renamed_to_a_taken_name_is_served_no_more() -> None:
     routers = Routers(("a", "b"))
-    routers.welcome("a", RouterLife("router", 3), WORD)
-    routers.welcome("b", RouterLife("other", 1), WORD)
-    assert routers.refuse("b", RouterLife("router", 5), "a") == RouterLife("other", 1)
+    routers.dialled["a"].welcome(RouterLife("router", 3), WORD)
+    link = routers.dialled["b"]
+    link.welcome(RouterLife("other", 1), WORD)
+    assert link.refuse(RouterLife("router", 5), "a") == RouterLife("other", 1)
     assert routers.welcomed() == ["a"]
-    assert routers.closed("b") is None and routers.refused_for("b") is None
+    assert link.end(RouterState.DIALLED) is None and link.session.rival is None
 
 
 # ---- conversions

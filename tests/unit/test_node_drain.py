@@ -27,7 +27,7 @@ def test_a_drain_of_another_node_is_dropped(node: Node) -> None:
     net.to_node(name_of(node), Drain("n1", ""), ROUTER)
     key = net.generate(node, job(1))
     net.run()
-    assert not node.ctx.draining and node.ctx.metrics.counters()["wire_errors"] == 1
+    assert node.ctx.leaving is None and node.ctx.metrics.counters()["wire_errors"] == 1
     assert net.router.streams[key] == expected(job(1))
 
 
@@ -37,7 +37,7 @@ def test_a_draining_node_ends_what_it_has_and_takes_nothing_new(node: Node) -> N
     net.tick(name_of(node))
     net.to_node(name_of(node), Drain("n0", "restart"), ROUTER)
     net.tick(name_of(node))
-    assert node.ctx.draining and node.ctx.then == "restart"
+    assert node.ctx.leaving and node.ctx.leaving.then == "restart"
     (*_, last) = net.messages(Heartbeat)
     assert last.draining, "said at once, not a heartbeat later"
     new = net.generate(node, job(2))

@@ -14,6 +14,7 @@ from router.requests.faults import can_resume, error_of_end, is_node_fault
 from router.text.grammars import of_grammar
 from shared.core.errors import InvalidRequest
 from shared.core.sampling_params import SamplingParams
+from shared.node.departure import Departure
 from shared.node.mail import Outgoing
 from shared.node.node import Node
 from shared.wire.messages import (
@@ -160,12 +161,12 @@ def test_a_draining_node_takes_nothing_new_and_finishes_the_rest() -> None:
     net = Net([p, d])
     first = net.generate(p, job(0), d)
     net.run(until=lambda: bool(net.messages(Installed)))
-    d.ctx.draining = True
+    d.ctx.leaving = Departure()
     second = net.generate(p, job(1), d)
     net.run()
     assert net.router.streams[first] == expected(job(0))
     refused(net, second, "shutting down", "partner_draining")
-    p.ctx.draining = True
+    p.ctx.leaving = Departure()
     third = net.generate(p, job(2), d)
     net.run()
     assert ends_of(net, third) == [("error", "node_draining")]

@@ -129,12 +129,12 @@ def test_nobody_drains_or_aborts_without_having_said_welcome() -> None:
     for message in (Drain("d", "stop"), abort):
         net.to_node(name, message)
     net.tick(name)
-    assert not node.ctx.draining and not node.ctx.tombstones.covers(key_of(abort.key))
+    assert node.ctx.leaving is None and not node.ctx.tombstones.covers(key_of(abort.key))
     net.to_node(name, Welcome("test", 1, connection=1))
     for message in (Drain("d", "stop"), abort):
         net.to_node(name, message)
     net.tick(name)
-    assert node.ctx.draining and node.ctx.tombstones.covers(key_of(abort.key))
+    assert node.ctx.leaving and node.ctx.tombstones.covers(key_of(abort.key))
 
 
 def test_a_node_that_its_router_has_lost_is_asked_for_its_hello() -> None:

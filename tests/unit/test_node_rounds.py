@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
 from shared.node.daemon import Daemon
+from shared.node.departure import Departure
 from shared.node.mail import HangUp, Outgoing
 from shared.node.node import Node
-from shared.node.routers.lives import Routers
+from shared.node.routers.dialled import Routers
 from shared.observe.log import Logger
 from shared.wire.codec import Buffer
-from shared.wire.messages import Goodbye, Hello, Installed, Message, Prebuilt
-from shared.wire.peers import Inbound, PeerClosed, PeerUp
+from shared.wire.messages import Drain, Goodbye, Heartbeat, Hello, Installed, Message, Prebuilt, Welcome
+from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import Net, expected, make_node, name_of
 from tests.support.scripted_core import job
@@ -136,3 +137,66 @@ def test_a_link_that_lost_an_unserved_router_redials_it_alone() -> None:
     node.ctx.routers = Routers((ROUTER,))
     log, _ = one_round(node, [PeerUp(ROUTER), PeerClosed(ROUTER)])
     assert "HangUp" not in log and "Dial" not in log
+
+
+# ---- the end
+
+
+class Stopping:
+    """A daemon whose node has a long request, by a clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now, self.node = 0.0, make_node("decode", "d0", CoreKnobs())
+        self.node.ctx.routers = Routers((ROUTER,))
+        self.line = Line([PeerUp(ROUTER), Received(ROUTER, Welcome("r", 1, connection=1))], [])
+        self.daemon = Daemon(self.node, self.line, Logger("d", io.StringIO()), 10.0, lambda: self.now)
+        self.daemon.round()
+        self.node.ctx.core.submit(job(1, 8, 200).request())
+
+    def drain(self) -> None:
+        self.line._inbox.append(Received(ROUTER, Drain("d0", "stop", move_after_ms=3000)))
+        self.daemon.round()
+
+    def stop(self) -> None:
+        self.daemon.stop()
+        self.daemon.round()
+
+    def move_after_ms(self) -> int | None:
+        """What the newest heartbeat says."""
+        return next(sent.move_after_ms for _, sent, _ in reversed(self.line.sent) if isinstance(sent, Heartbeat))
+
+
+def test_a_signal_during_a_drain_changes_no_time_of_the_drain() -> None:
+    stopping = Stopping()
+    stopping.drain()
+    stopping.now = 1.0
+    stopping.stop()
+    assert stopping.move_after_ms() == 2000 and not stopping.daemon.finished
+    stopping.now = 11.0
+    assert stopping.daemon.finished
+
+
+def test_a_drain_after_a_signal_gives_no_more_time() -> None:
+    stopping = Stopping()
+    stopping.stop()
+    assert stopping.move_after_ms() is None and not stopping.daemon.finished
+    stopping.now = 1.0
+    stopping.drain()
+    assert stopping.move_after_ms() == 3000 and not stopping.daemon.finished
+    stopping.now = 10.0
+    assert stopping.daemon.finished
+
+
+def test_a_node_ends_when_it_is_idle_and_knows_what_comes_then() -> None:
+    assert not Departure().is_over(9.0, is_idle=True), "a Drain that says: wait"
+    drained, signalled = Departure(then="restart"), Departure(until=9.0)
+    assert drained.is_over(9.0, is_idle=True) and not drained.is_over(9.0, is_idle=False)
+    assert signalled.is_over(1.0, is_idle=True) and not signalled.is_over(8.0, is_idle=False)
+    assert signalled.is_over(9.0, is_idle=False)
+
+
+def test_a_second_signal_ends_a_node_at_once() -> None:
+    stopping = Stopping()
+    stopping.stop()
+    stopping.stop()
+    assert stopping.daemon.finished and not stopping.node.idle

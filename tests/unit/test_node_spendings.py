@@ -6,7 +6,8 @@ import pytest
 
 from router.queue.rate_limit import TOKENS
 from router.queue.spending import carriers
-from shared.node.routers.lives import RouterLife
+from shared.node.routers.dialled import DialledRouter, RouterState
+from shared.node.routers.lives import RouterLife, RoutersWord
 from shared.node.routers.spendings import MOST_ROUTERS, Spendings
 from shared.wire.messages import Spending
 from shared.wire.peers import Received
@@ -15,7 +16,7 @@ from tests.support.spending_world import keys_text
 from tests.support.two_routers import A, B, Router, Site
 
 MINE, THEIRS = RouterLife("mine", 1), RouterLife("theirs", 1)
-BOTH = {"m": MINE, "t": THEIRS}
+WORD = RoutersWord(b"", 0.0, 0.0)
 TEXT = keys_text(["a"], tokens=1000)
 C = "tcp://127.0.0.1:7003"
 
@@ -24,45 +25,55 @@ def spending(life: RouterLife, number: int) -> Spending:
     return Spending(life.router_id, life.epoch, number, b"opaque")
 
 
-def news(own: Spendings, lives: dict[str, RouterLife] = BOTH) -> list[tuple[str, int]]:
-    return [(peer, message.number) for peer, message in own.news(lives)]
+def served(peer: str, life: RouterLife) -> DialledRouter:
+    link = DialledRouter(peer)
+    link.welcome(life, WORD)
+    return link
+
+
+def news(own: Spendings, *links: DialledRouter) -> list[tuple[str, int]]:
+    return [(peer, message.number) for peer, message in own.news(links)]
 
 
 def test_the_newest_goes_to_the_others_once() -> None:
-    own = Spendings()
+    own, both = Spendings(), (served("m", MINE), served("t", THEIRS))
     for number in (1, 3, 2):
         own.take(spending(MINE, number))
-    assert news(own) == [("t", 3)] and news(own) == []
+    assert news(own, *both) == [("t", 3)] and news(own, *both) == []
     own.take(spending(MINE, 3))
-    assert news(own) == []
+    assert news(own, *both) == []
     own.take(spending(THEIRS, 7))
-    assert news(own) == [("m", 7)]
+    assert news(own, *both) == [("m", 7)]
 
 
 def test_a_router_that_comes_later_hears_it_too() -> None:
-    own = Spendings()
+    own, mine = Spendings(), served("m", MINE)
     own.take(spending(MINE, 3))
-    assert news(own, {"m": MINE}) == []
-    assert news(own) == [("t", 3)]
-    assert news(own, {"m": MINE}) == [] and news(own) == [("t", 3)], "its connection was gone, with what was on it"
+    assert news(own, mine) == []
+    theirs = served("t", THEIRS)
+    assert news(own, mine, theirs) == [("t", 3)]
+    theirs.end(RouterState.DIALLED)
+    theirs.welcome(THEIRS, WORD)
+    assert news(own, mine, theirs) == [("t", 3)], "its connection was gone, with what was on it"
 
 
 def test_a_router_that_leaves_is_forgotten() -> None:
-    own = Spendings()
+    own, mine, theirs = Spendings(), served("m", MINE), served("t", THEIRS)
     own.take(spending(MINE, 3))
-    assert news(own, {"t": THEIRS}) == [] and news(own) == [] and not own._latest
+    assert news(own, theirs) == [] and news(own, mine, theirs) == [] and not own._latest
     own.take(spending(MINE, 1))
-    assert news(own) == [("t", 1)]
+    assert news(own, mine, theirs) == [("t", 1)]
 
 
 def test_so_many_routers_are_kept() -> None:
     own, lives = Spendings(), {f"p{number}": RouterLife(f"r{number}", 1) for number in range(MOST_ROUTERS + 3)}
+    links = [served(peer, life) for peer, life in lives.items()]
     for life in lives.values():
         own.take(spending(life, 1))
     assert len(own._latest) == MOST_ROUTERS
-    assert len(news(own, lives)) == MOST_ROUTERS * (len(lives) - 1)
+    assert len(news(own, *links)) == MOST_ROUTERS * (len(lives) - 1)
     own.take(spending(lives["p0"], 2))
-    assert len(news(own, lives)) == len(lives) - 1, "who is kept is followed"
+    assert len(news(own, *links)) == len(lives) - 1, "who is kept is followed"
 
 
 # ---- with gateways

@@ -13,6 +13,7 @@ from decode_node import vouchers
 from shared.core.errors import DeadlineExceeded, HandoffFailed, Overloaded
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
+from shared.node.routers.dialled import RouterState
 from shared.node.routers.lives import RoutersWord
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Message, Offer, Prebuilt, Ready, Refuse, Welcome
@@ -161,9 +162,9 @@ def test_a_short_offer_leaves_nothing_of_its_ticket() -> None:
 
 
 def test_used_tickets_are_forgotten_once_over_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vouchers, "MAX_SPENT", 2)
+    monkeypatch.setattr("shared.node.spent_tickets.MAX_SPENT", 2)
     pair = Pair()
-    spent = pair.d.side.prealloc._vouchers._spent
+    spent = pair.d.side.prealloc._vouchers.spent
     for number in range(1, 5):
         assert isinstance(pair.say(make(pair, pair.offer_of(job(number)), deadline_ms=100_000)), Grant)
     assert len(spent) == 2
@@ -217,7 +218,7 @@ def test_a_deadline_is_stretched_by_what_clocks_drift() -> None:
 def test_an_offer_before_its_router_s_welcome_is_judged_after_it() -> None:
     pair = Pair()
     offer, forged = pair.offer_of(job(1)), changed(code=bytes(32))(pair.offer_of(job(2)))
-    pair.d.ctx.routers._lives.clear()
+    pair.d.ctx.routers.dialled[ROUTER].end(RouterState.DIALLED)
     assert pair.say(offer) is None and pair.say(forged) is None and len(pair.d.side.outside()) == 2
     pair.net.to_node(name_of(pair.d), Welcome(ROUTER_ID, ROUTER_EPOCH, connection=1))
     before = len(pair.net.seen)
@@ -294,7 +295,7 @@ def test_no_grammar_is_compiled_without_a_ticket() -> None:
 def test_an_early_offer_s_grammar_is_compiled_after_the_welcome() -> None:
     pair = Pair()
     executor, offer = compile_later(pair), with_grammar(pair, 1)
-    pair.d.ctx.routers._lives.clear()
+    pair.d.ctx.routers.dialled[ROUTER].end(RouterState.DIALLED)
     assert pair.say(offer) is None and not executor.waiting
     pair.net.to_node(name_of(pair.d), Welcome(ROUTER_ID, ROUTER_EPOCH, connection=1))
     pair.net.tick(name_of(pair.d))

@@ -252,7 +252,7 @@ def test_the_record_is_a_sign_of_life_while_pages_are_described() -> None:
 def test_a_pull_that_raises_leaves_the_stream_alive() -> None:
     p, d, stream = pair()
     net = Net([p, d])
-    receiver = d.side.transfers._receivers["zmq"]
+    receiver = d.side.transfers.copies.receivers["zmq"]
     plain = receiver.pull
     calls = iter([OSError("disk on fire")])
 

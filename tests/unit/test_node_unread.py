@@ -72,7 +72,7 @@ def test_a_peer_that_reads_nothing_leaves_others_their_blocks(per_peer: int) -> 
     net.run()
     assert [net.router.streams[key] for key in first] == [expected(job(rid)) for rid in (0, 1)]
     assert_clean(p, slow, good)
-    assert not p.side.inflight._unread._num, "all was read"
+    assert not p.side.inflight.queue._unread._num, "all was read"
 
 
 def test_what_waits_for_a_request_that_has_ended_is_forgotten() -> None:
@@ -81,13 +81,13 @@ def test_what_waits_for_a_request_that_has_ended_is_forgotten() -> None:
     hold_pages(net, slow)
     key = net.generate(p, job(0), slow)
     net.run()
-    assert len(net.kept) == 1 and p.side.inflight._waiting
+    assert len(net.kept) == 1 and p.side.inflight.queue._waiting
     net.abort(p, key)
     net.run()
-    assert not p.side.inflight._waiting
+    assert not p.side.inflight.queue._waiting
     net.kept.clear()
     net.run()
-    assert not p.side.inflight._unread._num, "its connection was closed, and the frames are gone with it"
+    assert not p.side.inflight.queue._unread._num, "its connection was closed, and the frames are gone with it"
     assert_clean(p, slow)
 
 
@@ -103,7 +103,7 @@ def test_peers_holding_all_blocks_never_stop_the_transfer_thread() -> None:
     assert len(net.kept) == SHARES
     keys.append(net.generate(p, job(SHARES), good))
     net.run()
-    assert p.side.inflight._waiting and not any(net.router.ends[key] for key in keys)
+    assert p.side.inflight.queue._waiting and not any(net.router.ends[key] for key in keys)
     net.hold = lambda src, dst, message: False
     net.release_held()
     net.run()
@@ -136,13 +136,13 @@ def test_a_peer_that_reads_nothing_for_a_lease_is_given_up(is_lending: bool) -> 
     hold_pages(net, slow)
     keys = [net.generate(p, job(rid, 100), slow) for rid in (0, 1)]
     net.run()
-    assert bool(p.side.inflight._waiting) is is_lending
+    assert bool(p.side.inflight.queue._waiting) is is_lending
     net.at(LEASE_S * 0.9)
     net.run()
     assert len(p.side.inflight.granted) == 2, "it has a lease"
     net.at(LEASE_S * 0.2)
     net.run()
-    assert not p.side.inflight.granted and not p.side.inflight._waiting
+    assert not p.side.inflight.granted and not p.side.inflight.queue._waiting
     assert all(net.router.ends[key] for key in keys)
 
 
@@ -273,6 +273,6 @@ def test_frames_that_do_not_fit_are_not_kept(change: str) -> None:
     net.inboxes[name_of(d)].append(Received(name_of(p), held.message, tuple(map(bytes, frames[change]))))
     net.run()
     assert net.router.end(key).error_code == HandoffFailed.code
-    assert not net.messages(FramesTaken) and not d.side.transfers.open and not d.side.transfers.held
+    assert not net.messages(FramesTaken) and not d.side.transfers.open and not d.side.transfers.copies.held
     assert_clean(d)
     p.ctx.core.close()

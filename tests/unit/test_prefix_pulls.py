@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from prefill_node import loans
 from shared.device.events import Event
+from shared.node.departure import Departure
 from shared.wire.codec import key_of
 from shared.wire.messages import FramesTaken, Lent, Message, Pull, Ready, Returned
 from shared.wire.peers import PeerClosed, Received
@@ -205,7 +205,7 @@ def test_a_changed_page_is_not_used() -> None:
 
 def test_pages_are_told_of_when_all_were_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then no router sends prompts to them, and no node may borrow them."""
-    monkeypatch.setattr(loans, "READY_BYTES", 1)  # one page in each message
+    monkeypatch.setattr("prefill_node.send_queue.READY_BYTES", 1)  # one page in each message
     rig, one = PullPair(transport="shm"), job(2)
     rig.warm(job(1))
     told: list[bool] = []
@@ -309,7 +309,7 @@ def test_a_row_stays_until_its_last_copy_has_ended() -> None:
     """A copy in flight writes the pages: nobody else may have them."""
     rig, one = PullPair(CoreKnobs(backend="cpu")), job(2)
     rig.warm(job(1))
-    rig.asker.pulls._receivers = {"zmq": (slow := Slow(rig))}
+    rig.asker.pulls.copies.receivers = {"zmq": (slow := Slow(rig))}
     key = rig.ask(one)
     while not slow.has_begun.is_set():
         rig.net.turn()
@@ -317,10 +317,10 @@ def test_a_row_stays_until_its_last_copy_has_ended() -> None:
     rig.net.abort(rig.p, key)
     for _ in range(20):
         rig.net.turn()
-    assert not rig.asker.pulls.open and len(rig.asker.pulls.held) == 1
+    assert not rig.asker.pulls.open and len(rig.asker.pulls.copies.held) == 1
     assert rig.p.ctx.core.kv.allocator.num_free == free
     slow.may_go.set()
-    while rig.asker.pulls.held:
+    while rig.asker.pulls.copies.held:
         rig.net.turn()
     assert rig.p.ctx.core.kv.allocator.num_free == free + 5
     rig.rest()
@@ -364,7 +364,7 @@ def test_few_lent_pages_are_on_the_way_at_a_time(monkeypatch: pytest.MonkeyPatch
     """Two page sets of two pages and one of one, each after the one before was copied."""
     monkeypatch.setattr("prefill_node.unread.UNTAKEN_BYTES", 1)
     rig = PullPair()
-    monkeypatch.setattr("prefill_node.loans.READY_BYTES", 2 * rig.s.ctx.core.pool.page_bytes)
+    monkeypatch.setattr("prefill_node.send_queue.READY_BYTES", 2 * rig.s.ctx.core.pool.page_bytes)
     rig.warm(job(1))
     rig.net.hold = lambda source, target, message: isinstance(message, Ready)
     key = rig.ask(job(2))
@@ -506,7 +506,7 @@ def test_few_pages_are_lent_at_a_time() -> None:
 def test_a_node_that_leaves_lends_nothing() -> None:
     rig = PullPair()
     rig.warm(job(1))
-    rig.s.ctx.draining = True
+    rig.s.ctx.leaving = Departure()
     _, lent = pull_of(rig)
     assert not lent.num_pages and "lends nothing" in lent.reason
 

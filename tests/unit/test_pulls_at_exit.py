@@ -37,11 +37,11 @@ def test_a_loan_ends_with_the_node_that_lends() -> None:
 def test_a_node_is_not_idle_while_a_copy_is_in_flight() -> None:
     rig = PullPair(CoreKnobs(backend="cpu"))
     rig.warm(job(1))
-    rig.asker.pulls._receivers = {"zmq": (slow := Slow(rig))}
+    rig.asker.pulls.copies.receivers = {"zmq": (slow := Slow(rig))}
     rig.ask(job(2))
     rig.turn_until(slow.has_begun.is_set)
     said = leave(rig, rig.p)
-    assert not rig.p.idle and rig.asker.pulls.held, "the copy still writes"
+    assert not rig.p.idle and rig.asker.pulls.copies.held, "the copy still writes"
     assert said == ""
     slow.may_go.set()
     rig.turn_until(lambda: rig.p.idle)

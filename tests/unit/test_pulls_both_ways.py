@@ -10,9 +10,9 @@ from shared.node.daemon import Daemon
 from shared.node.mail import HangUp
 from shared.observe.log import Logger
 from shared.wire.codec import Buffer
-from shared.wire.link import NodeLinks
 from shared.wire.messages import Drain, Key, Message, Pull, Ready
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
+from shared.wire.zeromq.link import NodeLinks
 from tests.support.node_pair import name_of
 from tests.support.patience import HANG_GUARD_S
 from tests.support.prefix_pulls import PullPair, job

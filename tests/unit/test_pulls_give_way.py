@@ -103,13 +103,13 @@ def test_pages_that_a_copy_writes_come_back_after_it() -> None:
     rig, old = pair(replace(TIGHT, backend="cpu")), job(7, tokens=20, max_tokens=200, seed=3)
     running = rig.net.generate(rig.p, old)
     rig.turn_until(lambda: bool(rig.net.router.streams[running]))
-    rig.asker.pulls._receivers = {"zmq": (slow := Slow(rig))}
+    rig.asker.pulls.copies.receivers = {"zmq": (slow := Slow(rig))}
     key = rig.ask(job(2))
     rig.turn_until(lambda: rig.count("pull.gave_way") > 0)
-    assert slow.has_begun.is_set() and len(rig.asker.pulls.held) == 1
+    assert slow.has_begun.is_set() and len(rig.asker.pulls.copies.held) == 1
     for _ in range(20):
         rig.net.turn()
-    assert len(rig.asker.pulls.held) == 1 and rig.p.ctx.core.scheduler.budget.num_held == 5
+    assert len(rig.asker.pulls.copies.held) == 1 and rig.p.ctx.core.scheduler.budget.num_held == 5
     slow.may_go.set()
     rig.net.run_until_ended([running])
     assert rig.net.router.streams[running] == expected(old)

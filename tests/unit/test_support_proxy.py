@@ -12,10 +12,10 @@ import pytest
 from shared.config.endpoints import KEY_MARK
 from shared.wire.key_files import NODE, ROUTER, read_allowed
 from shared.wire.keyring import KeyRing
-from shared.wire.link import NodeLinks, close_router, open_router
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort, Goodbye, Key, Message, Ready, Welcome
 from shared.wire.peers import PeerClosed, PeerUp, Received
+from shared.wire.zeromq.link import NodeLinks, close_router, open_router
+from shared.wire.zeromq.link_options import LinkOptions
 from tests.support.curve_ends import Secrets
 from tests.support.key_folders import edit_allowed, make_keys
 from tests.support.patience import HANG_GUARD_S

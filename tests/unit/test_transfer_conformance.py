@@ -38,10 +38,10 @@ from shared.transfer.transports import (
     open_group,
 )
 from shared.wire.codec import decode, to_wire
-from shared.wire.link import NodeLinks
 from shared.wire.messages import Ready, Take
 from shared.wire.peers import Received
 from shared.wire.pool_ref import PoolRef
+from shared.wire.zeromq.link import NodeLinks
 from tests.support.patience import HANG_GUARD_S
 from tests.support.virtual_gpu.backend import GPUS
 from tests.support.virtual_gpu.device import VirtualGpu, make_device

@@ -48,7 +48,8 @@ def test_a_drain_that_is_said_again_gives_no_more_time() -> None:
     site.inboxes["d0@1"].clear()
     move_at = known.move_at
     site.run(3.0)
-    assert node.ctx.draining and node.ctx.move_at == pytest.approx(move_at, abs=2 * TICK_S)  # on its way for a tick
+    leaving = node.ctx.leaving
+    assert leaving and leaving.move_at == pytest.approx(move_at, abs=2 * TICK_S)  # on its way for a tick
     assert known.move_at == pytest.approx(move_at, abs=2 * TICK_S)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.wire.connections import Connections
+from shared.wire.zeromq.connections import Connections
 
 FIRST, SECOND, THIRD = b"\x00\x00\x00\x00\x01", b"\x00\x00\x00\x00\x02", b"\x00\x00\x00\x00\x03"
 

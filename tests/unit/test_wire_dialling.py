@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shared.core.errors import ConfigError
-from shared.wire.dialling import PAUSE_S, Dialling
 from shared.wire.key_files import NODE, ROUTER, Entry, new_pair, read_allowed
 from shared.wire.keyring import KeyRing
+from shared.wire.zeromq.dialling import PAUSE_S, Dialling
 from tests.support.key_folders import edit_allowed, make_keys
 
 ENDPOINT = "tcp://127.0.0.1:7001"

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Refused, WireStats, peer_name
+from shared.wire.zeromq.peer_gate import PeerGate
 
 
 def name(epoch: int) -> str:

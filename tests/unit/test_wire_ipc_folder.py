@@ -11,8 +11,8 @@ import pytest
 import zmq
 
 from shared.core.errors import ConfigError
-from shared.wire.link_options import LinkOptions
-from shared.wire.sockets import RouterSocket
+from shared.wire.zeromq.link_options import LinkOptions
+from shared.wire.zeromq.sockets import RouterSocket
 
 Context = zmq.Context[zmq.Socket[bytes]]
 

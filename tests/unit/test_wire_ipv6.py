@@ -13,10 +13,10 @@ from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
 from shared.wire.key_files import NODE
 from shared.wire.keyring import KeyRing
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort
 from shared.wire.peers import Received
+from shared.wire.zeromq.link import NodeLinks
+from shared.wire.zeromq.link_options import LinkOptions
 from tests.support.key_folders import make_keys
 from tests.support.patience import HANG_GUARD_S
 

@@ -17,17 +17,17 @@ import zmq
 
 from shared.core.errors import ConfigError
 from shared.core.keys import RequestKey
-from shared.wire import sockets
 from shared.wire.codec import encode, to_wire
-from shared.wire.dialling import PAUSE_S
 from shared.wire.key_files import NODE, ROUTER, Entry, new_pair, read_allowed, read_pair, write_pair
 from shared.wire.keyring import KeyRing, Keys
-from shared.wire.link import NodeLinks, RouterLink, close_router, open_router
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort, Drain, Goodbye, Ready, Welcome
-from shared.wire.parts import property_of
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
-from shared.wire.sockets import DealerSocket, RouterSocket
+from shared.wire.zeromq import sockets
+from shared.wire.zeromq.dialling import PAUSE_S
+from shared.wire.zeromq.link import NodeLinks, RouterLink, close_router, open_router
+from shared.wire.zeromq.link_options import LinkOptions
+from shared.wire.zeromq.parts import property_of
+from shared.wire.zeromq.sockets import DealerSocket, RouterSocket
 from tests.support.key_folders import edit_allowed, forged, make_keys
 from tests.support.patience import HANG_GUARD_S
 
@@ -373,7 +373,7 @@ def test_a_node_s_key_is_rotated_under_its_links(pair: tuple[NodeLinks, NodeLink
     drop_old_keys(folder, "p")
     until(lambda: len(decode._options.ring.now.allowed.entries) == 3, prefill, decode, what="the old one is gone")
     exchange(prefill, decode, seen)
-    assert decode._router._key_of["p@7"] == new.public
+    assert decode._router._gate.key_of["p@7"] == new.public
     assert not decode.counts["wire_refused.identity"]
 
 

@@ -23,16 +23,16 @@ import zmq
 
 from shared.core.errors import ConfigError, WireError
 from shared.core.keys import RequestKey
-from shared.wire.budget import MAX_BATCH
 from shared.wire.codec import WireLimits, encode, to_wire
 from shared.wire.key_files import NODE, AllowedKeys, new_pair
 from shared.wire.keyring import KeyRing, Keys
-from shared.wire.link import NodeLinks, RouterLink
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, NodeLoad, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals, parse_peer, peer_name
 from shared.wire.pool_ref import PoolRef
 from shared.wire.wakeup import Wakeup
+from shared.wire.zeromq.budget import MAX_BATCH
+from shared.wire.zeromq.link import NodeLinks, RouterLink
+from shared.wire.zeromq.link_options import LinkOptions
 from tests.support.key_folders import make_keys
 from tests.support.patience import HANG_GUARD_S
 
@@ -463,7 +463,7 @@ def test_the_router_link_misses_no_edge_while_it_sends() -> None:
 
 PEER_PROCESS = """
 import sys, time
-from shared.wire.link import NodeLinks
+from shared.wire.zeromq.link import NodeLinks
 from shared.wire.messages import Drain
 links = NodeLinks("p", 1)
 links.dial("d", sys.argv[1])
@@ -490,10 +490,10 @@ def test_a_killed_or_frozen_process_is_noticed(stop: signal.Signals) -> None:
 
 LINGERING_PROGRAM = """
 import time
-from shared.wire.link import NodeLinks
+from shared.wire.zeromq.link import NodeLinks
 from shared.wire.messages import Drain
 from shared.wire.peers import Received
-from shared.wire.link_options import LinkOptions
+from shared.wire.zeromq.link_options import LinkOptions
 
 def dialled(word):
     peer = NodeLinks("p", 1)
@@ -536,8 +536,8 @@ def test_a_peer_that_is_back_while_its_old_connection_lingers() -> None:
 
 BROKEN_PROGRAM = """
 import socket, struct, sys, time
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
+from shared.wire.zeromq.link import NodeLinks
+from shared.wire.zeromq.link_options import LinkOptions
 from tests.support.raw_zmtp import COMMAND, RawPeer
 
 how = sys.argv[1]

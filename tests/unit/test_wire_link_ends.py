@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shared.wire import link
 from shared.wire.wakeup import Wakeup
+from shared.wire.zeromq import link
 
 
 class Ends:

@@ -9,7 +9,7 @@ from tests.support.own_process import printed
 MANY_CALLERS = """
 import socket, sys, time
 from shared.wire.codec import encode
-from shared.wire.link import NodeLinks
+from shared.wire.zeromq.link import NodeLinks
 from shared.wire.messages import Goodbye
 from tests.support.raw_zmtp import RawPeer
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from shared.wire import routing_ids
+from shared.wire.zeromq import routing_ids
 from tests.support.own_process import printed
 
 FIRST_IDS = """
 from shared.wire.codec import encode
-from shared.wire.link import NodeLinks
+from shared.wire.zeromq.link import NodeLinks
 from shared.wire.messages import Goodbye
 from tests.support.raw_zmtp import COMMAND, GREETING, RawPeer, prop
 

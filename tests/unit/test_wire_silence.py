@@ -17,9 +17,9 @@ from shared.config.router_settings import RouterConfig
 from shared.config.settings import NodeConfig, TimeoutsConfig
 from shared.config.silence import link_silence
 from shared.device.malloc import give_freed_memory_back
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
 from shared.wire.peers import Inbound, PeerClosed, PeerUp
+from shared.wire.zeromq.link import NodeLinks
+from shared.wire.zeromq.link_options import LinkOptions
 from tests.support.patience import HANG_GUARD_S
 
 

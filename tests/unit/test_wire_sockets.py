@@ -9,12 +9,12 @@ import pytest
 import zmq
 
 from shared.config.endpoints import KEY_MARK
-from shared.wire import sockets
 from shared.wire.key_files import NODE, ROUTER
 from shared.wire.keyring import KeyRing
-from shared.wire.link_options import LinkOptions
 from shared.wire.peers import PeerClosed, PeerUp, WireStats
-from shared.wire.sockets import DealerSocket, RouterSocket, close_socket, open_monitored
+from shared.wire.zeromq import sockets
+from shared.wire.zeromq.link_options import LinkOptions
+from shared.wire.zeromq.sockets import DealerSocket, RouterSocket, close_socket, open_monitored
 from tests.support.key_folders import make_keys
 
 Context = zmq.Context[zmq.Socket[bytes]]

@@ -20,14 +20,15 @@ from shared.core.keys import RequestKey
 from shared.node.convert import MESSAGE_BYTES, tokens_of
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
-from shared.wire import budget, codec
-from shared.wire.budget import BATCH_BYTES, MAX_BATCH, Budget
+from shared.wire import codec
 from shared.wire.codec import AT_ROUTER, BY_DECODE, MOST_BYTES, MOST_BYTES_OF, decode, encode, to_wire
-from shared.wire.link import RouterLink
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Begun, Goodbye, Key, Message, Offer, SequenceEnd, TokenLogprob, TokenRun, Tokens
 from shared.wire.peers import Inbound, Received, WireStats
-from shared.wire.sockets import DealerSocket, RouterSocket
+from shared.wire.zeromq import budget
+from shared.wire.zeromq.budget import BATCH_BYTES, MAX_BATCH, Budget
+from shared.wire.zeromq.link import RouterLink
+from shared.wire.zeromq.link_options import LinkOptions
+from shared.wire.zeromq.sockets import DealerSocket, RouterSocket
 from tests.support.patience import HANG_GUARD_S
 from tests.support.router_rig import RouterRig
 from tests.support.wire_samples import MESSAGES, WIRE_KEY

@@ -13,9 +13,9 @@ from contextlib import closing
 
 import pytest
 
-from shared.wire import watch
-from shared.wire.tcp import Shears, inflow_of, inode_of
-from shared.wire.watch import Watch, WatchLimits
+from shared.wire.zeromq import watch
+from shared.wire.zeromq.tcp import Shears, inflow_of, inode_of
+from shared.wire.zeromq.watch import Watch, WatchLimits
 
 MIB = 1 << 20
 

@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from shared.observe.process_memory import ProcessMemory
 from shared.wire.codec import encode
 from shared.wire.key_files import NODE
 from shared.wire.keyring import KeyRing
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Goodbye, Wait
 from shared.wire.peers import PeerClosed, Received
-from shared.wire.tcp import ProcessMemory, bytes_waiting
-from shared.wire.watch import Watch
+from shared.wire.zeromq.link import NodeLinks
+from shared.wire.zeromq.link_options import LinkOptions
+from shared.wire.zeromq.tcp import bytes_waiting
+from shared.wire.zeromq.watch import Watch
 from tests.support.key_folders import make_keys
 from tests.support.own_process import printed
 from tests.support.patience import HANG_GUARD_S
@@ -110,10 +111,10 @@ def test_a_message_of_empty_parts_ends_by_memory(monkeypatch: pytest.MonkeyPatch
 LONG_HANDSHAKES = """
 import itertools, threading
 from shared.wire.codec import AT_ROUTER, encode
-from shared.wire.link import NodeLinks
-from shared.wire.link_options import LinkOptions
+from shared.wire.zeromq.link import NodeLinks
+from shared.wire.zeromq.link_options import LinkOptions
 from shared.wire.messages import Goodbye
-from shared.wire.tcp import ProcessMemory
+from shared.observe.process_memory import ProcessMemory
 from tests.support.raw_zmtp import COMMAND, GREETING, RawPeer, prop
 
 names = map("".join, itertools.islice(itertools.product("abcdefghijklmnopqrstuvwxyz0123456789!#$%&", repeat=3), 60_000))
@@ -179,7 +180,7 @@ import resource
 from shared.core.errors import PeerUnreachable
 from shared.wire.key_files import NODE
 from shared.wire.keyring import KeyRing
-from shared.wire.link import NodeLinks
+from shared.wire.zeromq.link import NodeLinks
 from shared.wire.peers import PeerUp
 links, d = NodeLinks("p", 1), NodeLinks("d", 1)
 resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
@@ -244,7 +245,7 @@ def test_honest_traffic_leaves_nothing_unread(tmp_path: Path, keys: bool) -> Non
             links._watch._thread.join()
             links._watch.look()
             (one,) = links._watch._connections.values()
-            assert 0 <= one._received - one._delivered < 1000, "a handshake and some heartbeats"
+            assert 0 <= one._last.received - one._last.delivered < 1000, "a handshake and some heartbeats"
             assert links.counts["wire_refused.flood"] == 0
     finally:
         p.close()

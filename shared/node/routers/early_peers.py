@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shared.wire.link import NodeLinks
+from shared.wire.zeromq.link import NodeLinks
 
 POLL_S = 0.1
 

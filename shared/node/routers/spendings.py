@@ -8,8 +8,9 @@ Memory is bounded: the node keeps the latest message of at most MOST_ROUTERS rou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
+from shared.node.routers.dialled import DialledRouter
 from shared.node.routers.lives import RouterLife
 from shared.wire.messages import Spending
 
@@ -21,7 +22,6 @@ class Spendings:
 
     def __init__(self) -> None:
         self._latest: dict[RouterLife, Spending] = {}
-        self._told: dict[str, dict[RouterLife, int]] = {}  # peer -> router's epoch -> newest number sent to the peer
 
     def take(self, message: Spending) -> None:
         life = RouterLife(message.router_id, message.router_epoch)
@@ -31,14 +31,13 @@ class Spendings:
         if known is None or message.number > known.number:
             self._latest[life] = message
 
-    def news(self, lives: Mapping[str, RouterLife]) -> Iterator[tuple[str, Spending]]:
+    def news(self, links: Sequence[DialledRouter]) -> Iterator[tuple[str, Spending]]:
         """Forget unserved routers. Yield the messages that each served router lacks."""
-        served = set(lives.values())
+        served = {link.life for link in links}
         self._latest = {life: message for life, message in self._latest.items() if life in served}
-        self._told = {peer: self._told.get(peer, {}) for peer in lives}
-        for peer, own in lives.items():
-            told = self._told[peer]
+        for link in links:
+            sent = link.session.spendings
             for life, message in self._latest.items():
-                if life != own and told.get(life, -1) < message.number:
-                    told[life] = message.number
-                    yield peer, message
+                if life != link.life and sent.get(life, -1) < message.number:
+                    sent[life] = message.number
+                    yield link.peer, message

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from shared.node.routers.dialled import DialledRouter, RouterState
 
 PATIENCE_S = 5.0
 TELL_AGAIN_S = 60.0
@@ -22,34 +24,25 @@ class UnansweredRouters:
     """Owned by Membership. A router that has just connected gets PATIENCE_S once more."""
 
     def __init__(self) -> None:
-        self._since: dict[str, float] = {}  # router -> since when it has not served the node
-        self._up_since: dict[str, float] = {}  # connected router -> since when
-        self._told: set[str] = set()
-        self._tell_at = 0.0  # the log is told no earlier
+        self._tell_at = 0.0  # the log gets no line earlier
 
-    def up(self, peer: str, now: float) -> None:
-        self._up_since[peer] = now
-
-    def closed(self, peer: str) -> None:
-        self._up_since.pop(peer, None)
-
-    def look(self, unserved: Sequence[str], now: float) -> Unanswered | None:
-        """Return what to log now. `unserved`: listed routers that don't serve the node."""
-        self._since = {peer: self._since.get(peer, now) for peer in sorted(unserved)}
-        self._told.intersection_update(self._since)
-        late = [peer for peer, since in self._since.items() if now - self._begin(peer, since) >= PATIENCE_S]
+    def look(self, links: Iterable[DialledRouter], now: float) -> Unanswered | None:
+        """Return what to log now. A refused router has a line of its own."""
+        late = sorted((link for link in links if _is_late(link, now)), key=lambda link: link.peer)
         if not late or now < self._tell_at:
             return None
         self._tell_at = now + TELL_AGAIN_S
-        self._told.update(late)
-        first = late[0]
-        return Unanswered(first, round(now - self._since[first]), first in self._up_since, len(late) - 1)
+        for link in late:
+            link.is_reported = True
+        first, since = late[0], late[0].silent_since
+        assert since is not None
+        return Unanswered(first.peer, round(now - since), first.state is RouterState.GREETED, len(late) - 1)
 
-    def _begin(self, peer: str, since: float) -> float:
-        return max(since, self._up_since.get(peer, since))
 
-    def answers(self, peer: str) -> bool:
-        """Return whether the log still says that this router doesn't answer."""
-        is_told = peer in self._told
-        self._told.discard(peer)
-        return is_told
+def _is_late(link: DialledRouter, now: float) -> bool:
+    if link.state not in (RouterState.DIALLED, RouterState.GREETED, RouterState.RETURNING):
+        link.silent_since, link.is_reported = None, False
+        return False
+    if link.silent_since is None:
+        link.silent_since = now
+    return now - max(link.silent_since, link.session.up_since) >= PATIENCE_S

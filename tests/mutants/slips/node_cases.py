@@ -140,7 +140,7 @@ def idle_with_offers_waiting() -> list[str]:
 
 
 def welcome_by_another_router(net: Net, node: Node) -> None:
-    node.ctx.routers.peers = (ROUTER, OTHER_ROUTER)
+    node.ctx.routers.add(OTHER_ROUTER)
     net.inboxes[OTHER_ROUTER] = deque()
     net.inboxes[name_of(node)].append(PeerUp(OTHER_ROUTER))
     net.to_node(name_of(node), Welcome("other", 1, connection=1), source=OTHER_ROUTER)
@@ -149,7 +149,7 @@ def welcome_by_another_router(net: Net, node: Node) -> None:
 
 def has_ended(node: Node) -> bool:
     """The rule of the daemon, for a node that was told to drain."""
-    return bool(node.ctx.then) and node.idle
+    return node.ctx.leaving is not None and node.ctx.leaving.is_over(0.0, is_idle=node.idle)
 
 
 # ---- decode node
@@ -175,7 +175,7 @@ def oldest_offer_stays() -> list[str]:
 def failed_pull_never_over() -> list[str]:
     net, p, d = make_pair(decode=replace(PLAIN, num_pages=24, max_running=4))
     assert isinstance(d.side, DecodeSide)
-    receiver = d.side.transfers._receivers["zmq"]
+    receiver = d.side.transfers.copies.receivers["zmq"]
 
     def torn(ready: Ready, frames: Frames, dst_pages: PageList) -> None:
         raise HandoffFailed("page 3: its digest differs from the one announced")

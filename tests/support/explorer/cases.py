@@ -309,7 +309,7 @@ def _run_pair(
     p, d = nodes
     if hazards is not None:
         hazards.watch_transfers(p.ctx.core, list(p.side.inflight._senders.values()))  # type: ignore[union-attr]
-        hazards.watch_transfers(d.ctx.core, list(d.side.transfers._receivers.values()))  # type: ignore[union-attr]
+        hazards.watch_transfers(d.ctx.core, list(d.side.transfers.copies.receivers.values()))  # type: ignore[union-attr]
     if mutant is not None:
         mutant.apply(Site(d.ctx.core, nodes, stack))
     _carry(nodes, jobs, rng, knobs.seed)

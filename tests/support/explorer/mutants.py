@@ -257,7 +257,7 @@ def result_before_done(site: Site) -> None:
 
 def installed_before_the_pull(site: Site) -> None:
     """Transfer jobs count as done as soon as they were launched."""
-    pulls = _decode_side(site).transfers._pulls
+    pulls = _decode_side(site).transfers.copies._jobs
     pulls.take_done = lambda: at_once(pulls)  # type: ignore[method-assign]
 
 

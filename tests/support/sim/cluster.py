@@ -297,7 +297,11 @@ def open_pulls(host: NodeHost) -> list[str]:
     side = host.node.side if host.node is not None else None
     if not isinstance(side, PrefillSide):
         return []
-    return [*map(str, side.pulls.open), *(str(pull.lease) for pull in side.pulls.held), *map(str, side.loans.open)]
+    return [
+        *map(str, side.pulls.open),
+        *(str(pull.lease) for pull, _ in side.pulls.copies.held),
+        *map(str, side.loans.open),
+    ]
 
 
 def leftovers(host: NodeHost) -> str:
@@ -334,7 +338,7 @@ def check_node(host: NodeHost) -> None:
         }
     else:
         transfers = side.transfers  # type: ignore[attr-defined]
-        books |= {"open": transfers.open, "held": transfers.held}
+        books |= {"open": transfers.open, "held": transfers.copies.held}
     left = [name for name, book in books.items() if book]
     if left:
         raise Violation(f"{host.name}: something is left in {', '.join(left)}")

@@ -183,7 +183,7 @@ def waits_at_decode(node: Node, side: DecodeSide) -> Iterator[Wait]:
     for handoff in side.transfers.open.values():
         if handoff.complete and handoff.request.state is RequestState.GRANTED:
             yield INSTALL, handoff.key
-    for handoff, _ in side.transfers.held:
+    for handoff, _ in side.transfers.copies.held:
         if not handoff.num_pulling:
             yield HELD, handoff.key
 

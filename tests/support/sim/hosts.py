@@ -27,7 +27,7 @@ from shared.node.context import NodeContext, NodeFacts
 from shared.node.daemon import Daemon
 from shared.node.fingerprint import make_fingerprint
 from shared.node.node import Node, Side
-from shared.node.routers.lives import Routers
+from shared.node.routers.dialled import Routers
 from shared.node.tombstones import Tombstones
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
@@ -293,7 +293,8 @@ class NodeHost:
         assert self.daemon is not None and self.node is not None
         self.daemon.say_goodbye()
         self.node.ctx.core.kv.check_integrity(idle=self.node.idle)
-        then = self.node.ctx.then
+        leaving = self.node.ctx.leaving
+        then = leaving.then if leaving else ""
         if then in ROLES:
             knobs = replace(self.plan.knobs, shared_memory=then == "prefill" and "shm" in self.plan.transports)
             self.plan = replace(self.plan, role=then, knobs=knobs)

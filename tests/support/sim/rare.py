@@ -60,10 +60,9 @@ class RareEvents:
         if node is None:
             return
         if isinstance(message, Welcome):
-            self.counts["Welcome of an old connection"] += message.connection not in (
-                0,
-                node.membership.connections[peer],
-            )
+            link = node.ctx.routers.dialled.get(peer)
+            newest = 0 if link is None else link.num_connections
+            self.counts["Welcome of an old connection"] += message.connection not in (0, newest)
         elif isinstance(message, Offer):
             key = key_of(message.key)
             self._offered.setdefault(key, now)

@@ -87,7 +87,7 @@ def handoff_states(node: Node) -> dict[object, str]:
     assert isinstance(side, DecodeSide)
     sinks: dict[object, str] = {req.key: "waiting" for req in side.prealloc.requests()}
     sinks.update({handoff.key: sink_state(handoff) for handoff in side.transfers.open.values()})
-    sinks.update({handoff.key: "held" for handoff, _ in side.transfers.held})
+    sinks.update({handoff.key: "held" for handoff, _ in side.transfers.copies.held})
     return sinks
 
 

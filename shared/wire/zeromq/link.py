@@ -16,14 +16,14 @@ import zmq
 
 from shared.core.errors import ConfigError, PeerUnreachable
 from shared.wire.codec import Buffer
-from shared.wire.dialling import Dialling
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Message
-from shared.wire.monitor import has_input
 from shared.wire.peers import Inbound, PeerClosed, WireStats, peer_name
-from shared.wire.sockets import DealerSocket, RouterSocket
 from shared.wire.wakeup import Wakeup
-from shared.wire.zap import Authenticator
+from shared.wire.zeromq.dialling import Dialling
+from shared.wire.zeromq.link_options import LinkOptions
+from shared.wire.zeromq.monitor import has_input
+from shared.wire.zeromq.sockets import DealerSocket, RouterSocket
+from shared.wire.zeromq.zap import Authenticator
 
 DEFAULT_OPTIONS = LinkOptions()
 LOOK_S = 0.5  # an idle router looks for changed keys and refused connections after this time

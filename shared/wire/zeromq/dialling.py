@@ -15,7 +15,7 @@ from shared.core.errors import ConfigError, WireError
 from shared.wire.key_files import parse_key
 from shared.wire.keyring import KeyRing
 from shared.wire.peers import EPOCH_MARK, parse_peer
-from shared.wire.sockets import DealerSocket
+from shared.wire.zeromq.sockets import DealerSocket
 
 PAUSE_S = 0.3  # pause after a failed handshake
 logger = logging.getLogger(__name__)

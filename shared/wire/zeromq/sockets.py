@@ -11,20 +11,20 @@ import zmq
 from shared.config.endpoints import KEY_MARK, check_endpoint, is_ipv6
 from shared.core.errors import ConfigError, PeerUnreachable, WireError
 from shared.observe.metric_names import REFUSED_IDENTITY
-from shared.wire.budget import Budget
 from shared.wire.codec import BY_DECODE, Buffer, decode_parts, encode
-from shared.wire.connections import Connections
-from shared.wire.curve import dial_curve, serve_curve
-from shared.wire.ipc_folder import require_private_folder
 from shared.wire.key_files import ROUTER
-from shared.wire.link_options import LinkOptions
 from shared.wire.messages import AnyMessage, Message, Welcome
-from shared.wire.monitor import drain_monitor, has_input, open_monitor
-from shared.wire.parts import PartReader, property_of, send_parts
-from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
-from shared.wire.routing_ids import draw_first_id
-from shared.wire.watch import Connection, Watch, tcp_port
+from shared.wire.zeromq.budget import Budget
+from shared.wire.zeromq.connections import Connections
+from shared.wire.zeromq.curve import dial_curve, serve_curve
+from shared.wire.zeromq.ipc_folder import require_private_folder
+from shared.wire.zeromq.link_options import LinkOptions
+from shared.wire.zeromq.monitor import drain_monitor, has_input, open_monitor
+from shared.wire.zeromq.parts import PartReader, property_of, send_parts
+from shared.wire.zeromq.peer_gate import PeerGate
+from shared.wire.zeromq.routing_ids import draw_first_id
+from shared.wire.zeromq.watch import Connection, Watch, tcp_port
 
 SHUT_OUT = {  # handshakes that failed because of keys
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not allowed",
@@ -112,9 +112,8 @@ class RouterSocket:
         self._options = options
         self._ring = options.ring
         self._keys = options.ring.now if options.ring is not None else None
-        self._admission = PeerGate(options.ring)
+        self._gate = PeerGate(options.ring)
         self._routes: dict[str, bytes] = {}  # peer -> routing id of its newest connection
-        self._key_of: dict[str, bytes] = {}  # peer -> its key, if there are keys
         self._bind_tries = 0
         self.endpoint = endpoint
         self._make_socket()
@@ -199,7 +198,7 @@ class RouterSocket:
         try:
             parse_peer(claimed := property_of(parts[-1], NAME_PROPERTY))
             name = claimed
-            self._key_of[name] = self._admission.check(name, property_of(parts[-1], USER_PROPERTY))
+            self._gate.check(name, property_of(parts[-1], USER_PROPERTY))
             self._connections.seen(fd, parts[0].bytes, name)
             speaker = name
             self._routes[name] = max(self._routes.get(name, b""), parts[0].bytes)  # routing ids only rise
@@ -228,8 +227,7 @@ class RouterSocket:
 
     def _forget(self, peer: str) -> None:
         self._routes.pop(peer, None)
-        self._key_of.pop(peer, None)
-        self._admission.gone(peer)
+        self._gate.gone(peer)
 
     # ---- keys that change
 
@@ -249,7 +247,7 @@ class RouterSocket:
             self._listen_again()
             out = list(self._routes)  # their connections ended with the old socket
         else:
-            out = [peer for peer, key in self._key_of.items() if ring.node_of(key) is None]
+            out = self._gate.not_allowed()
         for peer in out:
             self._forget(peer)
         return out
@@ -299,7 +297,6 @@ class DealerSocket:
         self._options = options if name == endpoint or options.brings_pages else replace(options, limits=BY_DECODE)
         self._stats = stats
         self._watch = watch or Watch(options.watch_limits, is_encrypted=options.ring is not None)
-        self._port = tcp_port(endpoint)
         self._connection: Connection | None = None  # None while the connection isn't watched
         self._events: list[int] = []
         self._connect()
@@ -359,7 +356,8 @@ class DealerSocket:
         for event, value in drain_monitor(self.monitor):
             if event == zmq.EVENT_CONNECTED:
                 self._watch.dialled_closed(self._connection)
-                self._connection = None if self._port is None else self._watch.dialled(value, self._port)
+                port = tcp_port(self.endpoint)
+                self._connection = None if port is None else self._watch.dialled(value, port)
             else:
                 self._events.append(event)
                 if event == zmq.EVENT_DISCONNECTED:

@@ -20,11 +20,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.observe.metric_names import REFUSED_FLOOD, REFUSED_IDLE
+from shared.observe.process_memory import ProcessMemory
 from shared.wire.peers import EPOCH_MARK
-from shared.wire.tcp import ProcessMemory, Shears, bytes_waiting, inflow_of, inode_of
+from shared.wire.zeromq.tcp import Shears, bytes_waiting, inflow_of, inode_of
 
 LOOK_S = 0.05
 SOON_S = 0.005  # time to the next look while more than MUCH_BYTES are unread
@@ -60,6 +62,15 @@ class WatchLimits:
     mute_s: float = math.inf
 
 
+class Look(NamedTuple):
+    """What a connection's newest look saw, in bytes and parts since the connection began."""
+
+    at: float = 0.0
+    received: int = 0
+    delivered: int = 0
+    num_parts: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Connection:
     """One descriptor, from accept or connect to close. The loop's thread writes `delivered`. The watch's thread
@@ -79,11 +90,8 @@ class Connection:
     swollen: float = 0.0  # growth of memory in bytes since the last delivery, while much is unread
     _may_swell: float = 0.0  # growth in bytes that the newest bytes can still explain
     _swells_until: float = 0.0
-    _received: int = 0
-    _delivered: int = 0
-    _num_parts: int = 0
     _part_bytes: float = math.inf  # average size of the newest parts in a flood, else infinite
-    _looked_at: float = field(default=0.0)
+    _last: Look = Look()
 
     def look(self, now: float, heartbeat_rate: float, mute_s: float, grown: int) -> None:
         """Read `delivered` before the received bytes, so that it can't exceed them. `grown`: growth of this process's
@@ -91,20 +99,21 @@ class Connection:
         delivered, num_parts, inflow = self.delivered, self.num_parts, inflow_of(self.fd)
         if inflow is None:
             return
-        since = now - (self._looked_at or self.since)
-        news = (inflow.received - self._received) - (delivered - self._delivered) - heartbeat_rate * since
+        last = self._last
+        since = now - (last.at or self.since)
+        news = (inflow.received - last.received) - (delivered - last.delivered) - heartbeat_rate * since
         self.unread = max(0.0, self.unread + news)
         self.is_mute = bool(self.peer) and inflow.idle_s > mute_s
-        behind, is_known = inflow.received - delivered, delivered > 0 and self._looked_at > 0
+        behind, is_known = inflow.received - delivered, delivered > 0 and last.at > 0
         self.handshake = min(self.handshake, behind) if is_known else behind
-        if delivered != self._delivered or self.unread <= MUCH_BYTES:
+        if delivered != last.delivered or self.unread <= MUCH_BYTES:
             self.swollen = self._may_swell = 0.0
         else:
-            self._swell(now, inflow.received - self._received, grown)
-        if (news_parts := num_parts - self._num_parts) > 0:
+            self._swell(now, inflow.received - last.received, grown)
+        if (news_parts := num_parts - last.num_parts) > 0:
             is_flood = news_parts >= MANY_PARTS
-            self._part_bytes = (delivered - self._delivered) / news_parts if is_flood else math.inf
-        self._received, self._delivered, self._num_parts, self._looked_at = inflow.received, delivered, num_parts, now
+            self._part_bytes = (delivered - last.delivered) / news_parts if is_flood else math.inf
+        self._last = Look(now, inflow.received, delivered, num_parts)
 
     def _swell(self, now: float, received: int, grown: int) -> None:
         if received > 0:
@@ -122,6 +131,24 @@ class Connection:
         return self.unread * (1 + PART_BYTES / self._part_bytes)
 
 
+class Bursts:
+    """Calls `after_burst` CALM_S seconds after the end of a burst of unread bytes."""
+
+    def __init__(self, after_burst: Callable[[], None] | None, most_of_callers: int) -> None:
+        self._after_burst = after_burst
+        # several small bursts can leave as much memory allocated as a large one
+        self._least_bytes = min(BURST_BYTES, most_of_callers // 4)
+        self._most_seen, self._calm_since = 0.0, 0.0
+
+    def note(self, unread: float, now: float) -> None:
+        if unread > MUCH_BYTES:
+            self._most_seen, self._calm_since = max(self._most_seen, unread), now
+        elif self._most_seen >= self._least_bytes and now - self._calm_since >= CALM_S:
+            self._most_seen = 0.0
+            if self._after_burst is not None:
+                self._after_burst()
+
+
 class Watch:
     """Watches one link's connections. The link's loop thread calls all methods except `look`.
 
@@ -137,14 +164,11 @@ class Watch:
         after_burst: Callable[[], None] | None = None,
         process_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """CALM_S seconds after the end of a burst of unread bytes, the watch's thread calls `after_burst`."""
+        """`after_burst`: see Bursts; the watch's thread calls it."""
         self._limits = limits
         self._most_of_caller = limits.caller_bytes or limits.unread_bytes
         self._most_of_callers = limits.callers_bytes_in_all or limits.unread_bytes_in_all
-        self._after_burst = after_burst
-        self._burst_bytes, self._calm_since = 0.0, 0.0
-        # several small bursts can leave as much memory allocated as a large one
-        self._least_burst = min(BURST_BYTES, self._most_of_callers // 4)
+        self._bursts = Bursts(after_burst, self._most_of_callers)
         self._refused: deque[tuple[str, str]] = deque()
         self._clock = clock
         self._shears, self._memory = Shears(), ProcessMemory()
@@ -257,16 +281,8 @@ class Watch:
         self._bound_handshakes(connections, grown)
         self._bound_silent(connections, now)
         self._close_mute(connections)
-        self._note_burst(unread, now)
+        self._bursts.note(unread, now)
         return unread
-
-    def _note_burst(self, unread: float, now: float) -> None:
-        if unread > MUCH_BYTES:
-            self._burst_bytes, self._calm_since = max(self._burst_bytes, unread), now
-        elif self._burst_bytes >= self._least_burst and now - self._calm_since >= CALM_S:
-            self._burst_bytes = 0.0
-            if self._after_burst is not None:
-                self._after_burst()
 
     def _bound_sum(self, connections: Sequence[Connection], most: int) -> None:
         left = sorted((one for one in connections if not one.is_shut), key=lambda one: one.held)

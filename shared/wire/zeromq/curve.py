@@ -5,7 +5,7 @@ from __future__ import annotations
 import zmq
 
 from shared.wire.key_files import KeyPair
-from shared.wire.zap import DOMAIN
+from shared.wire.zeromq.zap import DOMAIN
 
 
 def serve_curve(socket: zmq.Socket[bytes], pair: KeyPair) -> None:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 INFO_BYTES = 136  # length of struct tcp_info up to and including tcpi_bytes_received (Linux 4.1 and later)
 RECEIVED_AT, IDLE_AT = 128, 52  # offsets of tcpi_bytes_received and tcpi_last_data_recv
-STATM, STATM_BYTES = "/proc/self/statm", 256
 
 
 def inode_of(fd: int, *, own_port: int | None = None, peer_port: int | None = None) -> int | None:
@@ -68,26 +67,6 @@ def bytes_waiting(fd: int) -> int:
         return int(struct.unpack("=i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
     except OSError:
         return 0
-
-
-class ProcessMemory:
-    """Measures this process's private memory in bytes, without files and shared KV pools.
-
-    Its descriptor stays open, so it works while no other descriptor is free.
-    """
-
-    def __init__(self) -> None:
-        self._statm = os.open(STATM, os.O_RDONLY | os.O_CLOEXEC)
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
-
-    def __call__(self) -> int:
-        _, resident, shared, *_ = os.pread(self._statm, STATM_BYTES, 0).split()
-        return (int(resident) - int(shared)) * self._page_bytes
-
-    def close(self) -> None:
-        if self._statm >= 0:
-            os.close(self._statm)
-            self._statm = -1
 
 
 class Shears:

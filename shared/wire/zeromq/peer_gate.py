@@ -13,7 +13,9 @@ from shared.wire.peers import Refused, parse_peer
 
 
 class PeerGate:
-    """Once the newest epoch's connection has ended, an older epoch is accepted.
+    """`key_of`: the connected peers' keys; b"" without keys.
+
+    Once the newest epoch's connection has ended, an older epoch is accepted.
 
     A restarted node has an older epoch if its clock was set back.
     """
@@ -21,9 +23,10 @@ class PeerGate:
     def __init__(self, ring: KeyRing | None) -> None:
         self._ring = ring
         self._newest: dict[str, int] = {}  # node id -> newest connected epoch
+        self.key_of: dict[str, bytes] = {}
 
-    def check(self, peer: str, user_id: str) -> bytes:
-        """Return the peer's public key; b"" without keys. `user_id`: the connection's proven public key, in hex.
+    def check(self, peer: str, user_id: str) -> None:
+        """`user_id`: the connection's proven public key, in hex.
 
         Raises WireError for a malformed name, and Refused for another node's name or an older epoch.
         """
@@ -31,8 +34,7 @@ class PeerGate:
         key = self._check_key(node_id, user_id) if self._ring is not None else b""
         if epoch < self._newest.get(node_id, 0):
             raise Refused(REFUSED_EPOCH, f"{node_id}: a newer epoch than {epoch:x} is connected")
-        self._newest[node_id] = epoch
-        return key
+        self._newest[node_id], self.key_of[peer] = epoch, key
 
     def _check_key(self, node_id: str, user_id: str) -> bytes:
         assert self._ring is not None
@@ -44,7 +46,13 @@ class PeerGate:
             raise Refused(REFUSED_IDENTITY, f"it claims to be {node_id}, but its key is that of {owner}")
         return key
 
+    def not_allowed(self) -> list[str]:
+        """Return the connected peers whose keys have been taken away."""
+        ring = self._ring
+        return [peer for peer, key in self.key_of.items() if ring is not None and ring.node_of(key) is None]
+
     def gone(self, peer: str) -> None:
+        self.key_of.pop(peer, None)
         node_id, epoch = parse_peer(peer)
         if self._newest.get(node_id) == epoch:
             del self._newest[node_id]
