@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from router.dispatch.dispatcher import Dispatcher, NewRequest
+from router.dispatch.dispatcher import Dispatcher
 from router.fleet.registry import ROLES, RegisteredNode, Registry, misfits_of
 from router.fleet.slowness import Share
 from router.queue.admission import Waiting
 from router.queue.spending import Ledger, carriers
 from router.requests.effects import Effects, Failure
 from router.requests.mailbox import Mailbox
+from router.requests.new_request import NewRequest
 from router.requests.pairs import BrokenPair
 from router.requests.tickets import deadline_ms
 from shared.config.silence import link_silence

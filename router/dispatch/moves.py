@@ -53,7 +53,7 @@ class Moves:
         roomy = self._with_room() if late else []
         if not roomy:
             return []
-        late.sort(key=lambda request: request.waits_since or now)
+        late.sort(key=lambda request: request.attempt.waits_since or now)
         return [move for request in late if (move := self._move(request, roomy, now)) is not None]
 
     def _with_room(self) -> list[RegisteredNode]:
@@ -69,12 +69,13 @@ class Moves:
 
     def _has_waited(self, request: OpenRequest, now: float) -> bool:
         """Return whether the request may move. Record when the request began to wait."""
+        attempt = request.attempt
         if not waits_for_memory(request):
-            request.waits_since = None
+            attempt.waits_since = None
             return False
-        if request.waits_since is None:
-            request.waits_since = now
-        return request.num_moves < MAX_MOVES and now - request.waits_since >= MOVE_AFTER_S
+        if attempt.waits_since is None:
+            attempt.waits_since = now
+        return request.num_moves < MAX_MOVES and now - attempt.waits_since >= MOVE_AFTER_S
 
     def _move(self, request: OpenRequest, roomy: Sequence[RegisteredNode], now: float) -> Move | None:
         wanted = SPARE * request.num_tokens
@@ -94,8 +95,8 @@ class Moves:
 
 def waits_for_memory(request: OpenRequest) -> bool:
     """Return whether the request's decode node seems to lack pages for it."""
-    decode = request.decode
-    if decode is None or request.prefill is None or request.waits_for_prefill:
+    attempt, decode = request.attempt, request.attempt.decode
+    if decode is None or attempt.prefill is None or attempt.waits_for_prefill:
         return False
     load = decode.load
     if load is None or not load.waiting or request.is_decoded:  # cheap checks first

@@ -124,7 +124,7 @@ class Placer:
         """Choose a node without our requests, else the node with the fewest sequences.
 
         Decode nodes are preferred: no other prompts wait there. `apart`: peers where another suspect runs alone."""
-        able = self._able(now, request.most_tokens, request.adapter)
+        able = self._able(now, request.asked.most_tokens, request.asked.adapter)
         if not able:
             raise NoNodes("no node can take requests now; try again")
         nodes = without(without(able, request.avoid), apart)
@@ -144,17 +144,17 @@ class Placer:
         return [node for node in there if node.hello.max_context >= most_tokens] or there
 
     def other_decodes(self, request: OpenRequest, among: Sequence[RegisteredNode], now: float) -> list[RegisteredNode]:
-        prefill = request.prefill
+        asked, prefill = request.asked, request.attempt.prefill
         if prefill is None or not prefill.is_there:
             return []
         return [
             node
             for node in among
-            if node is not request.decode
+            if node is not request.attempt.decode
             and node.can_take(now)
             and node.peer not in request.avoid
-            and node.hello.max_context >= request.most_tokens
-            and (not request.adapter or node.has_adapter(request.adapter))
+            and node.hello.max_context >= asked.most_tokens
+            and (not asked.adapter or node.has_adapter(asked.adapter))
             and self.pairs.reachable(fitting([prefill], node), node, now)
         ]
 

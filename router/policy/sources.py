@@ -34,11 +34,11 @@ class PrefixSources:
         self._assumed_token_s = assumed_token_s
 
     def choose(self, request: OpenRequest, key: RequestKey, effects: Effects) -> PrefixSource | None:
-        prefill, pages = request.prefill, request.pages
-        if prefill is None or pages is None or request.wants_scores or prefill.hello.has_window:
+        prefill, pages = request.attempt.prefill, request.pages
+        if prefill is None or pages is None or request.asked.wants_scores or prefill.hello.has_window:
             return None
         page_size = prefill.hello.fingerprint.page_size
-        most = min(len(request.prompt_ids) - 1, MAX_PULL_TOKENS) // page_size if page_size else 0
+        most = min(len(request.asked.prompt_ids) - 1, MAX_PULL_TOKENS) // page_size if page_size else 0
         own = min(most, prefill.pages.num_pages(pages.names(prefill.hello), has_window=False))
         least = max(1, -(-LEAST_TOKENS // page_size)) if page_size else 1
         if most - own < least:

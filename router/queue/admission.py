@@ -95,7 +95,7 @@ class Admission:
     def is_hopeless(self, request: OpenRequest, now: float) -> bool:
         """Return whether a request that has waited can't end before its deadline. A request that leaves the
         queue empty starts anyway, to test the estimate."""
-        cost = request.cost_if(self.answers.expected(request.tenant))
+        cost = request.asked.cost(self.answers.expected(request.asked.tenant))
         late = now + self._pace.service_s(cost) > request.deadline
         return late and bool(len(self.queue)) and request.queued_at < now
 

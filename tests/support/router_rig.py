@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.dispatch.dispatcher import Dispatcher, DispatchLimits, NewRequest
+from router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from router.fleet.registry import RegisteredNode, Registry
 from router.policy.choose import make_policy
 from router.policy.placement import Placer
 from router.requests.effects import Effects, Failure, Update
 from router.requests.journal import Journal
+from router.requests.new_request import NewRequest
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import (

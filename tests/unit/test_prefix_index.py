@@ -219,7 +219,7 @@ LONG = list(range(640))
 
 def burst(rig: RouterRig, count: int) -> list[str]:
     """The prefill nodes of requests that come at once, with all but the last page in common."""
-    return [rig.journal.find(generate.key.rid).prefill.node_id  # type: ignore[union-attr]
+    return [rig.journal.find(generate.key.rid).attempt.prefill.node_id  # type: ignore[union-attr]
             for number in range(count) for generate in rig.open([*LONG, *[number] * PAGE])]  # fmt: skip
 
 

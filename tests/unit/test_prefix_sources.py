@@ -39,7 +39,7 @@ class Site(RouterRig):
     def choose(self, sampling: SamplingParams | None = None) -> PrefixSource | None:
         generate = self.open(PROMPT, sampling=sampling)[0]
         request = next(iter(self.journal.all()))
-        request.prefill = self.a
+        request.attempt.prefill = self.a
         self.effects = Effects(self.now)
         source = self.sources.choose(request, key_of(generate.key), self.effects)
         self.dispatcher.cancel([request.rid], self.now)

@@ -7,8 +7,8 @@ import pytest
 from router.api.completions import CompletionRequest, Completions
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.resolve import Resolver
-from router.dispatch.dispatcher import NewRequest
 from router.fleet.registry import RegisteredNode
+from router.requests.new_request import NewRequest
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig, ModelConfig
 from shared.core.errors import AdapterMissing, ConfigError, ModelNotFound

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from router.dispatch.dispatcher import NewRequest
 from router.fleet.registry import RegisteredNode
 from router.requests.effects import Update
+from router.requests.new_request import NewRequest
 from shared.core.errors import NoNodes, QueueFull
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Fingerprint, Key, SequenceEnd, TokenLogprob, TokenRun, Tokens
@@ -228,13 +228,13 @@ def test_a_lost_node_fails_its_requests_and_no_other(rig: RouterRig) -> None:
     prefill, decode = pair(rig)
     other = rig.join("decode", "e")
     keys = [generate.key for generate in rig.open(rounds=4)]
-    mine = [key.rid for key in keys if rig.journal.find(key.rid).decode is decode]  # type: ignore[union-attr]
+    mine = [key.rid for key in keys if rig.journal.find(key.rid).attempt.decode is decode]  # type: ignore[union-attr]
     assert 0 < len(mine) < 4
     rig.registry.remove(decode)
     effects = rig.dispatcher.node_lost(decode, "gone", 1.0)
     assert sorted(news.rid for news in effects.news) == sorted(mine) and set(failures(effects)) == {"node_lost"}
     assert ("p@1", 0, True) in aborts(effects)
-    assert {request.decode for request in rig.journal.all()} == {other}
+    assert {request.attempt.decode for request in rig.journal.all()} == {other}
     assert prefill.open_prompt_tokens == 3 * len(rig.journal)
 
 
@@ -354,11 +354,11 @@ def test_random_lives_leave_nothing_behind(seed: int) -> None:
                 replaced, nodes[name] = nodes[name], rig.join(roles[name], name, epochs[name])
                 effects = rig.dispatcher.node_lost(replaced, "restarted", rig.now)
             else:
-                key = Key("r", 9, request.rid, request.attempt - rng.choice([0, 0, 0, 1]), index)
+                key = Key("r", 9, request.rid, request.attempt.number - rng.choice([0, 0, 0, 1]), index)
                 first = rng.randint(0, 5)
                 run = TokenRun(key, first, [pos * 10 for pos in range(first, rng.randint(first, 6))], [])
                 ends = [SequenceEnd(key, "length", 6, 0, "", "")] if rng.random() < 0.3 else []
-                node = rng.choice([*request.nodes, *nodes.values()])
+                node = rng.choice([*request.attempt.nodes, *nodes.values()])
                 effects = rig.dispatcher.tokens(Tokens(node.node_id, node.hello.epoch, [run], ends), rig.now)
         assert not any(alarm.kind.startswith("two nodes") for alarm in effects.alarms)
         for news in effects.news:

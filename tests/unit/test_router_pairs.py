@@ -62,7 +62,7 @@ def test_another_prefill_node_is_found_for_that_decode_node(rig: RouterRig) -> N
     cut(rig, p, key)
     for _ in range(5):
         request = rig.journal.find(open_one(rig).key.rid)
-        assert request is not None and request.prefill is not None and request.prefill.node_id == "q"
+        assert request is not None and request.attempt.prefill is not None and request.attempt.prefill.node_id == "q"
 
 
 def test_another_decode_node_is_found_for_that_prefill_node(rig: RouterRig) -> None:
@@ -175,8 +175,8 @@ def test_a_request_is_not_passed_around_for_ever() -> None:
 
 def prefill_of(rig: RouterRig, generate: Generate) -> str:
     request = rig.journal.find(generate.key.rid)
-    assert request is not None and request.prefill is not None
-    return request.prefill.node_id
+    assert request is not None and request.attempt.prefill is not None
+    return request.attempt.prefill.node_id
 
 
 def test_the_client_hears_that_a_node_was_lost() -> None:

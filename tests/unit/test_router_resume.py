@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
-from router.dispatch.dispatcher import NewRequest
 from router.fleet.registry import RegisteredNode
 from router.policy.placement import NODES_AWAY_S
+from router.requests.attempt import Attempt
 from router.requests.effects import Effects, Failure, Update
+from router.requests.new_request import NewRequest
 from shared.core.errors import NoNodes
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Drain, Generate, Key
@@ -61,6 +64,17 @@ def test_tokens_of_the_attempt_before_are_nobodys(rig: RouterRig) -> None:
     assert ids_of(rig.run(spare, newer(key), 1, [2])) == [2]
 
 
+def test_nothing_of_an_attempt_stays_in_the_next(rig: RouterRig) -> None:
+    prefill, decode, key = begun(rig)
+    request = rig.journal.find(key.rid)
+    assert request is not None and request.attempt.nodes == (prefill, decode)
+    first = request.attempt
+    first.has_begun, first.is_alone, first.waits_since, first.waits_for_prefill = True, True, 0.0, True
+    request.begin_next_attempt()
+    fresh = Attempt(request.asked, request.pages, number=1, ran_on="p@1")
+    assert all(getattr(request.attempt, one.name) == getattr(fresh, one.name) for one in fields(Attempt))
+
+
 def newer(key: Key) -> Key:
     return Key(key.router_id, key.router_epoch, key.rid, key.attempt + 1, key.seq_index)
 
@@ -82,7 +96,7 @@ def test_what_the_lost_decode_node_had_is_not_at_the_next_one(rig: RouterRig) ->
     prefill, decode, key = begun(rig)
     rig.join("decode", "e")
     again = only(lose(rig, decode))
-    assert again.decode_node == "e" and rig.journal.find(key.rid).prefill is prefill  # type: ignore[union-attr]
+    assert again.decode_node == "e" and rig.journal.find(key.rid).attempt.prefill is prefill  # type: ignore[union-attr]
     assert len(generates(lose(rig, prefill))) == 1  # nothing has arrived there yet
 
 
@@ -147,7 +161,7 @@ def test_a_hand_off_that_fails_is_tried_elsewhere(rig: RouterRig) -> None:
     rig.join("decode", "e")
     again = only(rig.end(prefill, key, 0, "error", "handoff_failed"))
     assert again.decode_node == "e"
-    assert rig.journal.find(key.rid).prefill.node_id == "q"  # type: ignore[union-attr]
+    assert rig.journal.find(key.rid).attempt.prefill.node_id == "q"  # type: ignore[union-attr]
 
 
 def test_with_one_pair_the_decode_node_goes_on_alone(rig: RouterRig) -> None:
@@ -220,7 +234,7 @@ def test_leaving_draining_nodes_costs_no_attempt(rig: RouterRig) -> None:
         rig.now += 5.0
         moved = rig.dispatcher.tick(rig.now)
         assert len(generates(moved)) == 1 and (node.peer, 0, True) in aborts(moved)
-    assert rig.journal.all()[0].attempt == 5
+    assert rig.journal.all()[0].attempt.number == 5
 
 
 def test_a_node_that_says_it_drains_gets_nothing_more(rig: RouterRig) -> None:

@@ -221,7 +221,7 @@ class SimCluster:
         return Request(key, ids, sampling, seed=0, arrival=next(self._arrival))
 
     def _occupy(self, open_: Open, num_tokens: int) -> None:
-        """Do the same as `OpenRequest.occupy`, for the policies."""
+        """Do the same as `Attempt.occupy`, for the policies."""
         prefiller, runner = open_.nodes
         prefiller.node.open_prompt_tokens += num_tokens
         prefiller.node.open_prompt_work += num_tokens

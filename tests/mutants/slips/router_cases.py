@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
 
-from router.dispatch.dispatcher import NewRequest
 from router.dispatch.gateway import Gateway
 from router.fleet.breaker import Breaker
 from router.requests.effects import Effects, Failure, Update
+from router.requests.new_request import NewRequest
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
