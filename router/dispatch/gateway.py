@@ -269,7 +269,8 @@ class Gateway:
                 self._link.send(node.peer, Release(node.node_id))
 
     def _tell_share(self, node: RegisteredNode) -> None:
-        share, times = node.slowness.take_news(), round(node.slowness.times, 2)
+        slowness = node.figures.slowness
+        share, times = slowness.take_news(), round(slowness.times, 2)
         if share is Share.WHOLE:
             self._log.info("node is as fast as its peers again, and gets its share", node=node.node_id)
         elif share is not None:
@@ -351,5 +352,5 @@ def report_of(node: RegisteredNode, beat: Heartbeat) -> NodeReport:
         counters=load.counters,
         observations=load.observations,
         missing_routers=len(beat.lacks),
-        slowness=node.slowness.times,
+        slowness=node.figures.slowness.times,
     )

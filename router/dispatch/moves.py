@@ -62,7 +62,7 @@ class Moves:
         return [node for node in free if self._room(node) > 0]
 
     def _drop_old_promises(self) -> None:
-        loads = {node.peer: node.load for node in self._registry}
+        loads = {node.peer: node.report.load for node in self._registry}
         self._promises = {
             peer: promise for peer, promise in self._promises.items() if loads.get(peer) is promise.load is not None
         }
@@ -83,14 +83,15 @@ class Moves:
         target = max(rooms, key=lambda node: (rooms[node], node.node_id), default=None)
         if target is None or rooms[target] < wanted:
             return None
-        self._promises.setdefault(target.peer, Promise(target.load)).num_tokens += wanted
+        self._promises.setdefault(target.peer, Promise(target.report.load)).num_tokens += wanted
         return Move(request, target)
 
     def _room(self, node: RegisteredNode) -> float:
-        if node.role != "decode" or node.load is None or node.load.waiting:
+        load = node.report.load
+        if node.role != "decode" or load is None or load.waiting:
             return 0.0
         promise = self._promises.get(node.peer)
-        return node.free_tokens - (promise.num_tokens if promise is not None else 0)
+        return node.figures.room.free_tokens - (promise.num_tokens if promise is not None else 0)
 
 
 def waits_for_memory(request: OpenRequest) -> bool:
@@ -98,7 +99,7 @@ def waits_for_memory(request: OpenRequest) -> bool:
     attempt, decode = request.attempt, request.attempt.decode
     if decode is None or attempt.prefill is None or attempt.waits_for_prefill:
         return False
-    load = decode.load
+    load = decode.report.load
     if load is None or not load.waiting or request.is_decoded:  # cheap checks first
         return False
     return not decode.has_room(request.num_tokens)

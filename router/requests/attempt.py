@@ -51,14 +51,14 @@ class Attempt:
         self._expect(prefiller.pages.computing, prefiller)
         if runner is not prefiller:
             self._expect(runner.pages.arriving, runner)
-        prefiller.open_prompt_tokens += len(self.asked.prompt_ids)
-        prefiller.open_prompt_work += self.prompt_work
-        runner.open_sequences += self.asked.num_sequences
-        prefiller.sent_prompt_work += self.prompt_work
-        runner.sent_sequences += self.asked.num_sequences
+        prefiller.ours.open_prompt_tokens += len(self.asked.prompt_ids)
+        prefiller.ours.open_prompt_work += self.prompt_work
+        prefiller.ours.sent_prompt_work += self.prompt_work
+        runner.ours.open_sequences += self.asked.num_sequences
+        runner.ours.sent_sequences += self.asked.num_sequences
         self.waits_for_prefill = True
         for node in self.nodes:
-            node.dispatched += 1
+            node.ours.dispatched += 1
             node.breaker.sent()
 
     def _lacking(self, node: RegisteredNode) -> int:
@@ -77,12 +77,12 @@ class Attempt:
             coming.remove(names)
         self.coming.clear()
         if self.waits_for_prefill and self.prefiller is not None:
-            self.prefiller.open_prompt_tokens -= len(self.asked.prompt_ids)
-            self.prefiller.open_prompt_work -= self.prompt_work
+            self.prefiller.ours.open_prompt_tokens -= len(self.asked.prompt_ids)
+            self.prefiller.ours.open_prompt_work -= self.prompt_work
         self.waits_for_prefill = False
 
     def release(self) -> None:
         """Called once."""
         self.prompt_done()
         if self.runner is not None:
-            self.runner.open_sequences -= self.asked.num_sequences
+            self.runner.ours.open_sequences -= self.asked.num_sequences

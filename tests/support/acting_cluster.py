@@ -114,7 +114,7 @@ class ActingCluster(SimCluster):
 def look_at_node(node: SimNode) -> NodeLook:
     seen = node.node
     state = NodeState.DRAINING if seen.is_draining else NodeState.READY
-    return NodeLook(seen.node_id, seen.role, state, str(seen.hello.epoch), seen.open_sequences)
+    return NodeLook(seen.node_id, seen.role, state, str(seen.hello.epoch), seen.ours.open_sequences)
 
 
 def num_running(node: SimNode) -> int:

@@ -239,7 +239,7 @@ def test_many_missing_routers_fit_into_a_heartbeat() -> None:
     site.list_routers(node, A, *(f"ipc:///{number}/{'x' * 300}" for number in range(400)))
     site.run(1.0)
     known = first.rig.registry.named("d0")
-    assert known is not None and len(known.lacks) == 256
+    assert known is not None and len(known.report.lacks) == 256
 
 
 def test_routers_hear_which_ones_a_node_misses() -> None:
@@ -248,7 +248,7 @@ def test_routers_hear_which_ones_a_node_misses() -> None:
     site.node("decode", "d0")
     site.run(1.0)
     known = first.rig.registry.named("d0")
-    assert known is not None and known.lacks == (B,)
+    assert known is not None and known.report.lacks == (B,)
     site.router(B, "b", 1)
     site.run(1.0)
-    assert known.lacks == ()
+    assert known.report.lacks == ()

@@ -110,7 +110,7 @@ def test_a_rate_of_short_prompts_makes_no_pull_worth_it() -> None:
     """Node a has a rate, from prompts of 112 tokens: with it, 80 tokens would take 10 ms. The line of node b shows that
     they take 0.8 ms more, beside what the step costs anyway."""
     site = Site()
-    site.a.prompts, site.b.prompts = learnt(0.014, 1e-5, lengths=(112,)), learnt(0.014, 1e-5)
+    site.a.figures.prompts, site.b.figures.prompts = learnt(0.014, 1e-5, lengths=(112,)), learnt(0.014, 1e-5)
     site.now = 20.0
     assert site.choose() is None and site.effects.sought == ["quickly_computed"]
 
@@ -119,10 +119,10 @@ def test_a_third_node_s_line_stands_in_for_the_source_s() -> None:
     site = Site()
     c = site.join("prefill", "c")
     site.stores(c, 1)
-    site.a.prompts, c.prompts = learnt(0.014, 1e-5, lengths=(112,)), learnt(0.014, 1e-5)
+    site.a.figures.prompts, c.figures.prompts = learnt(0.014, 1e-5, lengths=(112,)), learnt(0.014, 1e-5)
     site.now = 20.0
     assert site.choose() is None and site.effects.sought == ["quickly_computed"]
-    c.prompts = learnt(0.014, 1e-5, lengths=(112,))
+    c.figures.prompts = learnt(0.014, 1e-5, lengths=(112,))
     assert site.choose() is not None, "there are only rates"
 
 
@@ -180,7 +180,7 @@ def test_a_router_that_is_told_so_names_nobody() -> None:
         limits = DispatchLimits(9, 1, 60.0, pulls_prefixes=is_on, assumed_token_s=TOKEN_S)
         site.dispatcher = type(site.dispatcher)(("r", 9), site.registry, site.dispatcher._placer, site.journal, limits)
         site.join("decode", "d")
-        site.b.open_prompt_tokens = site.b.open_prompt_work = 10_000
+        site.b.ours.open_prompt_tokens = site.b.ours.open_prompt_work = 10_000
         generates += site.open(PROMPT)
     assert [generate.source is not None for generate in generates] == [True, False]
 

@@ -24,7 +24,7 @@ def join(rig: RouterRig, role: str, node_id: str, **adapters: str) -> Registered
     said = type(said)(**{name: getattr(said, name) for name in said.__struct_fields__} | {"adapters": own})
     node, _ = rig.registry.hello(peer_name(node_id, 1), said, rig.now)
     assert node is not None
-    node.load = load(free=8)
+    node.reported(load(free=8))
     return node
 
 

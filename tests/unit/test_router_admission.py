@@ -58,7 +58,7 @@ class Queued:
         for _ in range(num_ended):
             self.rig.now += seconds / num_ended
             self.held += self.end(self.held.pop(0).key)
-            report(self.rig, self.node, running=ROWS, waiting=self.node.open_sequences - ROWS)
+            report(self.rig, self.node, running=ROWS, waiting=self.node.ours.open_sequences - ROWS)
 
     @property
     def waiting(self) -> dict[str, int]:
@@ -68,7 +68,7 @@ class Queued:
 def test_a_node_gets_what_its_rows_take_and_a_little_more() -> None:
     queued = Queued()
     assert queued.open(num=3) == [] and queued.waiting == {"a": 3}
-    assert queued.node.open_sequences == ROWS + 2
+    assert queued.node.ours.open_sequences == ROWS + 2
 
 
 def test_one_starts_for_each_that_ends_at_once() -> None:
@@ -135,7 +135,7 @@ def test_prompts_wait_while_nodes_have_many_before_them() -> None:
     report(rig, decode)
     assert [len(rig.open([1] * 5000)) for _ in range(3)] == [1, 1, 0]
     request = next(iter(rig.journal.all()))
-    assert request.attempt.prefill is prefill and prefill.open_prompt_tokens == 10_000
+    assert request.attempt.prefill is prefill and prefill.ours.open_prompt_tokens == 10_000
     keys = [Key("r", 9, one.rid, 0, 0) for one in rig.journal.all()]
     assert len(generates(rig.run(prefill, keys[0], 0, [1]))) == 1, "its first token is here"
 

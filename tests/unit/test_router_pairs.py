@@ -81,7 +81,7 @@ def test_however_many_pairs_are_broken_few_picks_are_made(rig: RouterRig, num_wh
     for node in nodes[num_whole:]:
         broken = placer.pairs._broken[p.peer, node.peer] = BrokenPair(p, node, rig.now)
         broken.breaker.failed(rig.now)
-        nodes[0].open_sequences += 1  # the only whole pair has the highest load
+        nodes[0].ours.open_sequences += 1  # the only whole pair has the highest load
     picks = 0
     pick = placer._policy.pick
 

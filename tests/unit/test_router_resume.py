@@ -107,7 +107,7 @@ def test_a_lost_end_is_made_up_for(rig: RouterRig, last: int, reason: str) -> No
     rig.join("decode", "e")
     sampling = SamplingParams(max_tokens=3, stop_token_ids=(2,))
     key = generates(rig.dispatcher.open([NewRequest([1], 1, sampling, 7)], rig.now)[1])[0].key
-    runner = decode if decode.open_sequences else rig.registry.find("e", 1)
+    runner = decode if decode.ours.open_sequences else rig.registry.find("e", 1)
     assert runner is not None
     rig.run(runner, key, 0, [8, 9, last])
     effects = lose(rig, runner)
@@ -122,7 +122,7 @@ def test_a_request_that_kills_nodes_is_cut_off(rig: RouterRig) -> None:
     nodes = [rig.join("decode", name) for name in "abcd"]
     rig.open()
     for left in (2, 1, 0):
-        victim = next(node for node in nodes if node.open_sequences)
+        victim = next(node for node in nodes if node.ours.open_sequences)
         effects = lose(rig, victim)
         assert len(generates(effects)) == (left > 0)
     (failure,) = effects.news
@@ -167,7 +167,7 @@ def test_a_hand_off_that_fails_is_tried_elsewhere(rig: RouterRig) -> None:
 def test_with_one_pair_the_decode_node_goes_on_alone(rig: RouterRig) -> None:
     prefill, decode, key = begun(rig)
     again = only(rig.end(prefill, key, 0, "error", "handoff_failed"))
-    assert again.decode_node == "" and decode.open_sequences == 1 and prefill.open_sequences == 0
+    assert again.decode_node == "" and decode.ours.open_sequences == 1 and prefill.ours.open_sequences == 0
 
 
 def test_without_a_node_it_waits_for_one() -> None:
@@ -227,7 +227,7 @@ def test_leaving_draining_nodes_costs_no_attempt(rig: RouterRig) -> None:
     nodes = [rig.join("decode", name) for name in "abcdef"]
     rig.open()
     for _ in range(5):
-        node = next(node for node in nodes if node.open_sequences)
+        node = next(node for node in nodes if node.ours.open_sequences)
         effects = rig.dispatcher.drain(node, Drain(node.node_id, "restart"), 5.0, rig.now)
         assert effects.sends == [(node.peer, Drain(node.node_id, "restart", 5000))]
         assert not generates(rig.dispatcher.tick(rig.now + 4.9))

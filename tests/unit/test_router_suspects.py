@@ -114,7 +114,7 @@ def test_a_suspect_gets_a_node_for_itself(rig: RouterRig) -> None:
     busy = one(rig).key
     bad = again(die(rig, a), bad)
     alone = node_of(rig, bad)
-    assert alone not in found(rig, busy).attempt.nodes and alone.open_sequences == 1
+    assert alone not in found(rig, busy).attempt.nodes and alone.ours.open_sequences == 1
     for _ in range(6):
         assert alone not in found(rig, one(rig).key).attempt.nodes
 
@@ -126,7 +126,7 @@ def test_where_none_is_idle_it_goes_where_fewest_would_suffer(rig: RouterRig) ->
     b, c = rig.join("decode", "b"), rig.join("decode", "c")
     for _ in range(3):
         one(rig)
-    b.open_sequences, c.open_sequences = 2, 1
+    b.ours.open_sequences, c.ours.open_sequences = 2, 1
     bad = again(die(rig, a), bad)
     assert node_of(rig, bad) is c
     assert {found(rig, one(rig).key).attempt.decode for _ in range(4)} == {b, c}, "it has not that node for itself"

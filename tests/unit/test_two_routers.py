@@ -137,7 +137,7 @@ def test_a_refused_router_back_with_a_new_name_is_welcome() -> None:
 def said(site: Site, router: Router, prompt: tuple[int, ...]) -> tuple[str, list[int], int]:
     """(the node, the answer, cached tokens) of a prompt, when it has ended."""
     mailbox = router.open(Job(0, prompt, SamplingParams(max_tokens=40, temperature=0.0), 0))
-    (node,) = [node.node_id for node in router.rig.registry if node.open_sequences]
+    (node,) = [node.node_id for node in router.rig.registry if node.ours.open_sequences]
     site.run(20.0)
     (end,) = [news.end for news in mailbox._news if isinstance(news, Update) and news.end is not None]
     return node, ids_of(mailbox), end.cached_tokens
