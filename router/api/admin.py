@@ -185,6 +185,6 @@ def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
 def state_of(node: RegisteredNode, now: float) -> NodeState:
     if node.is_silent:
         return NodeState.SILENT
-    if node.is_draining or node.is_left:
+    if node.leaving is not None:
         return NodeState.DRAINING
     return NodeState.READY if node.breaker.allows(now) else NodeState.AVOIDED

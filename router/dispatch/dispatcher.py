@@ -8,11 +8,12 @@ open --room--> start --Generate--> first node ... Tokens -> Update ... last Sequ
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.dispatch.attempts import Attempts
 from router.dispatch.moves import Moves
 from router.dispatch.progress import Progress
+from router.fleet.leaving import By, leaving_also
 from router.fleet.prefix_index import PromptPages
 from router.fleet.registry import RegisteredNode, Registry
 from router.policy.placement import Placer
@@ -162,7 +163,7 @@ class Dispatcher:
         """Resume the requests of a node that serves another router. Charge no attempt."""
         effects = Effects(now)
         self._placer.pairs.forget(node)
-        node.is_draining = True
+        node.leaving = leaving_also(node.leaving, By.NAMESAKE)
         self._attempts.leave(node, NodeDraining(f"node {node.node_id} serves another router of this name"), effects)
         return effects
 
@@ -174,9 +175,9 @@ class Dispatcher:
     def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float, now: float) -> Effects:
         """Send the node no new requests. Move its requests after `move_after_s`. The node informs other routers."""
         effects = Effects(now)
-        node.is_draining, node.drain = True, drain
-        node.move_at = now + move_after_s
-        effects.sends.append((node.peer, node.drain_now(drain, now)))
+        leaving = leaving_also(node.leaving, By.US)
+        node.leaving = leaving = replace(leaving, then=drain.then, until=now + move_after_s)
+        effects.sends.append((node.peer, leaving.drain(node.node_id, now)))
         return effects
 
     def needs(self, node: RegisteredNode) -> bool:
@@ -205,7 +206,7 @@ class Dispatcher:
         for request in self._journal.overdue(now):
             self._attempts.fail(request, DeadlineExceeded("the request took longer than this server allows"), effects)
         for node in self._registry:
-            if node.is_draining and now >= node.move_at:
+            if node.leaving is not None and now >= node.leaving.until:
                 self._attempts.leave(node, NodeDraining(f"node {node.node_id} is drained"), effects)
         for request in self._journal.parked():
             self._attempts.start(request, now, effects)

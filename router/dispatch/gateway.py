@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from router.dispatch.dispatcher import Dispatcher
+from router.fleet.leaving import By
 from router.fleet.registry import ROLES, RegisteredNode, Registry, misfits_of
 from router.fleet.slowness import Share
 from router.queue.admission import Waiting
@@ -262,8 +263,8 @@ class Gateway:
             self._metrics.update(report_of(node, beat))
             self._tell_share(node)
             self._apply(self._dispatcher.reported(now))
-            if node.drain is not None and not beat.draining:  # the Drain was lost
-                self._link.send(node.peer, node.drain_now(node.drain, now))
+            if node.leaving is not None and By.US in node.leaving.by and not beat.draining:  # the Drain was lost
+                self._link.send(node.peer, node.leaving.drain(node.node_id, now))
             self._ask(node.peer, self._registry.missed_events(node, beat))
             if beat.leaves and not self._dispatcher.needs(node):  # a lost Release is sent again at the next heartbeat
                 self._link.send(node.peer, Release(node.node_id))
@@ -302,7 +303,7 @@ class Gateway:
             self._apply(self._dispatcher.unwelcome(node, now))
 
     def _lose(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> None:
-        gone = node.is_draining or node.is_left
+        gone = node.leaving is not None
         kind = ("gone", gone, node.node_id)
         self._node_log.warning(kind, "node is gone" if gone else "node is lost", node=node.node_id, reason=reason)
         effects = self._dispatcher.node_lost(node, reason, now, has_died=has_died)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from router.dispatch.attempts import Attempts
+from router.fleet.leaving import By, leaving_also
 from router.fleet.registry import RegisteredNode, Registry
 from router.requests.abort_log import AbortLog
 from router.requests.effects import Alarm, Effects, Scored, Update
@@ -148,7 +149,7 @@ class Progress:
 
     def _ended_badly(self, request: OpenRequest, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
         if isinstance(error, NodeDraining) and not is_partners(error):
-            node.is_draining = True  # the node's next heartbeat will say the same
+            node.leaving = leaving_also(node.leaving, By.NODE)  # the node's next heartbeat will say the same
         elif is_node_fault(error):
             node.breaker.failed(effects.now)
         if isinstance(error, PeerUnreachable):

@@ -7,16 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from router.fleet.breaker import Breaker
 from router.fleet.figures import NodeFigures
 from router.fleet.kinds import Kind, Kinds, Misfit, misfit
+from router.fleet.leaving import Leaving, leaving_after
 from router.fleet.prefix_index import MAX_PAGES, PageIndex
 from router.fleet.room import room_in
 from router.fleet.slowness import Share, Slowness
 from shared.core.states import RowState
-from shared.wire.messages import CacheEvents, CacheReplay, Drain, Heartbeat, Hello, NodeLoad
+from shared.wire.messages import CacheEvents, CacheReplay, Heartbeat, Hello, NodeLoad
 from shared.wire.others_load import NO_OTHERS, OthersLoad
 
 ROLES = ("prefill", "decode")
@@ -74,10 +73,7 @@ class RegisteredNode:
     pages: PageIndex = field(default_factory=PageIndex)
     breaker: Breaker = field(default_factory=Breaker)
     is_silent: bool = False
-    is_draining: bool = False
-    is_left: bool = False  # see Heartbeat.leaves
-    drain: Drain | None = None  # sent again until the node's heartbeats report draining
-    move_at: float = float("inf")  # when a draining node's requests move
+    leaving: Leaving | None = None
 
     @property
     def node_id(self) -> str:
@@ -142,10 +138,11 @@ class RegisteredNode:
 
     @property
     def is_there(self) -> bool:
-        return not self.is_draining and not self.is_silent and not self.is_left
+        return not self.is_silent and self.leaving is None
 
-    def drain_now(self, drain: Drain, now: float) -> Drain:
-        return msgspec.structs.replace(drain, move_after_ms=max(0, round(1000 * (self.move_at - now))))
+    @property
+    def is_draining(self) -> bool:
+        return self.leaving is not None and self.leaving.is_draining
 
     def has_adapter(self, digest: str) -> bool:
         return any(adapter.digest == digest for adapter in self.hello.adapters)
@@ -224,10 +221,7 @@ class Registry:
             node.reported(beat.load, beat.others, beat.lacks)
             node.figures.learn(node.role, beat.load, now)
             node.figures.slowness.judge(self._peers(node, now), now)
-            node.is_draining = node.is_draining or beat.draining
-            node.is_left = beat.leaves
-            if beat.draining and beat.move_after_ms is not None:  # another router may have set the limit
-                node.move_at = now + beat.move_after_ms / 1000
+            node.leaving = leaving_after(node.leaving, beat, now)
             self.seen(node, now)
         return node
 

@@ -6,6 +6,7 @@ import io
 
 import pytest
 
+from router.fleet.leaving import By
 from shared.core.errors import NoNodes
 from shared.node.routers.unanswered import PATIENCE_S, TELL_AGAIN_S
 from shared.observe.log import Logger
@@ -17,7 +18,8 @@ from tests.support.two_routers import A, B, Router, Site, failures_of, ids_of, j
 def state(router: Router, node_id: str) -> tuple[bool, bool]:
     """(known, left)"""
     node = router.rig.registry.named(node_id)
-    return node is not None, node is not None and node.is_left
+    leaving = None if node is None else node.leaving
+    return node is not None, leaving is not None and By.LIST in leaving.by
 
 
 def test_a_newly_listed_router_hears_hello_within_two_seconds() -> None:

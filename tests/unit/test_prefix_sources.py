@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from router.dispatch.dispatcher import DispatchLimits
+from router.fleet.leaving import By, Leaving
 from router.fleet.pull_cost import FRESH_S, PullFigures
 from router.fleet.registry import RegisteredNode
 from router.policy.sources import PrefixSources
@@ -136,9 +137,9 @@ def test_pulls_in_vain_count_as_slow() -> None:
 
 def test_other_pages_and_nodes_that_are_away_are_not_named() -> None:
     site = Site()
-    site.b.is_draining = True
+    site.b.leaving = Leaving(By.NODE)
     assert site.choose() is None
-    site.b.is_draining = False
+    site.b.leaving = None
     other = msgspec.structs.replace(FINGERPRINT, numerics=9)
     site.b.hello = msgspec.structs.replace(site.b.hello, fingerprint=other)
     site.b.kind = site.registry._kinds.join(site.b.hello)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from router.dispatch.moves import MAX_MOVES, MOVE_AFTER_S
+from router.fleet.leaving import By, Leaving
 from router.fleet.registry import RegisteredNode
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
@@ -254,7 +255,7 @@ def test_nothing_goes_to_and_fro(rig: RouterRig) -> None:
 
 def test_a_node_that_leaves_is_no_way_out(rig: RouterRig) -> None:
     story = Waiting(rig)
-    story.b.is_draining = True
+    story.b.leaving = Leaving(By.NODE)
     assert not story.tick(10)
 
 

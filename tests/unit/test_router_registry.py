@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from router.fleet.breaker import MAX_OPEN_S, Breaker
+from router.fleet.leaving import By, Leaving, leaving_after
 from router.fleet.registry import Registry
 from router.policy.interface import Policy, Wanted
 from router.policy.least_load import LeastLoad
@@ -16,7 +17,6 @@ from router.policy.round_robin import RoundRobin
 from shared.core.errors import NoNodes
 from shared.wire.fitting import REPORTED_ONLY, misfit
 from shared.wire.messages import Drain, Fingerprint, Heartbeat
-from shared.wire.peers import peer_name
 from tests.support.router_rig import FINGERPRINT, RouterRig, hello, load
 
 
@@ -75,11 +75,24 @@ def test_silence_is_told_once_and_speech_ends_it() -> None:
 
 
 def test_what_is_left_of_a_drain_ends_at_nothing() -> None:
-    node = Registry(5.0).hello(peer_name("d", 1), hello("decode", "d"), 0.0)[0]
-    assert node is not None
-    node.move_at = 3.0
-    left = [node.drain_now(Drain("d", "stop"), now).move_after_ms for now in (1.0, 2.999, 3.0, 9.0)]
-    assert left == [2000, 1, 0, 0]
+    leaving = Leaving(By.US, "stop", 3.0)
+    assert [leaving.drain("d", now).move_after_ms for now in (1.0, 2.999, 3.0, 9.0)] == [2000, 1, 0, 0]
+    assert leaving.drain("d", 2.0) == Drain("d", "stop", 1000)
+
+
+def test_a_drain_lasts_and_a_list_may_change() -> None:
+    """Heartbeats of one node, in order: (draining, leaves) and who makes it leave then."""
+    story = [
+        ((False, False), None),
+        ((False, True), By.LIST),
+        ((True, True), By.LIST | By.NODE),
+        ((False, False), By.NODE),
+    ]
+    leaving = None
+    for (draining, leaves), by in story:
+        leaving = leaving_after(leaving, Heartbeat("d", 1, load(), draining, leaves=leaves), 0.0)
+        assert (None if leaving is None else leaving.by) == by
+    assert leaving_after(Leaving(By.LIST), Heartbeat("d", 1, load(), False), 0.0) is None
 
 
 def test_a_draining_node_gets_nothing_new() -> None:
@@ -203,7 +216,7 @@ def test_a_failing_node_is_left_alone_unless_it_is_the_last() -> None:
     good.ours.open_sequences = 50
     placer = Placer(rig.registry, LeastLoad(), 0)
     assert placer.place(Wanted(5)).decode is good
-    good.is_draining = True
+    good.leaving = Leaving(By.NODE)
     assert placer.place(Wanted(5)).decode is bad
 
 

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import pytest
 
+from router.fleet.leaving import By, Leaving
 from router.fleet.registry import RegisteredNode
 from router.policy.placement import NODES_AWAY_S
 from router.requests.attempt import Attempt
@@ -272,6 +273,6 @@ def test_a_probe_that_is_moved_lets_another_one_go(rig: RouterRig) -> None:
     rig.now = 5.0
     prefill.breaker.sent()
     assert not prefill.breaker.allows(rig.now)
-    prefill.is_draining = True  # so that it does not get the next attempt
+    prefill.leaving = Leaving(By.NODE)  # so that it does not get the next attempt
     rig.end(decode, key, 1, "error", "step_failed")
     assert prefill.breaker.allows(rig.now)

@@ -14,6 +14,7 @@ from deploy.cluster.admin import table
 from router.api.admin import node_status
 from router.dispatch.gateway import Gateway
 from router.dispatch.moves import MOVE_AFTER_S
+from router.fleet.leaving import By, Leaving
 from router.fleet.prompt_cost import COUNTERS, FRESH_S
 from router.fleet.registry import RegisteredNode, not_held_back
 from router.fleet.slowness import FACTOR, FAR, MOST_PEERS, MOST_SMOOTHED_S, QUIET_S, Share, Slowness, Steps
@@ -192,7 +193,7 @@ def test_nodes_that_take_no_requests_are_no_peers(what: str) -> None:
     site = Site(("a", "b", "d")).rounds(20.0, d=slow(3.0))
     assert site.share() is Share.EASED
     away = site.nodes.pop("b")
-    away.is_draining, away.is_silent = what == "drains", what == "is silent"
+    away.leaving, away.is_silent = Leaving(By.NODE) if what == "drains" else None, what == "is silent"
     if what == "is avoided":
         for _ in range(3):
             away.breaker.failed(site.now)
@@ -316,7 +317,7 @@ def test_a_node_that_is_held_back_is_better_than_none() -> None:
     others = {site.nodes[name].peer for name in "abc"}
     assert site.placer.place(Wanted(20, site.now), avoid=others).decode is node
     for name in "abc":
-        site.nodes[name].is_draining = True
+        site.nodes[name].leaving = Leaving(By.NODE)
     assert site.place() == "d"
     assert site.open(rounds=3), "its room counts, too"
 
@@ -335,12 +336,12 @@ def test_requests_do_not_move_to_a_node_that_is_held_back() -> None:
     site = Site().rounds(30.0, d=slow(8.0))
     prefill = site.join("prefill", "p")
     for name in "abc":
-        site.nodes[name].is_draining = name != "a"
-    site.nodes["d"].is_draining = True
+        site.nodes[name].leaving = None if name == "a" else Leaving(By.NODE)
+    site.nodes["d"].leaving = Leaving(By.NODE)
     (sent,) = site.open([1] * 32)
     assert sent.decode_node == "a"
     site.run(prefill, sent.key, 0, [5])
-    site.nodes["d"].is_draining = False
+    site.nodes["d"].leaving = None
     no_room = msgspec.structs.replace(decoding(STEP_S, 7, 1000), waiting=3, waiting_tokens=3)
     site.nodes["a"].reported(no_room)
     site.nodes["d"].reported(decoding(STEP_S, 1))

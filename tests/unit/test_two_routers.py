@@ -46,10 +46,11 @@ def test_a_drain_that_is_said_again_gives_no_more_time() -> None:
     assert known is not None
     router.gateway.drain(known, Drain("d0", "stop"), LIMIT_S)
     site.inboxes["d0@1"].clear()
-    move_at = known.move_at
+    assert known.leaving is not None
+    move_at = known.leaving.until
     site.run(3.0)
     assert node.ctx.draining and node.ctx.move_at == pytest.approx(move_at, abs=2 * TICK_S)  # on its way for a tick
-    assert known.move_at == pytest.approx(move_at, abs=2 * TICK_S)
+    assert known.leaving.until == pytest.approx(move_at, abs=2 * TICK_S)
 
 
 def test_a_second_router_of_a_name_is_refused_not_the_first() -> None:
