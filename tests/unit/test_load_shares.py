@@ -57,7 +57,8 @@ def test_others_streams_count_beside_our_own() -> None:
     rig.registry.heartbeat(Heartbeat("a", 1, load(running=5), False, others=OthersLoad(1, 5, 5, 0)), 0.0)
     assert LeastLoad().pick([shared, busy], Wanted()).node is busy
     x, y = rig.join("prefill", "x"), rig.join("prefill", "y")
-    x.ours.open_prompt_tokens, y.ours.open_prompt_tokens = 100, 150
+    for node, num_tokens in ((x, 100), (y, 150)):
+        node.ours.open_prompt_tokens = node.ours.open_prompt_work = num_tokens
     waiting = msgspec.structs.replace(load(), waiting_tokens=100)
     rig.registry.heartbeat(Heartbeat("x", 1, waiting, False, others=OthersLoad(1, 1, 0, 100)), 0.0)
     assert LeastLoad().pick([x, y], Wanted()).node is y

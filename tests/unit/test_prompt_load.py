@@ -40,7 +40,7 @@ def test_cached_tokens_are_no_work() -> None:
 def test_prompts_don_t_leave_a_node_that_has_them() -> None:
     """As many as it computes in the time that the other node takes for one."""
     rig = CachingRig()
-    rig.open(PROMPT, rounds=2)
+    rig.open(PROMPT, rounds=3)
     assert rig.b.ours.dispatched == 0
 
 

@@ -126,6 +126,7 @@ def test_a_batch_that_fails_together_is_one_failure(rig: RouterRig) -> None:
     rig.join("decode", "d")
     for generate in rig.open(rounds=20):
         rig.end(p, generate.key, 0, "error", "peer_unreachable")
+    assert [pair.num_faults for pair in rig.dispatcher.broken_pairs()] == [1]
     rig.now += OPEN_S
     assert open_one(rig).decode_node == "d", "not open for longer"
 

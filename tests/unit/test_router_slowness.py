@@ -369,7 +369,7 @@ def test_an_idle_slow_node_gets_a_request_now_and_then() -> None:
         node.ours.open_sequences = 0
     site.rounds(2 * BEAT_S, **dict.fromkeys(NAMES, idle()))
     went = [site.place() for _ in range(12)]
-    assert went.count("d") == 1, "one, until it has shown what it takes"
+    assert "d" in went[:4] and went.count("d") == 1, "one, until it has shown what it takes"
 
 
 def test_after_the_trickle_a_node_gets_work_to_be_judged_by() -> None:

@@ -86,6 +86,7 @@ def test_what_a_refused_router_has_sent_already_costs_no_attempt() -> None:
     mailbox = second.open(job(1, max_tokens=20))
     site.run(1.0)
     assert second.nodes() == [] and taken.idle and not failures_of(mailbox)
+    assert [(one.num_failed, one.num_excused) for one in second.rig.journal.all()] == [(0, 0)]
     site.lose(A)
     site.run(20.0)
     assert second.nodes() == ["d0"] and ids_of(mailbox) == job(1).expected_of(1)[:20]
