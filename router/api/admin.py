@@ -152,7 +152,8 @@ def pair_status(pair: BrokenPair, now: float) -> dict[str, object]:
 
 
 def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
-    load, speed, handoff_s = node.load, node.prompts.speed(now), node.prompts.handoff(now)
+    load, figures = node.report.load, node.figures
+    speed, handoff_s = figures.prompts.speed(now), figures.prompts.handoff(now)
     return {
         "node": node.node_id,
         "role": node.role,
@@ -161,29 +162,29 @@ def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
         "last_seen_s": round(max(0.0, now - node.last_seen), 3),
         "known_s": round(now - node.known_since, 3),
         "hello": node.hello,
-        "open_sequences": node.open_sequences,
-        "open_prompt_tokens": node.open_prompt_tokens,
-        "dispatched": node.dispatched,
+        "open_sequences": node.ours.open_sequences,
+        "open_prompt_tokens": node.ours.open_prompt_tokens,
+        "dispatched": node.ours.dispatched,
         "rows": load.rows if load else {},
         "pages": load.pages if load else {},
         "waiting": load.waiting if load else 0,
-        "waiting_tokens": node.waiting_tokens,
+        "waiting_tokens": node.report.waiting_tokens,
         "hands_over": load.hands_over if load else {},
         "cores": load.cores if load else "",
-        "others": node.others,
-        "lacks_routers": node.lacks,
+        "others": node.report.others,
+        "lacks_routers": node.report.lacks,
         # Recent measurements follow. Only prefill nodes have `handoff_s`.
         "prompt_tokens_per_s": round(speed.tokens_per_s, 1) if speed else None,
         "prompt_step_s": round(speed.step_s, 6) if speed else None,
         "handoff_s": round(handoff_s, 6) if handoff_s is not None else None,
-        "slowness": round(node.slowness.times, 2),  # step times divided by the peers' step times
-        "share": node.slowness.share,
+        "slowness": round(figures.slowness.times, 2),  # step times divided by the peers' step times
+        "share": figures.slowness.share,
     }
 
 
 def state_of(node: RegisteredNode, now: float) -> NodeState:
     if node.is_silent:
         return NodeState.SILENT
-    if node.is_draining or node.is_left:
+    if node.leaving is not None:
         return NodeState.DRAINING
     return NodeState.READY if node.breaker.allows(now) else NodeState.AVOIDED

@@ -18,12 +18,12 @@ from router.api.marks import Marks
 from router.api.prompts import Prompts
 from router.api.stream_start import StreamStart
 from router.api.writer import AnswerFacts, Counts, Times, Writer
-from router.dispatch.dispatcher import NewRequest
 from router.dispatch.gateway import Gateway
 from router.http.connection import ClientGone, Connection
 from router.http.errors import internal_error
 from router.requests.effects import Failure, News, Scored, Update
 from router.requests.mailbox import Mailbox
+from router.requests.new_request import NewRequest
 from router.tenants.tenant import EVERYBODY, Tenant
 from router.text.interface import Tokenizer
 from shared.core.errors import BatonError, DeadlineExceeded, InvalidRequest

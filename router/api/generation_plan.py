@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from router.requests.journal import cost_of
+from router.requests.new_request import cost_of
 from router.tools.call_ids import call_id
 from router.tools.declared import Tool
 from router.tools.formats import ToolFormat

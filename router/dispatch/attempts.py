@@ -64,15 +64,16 @@ class Attempts:
 
     def start(self, request: OpenRequest, now: float, effects: Effects) -> None:
         """Send a request to nodes, park it, or fail it. Raise nothing."""
+        attempt = request.attempt
         try:
             placement = self._place(request, now)
         except NoNodes as error:
-            if request.parked_until is None and (request.attempt or self._placer.is_possible(now)):
-                request.parked_until = now + (self._resume_wait_s if request.attempt else NODES_AWAY_S)
-            if request.parked_until is None or now >= request.parked_until:
+            if attempt.parked_until is None and (attempt.number or self._placer.is_possible(now)):
+                attempt.parked_until = now + (self._resume_wait_s if attempt.number else NODES_AWAY_S)
+            if attempt.parked_until is None or now >= attempt.parked_until:
                 self.fail(request, error.with_traceback(None), effects)  # breaks the cycle of error, frames and effects
             return
-        request.parked_until = None
+        attempt.parked_until = None
         effects.num_by_cost += placement.is_by_cost
         effects.picks.extend((picked.node.role, picked.reason) for picked in placement.picks)
         self._send(request, placement, now, effects)
@@ -82,42 +83,43 @@ class Attempts:
         if self._suspects.is_suspect(request):
             return self._placer.place_alone(request, now, apart)
         return self._placer.place(
-            Wanted(request.num_tokens, now, request.pages, request.affinity),
+            Wanted(request.num_tokens, now, request.pages, request.asked.affinity),
             request.avoid,
-            request.most_tokens,
-            request.adapter,
+            request.asked.most_tokens,
+            request.asked.adapter,
             apart,
-            on_one=request.wants_scores,
+            on_one=request.asked.wants_scores,
         )
 
     def _send(self, request: OpenRequest, placement: Placement, now: float, effects: Effects) -> None:
-        request.prefill, request.decode, request.is_alone = placement.prefill, placement.decode, placement.is_alone
-        request.ran_on, request.sent_at = "", now
-        request.occupy()
-        self._placer.pairs.sent(request)
-        first = request.prefiller
+        attempt = request.attempt
+        attempt.occupy(placement.prefill, placement.decode)
+        attempt.is_alone, attempt.sent_at = placement.is_alone, now
+        self._placer.pairs.sent(attempt)
+        first = attempt.prefiller
         assert first is not None
         effects.sends.append((first.peer, self._generate(request, now, effects)))
 
     def _generate(self, request: OpenRequest, now: float, effects: Effects) -> Generate:
-        target = request.decode if request.prefill is not None else None
+        asked, prefill = request.asked, request.attempt.prefill
+        target = request.attempt.decode if prefill is not None else None
         key, ticket = self.key(request, 0), None
-        if request.prefill is not None and target is not None:
-            ticket = self._tickets.issue(request, key, request.prefill, target)
+        if prefill is not None and target is not None:
+            ticket = self._tickets.issue(request, key, prefill, target)
         return Generate(
             key=to_wire(key),
-            prompt_ids=request.prompt_ids,
+            prompt_ids=asked.prompt_ids,
             output_ids=[[] if sequence.is_closed else sequence.ids.copy() for sequence in request.sequences],
-            num_sequences=len(request.sequences),
+            num_sequences=asked.num_sequences,
             ended=[index for index, sequence in enumerate(request.sequences) if sequence.is_closed],
-            sampling=to_wire(request.sampling),
-            seed=request.seed,
+            sampling=to_wire(asked.sampling),
+            seed=asked.seed,
             decode_node=target.node_id if target else "",
             decode_epoch=target.hello.epoch if target else 0,
             decode_endpoint=target.hello.node_endpoint if target else "",
             remaining_ms=max(1, int((request.deadline - now) * 1000)),
-            adapter=request.adapter,
-            cache_salt=request.cache_salt,
+            adapter=asked.adapter,
+            cache_salt=asked.cache_salt,
             scored=len(request.scores) + 1,
             ticket=ticket,
             source=self._sources.choose(request, key, effects) if self._sources is not None else None,
@@ -128,7 +130,7 @@ class Attempts:
 
         It was probably unreachable already: when this router loses its network, its links break one by one."""
         for request in self._needing(node):
-            was_gone = isinstance(error, NodeLost) and request.sent_at > node.last_seen
+            was_gone = isinstance(error, NodeLost) and request.attempt.sent_at > node.last_seen
             self.resume_or_fail(request, error, effects, is_free=was_gone, at_once=not was_gone)
 
     def bury(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
@@ -137,7 +139,7 @@ class Attempts:
             self.leave(node, error, effects)
             return
         requests = self._needing(node)
-        just_left = [request for request in self._journal.parked() if request.ran_on == node.peer]
+        just_left = [request for request in self._journal.parked() if request.attempt.ran_on == node.peer]
         verdict = self._suspects.judge(node, [*just_left, *(req for req in requests if req.runs_on(node))])
         if verdict.culprit is not None:
             effects.alarms.append(Alarm(KILLER_ALARM, node.node_id))
@@ -149,16 +151,8 @@ class Attempts:
 
     def _needing(self, node: RegisteredNode) -> list[OpenRequest]:
         """After its hand-off, a request does not need its prefill node."""
-        return [
-            request
-            for request in self._journal.served_by(node)
-            if node is not request.prefill or request.decode is None or not self._is_handed_over(request)
-        ]
-
-    def _is_handed_over(self, request: OpenRequest) -> bool:
-        return all(
-            sequence.is_closed or index in request.begun_by_decode for index, sequence in enumerate(request.sequences)
-        )
+        requests = self._journal.served_by(node)
+        return [request for request in requests if node is request.attempt.runner or not request.is_handed_over]
 
     def resume_or_fail(
         self,
@@ -173,7 +167,7 @@ class Attempts:
 
         Without `at_once`, the next attempt waits for the next tick, when more is known about the nodes."""
         is_excused = isinstance(error, NodeLost) and effects.now < self._excused_until
-        if not is_excused and not any(node.is_draining for node in request.nodes):
+        if not is_excused and not any(node.is_draining for node in request.attempt.nodes):
             self._charge(request, is_free or is_nobodys_fault(error))
         if not can_resume(error):
             self.fail(request, error, effects)
@@ -187,12 +181,12 @@ class Attempts:
             self.forget(request, effects.now)
         elif not at_once or isinstance(error, PeerUnreachable):
             # One node of the pair may have died. The next tick shows which one.
-            request.parked_until = effects.now + self._resume_wait_s
+            request.attempt.parked_until = effects.now + self._resume_wait_s
         else:
             self.start(request, effects.now, effects)
 
     def move(self, request: OpenRequest, decode: RegisteredNode, effects: Effects) -> None:
-        prefill = request.prefill
+        prefill = request.attempt.prefill
         self.withdraw(request, effects)
         request.num_moves += 1
         effects.num_moved += 1
@@ -211,12 +205,7 @@ class Attempts:
     def withdraw(self, request: OpenRequest, effects: Effects) -> None:
         self._stop_everywhere(request, effects)
         self._no_verdict(request)
-        request.ran_on = next((node.peer for node in request.nodes if request.runs_on(node)), "")
-        request.release()
-        request.attempt += 1
-        request.begun_by_decode.clear()
-        request.has_begun = request.is_alone = False
-        request.waits_since = None
+        request.begin_next_attempt()
         self._restart_sequences(request, effects)
 
     def _restart_sequences(self, request: OpenRequest, effects: Effects) -> None:
@@ -225,7 +214,7 @@ class Attempts:
             if sequence.is_closed:
                 continue
             sequence.restart()
-            reason = sequence.reason_to_end(request.sampling)
+            reason = sequence.reason_to_end(request.asked.sampling)
             if reason is not None:
                 sequence.is_closed = True
                 end = SequenceEnd(to_wire(self.key(request, index)), reason.value, len(sequence.ids), 0, "", "")
@@ -248,24 +237,24 @@ class Attempts:
 
     def _no_verdict(self, request: OpenRequest) -> None:
         """Allow another probe of the nodes if this request was a probe without a result."""
-        for node in request.nodes:
+        for node in request.attempt.nodes:
             node.breaker.abandoned()
-        self._placer.pairs.left(request)
+        self._placer.pairs.left(request.attempt)
 
     def forget(self, request: OpenRequest, now: float) -> None:
         """Forget a request without telling its client."""
         self._admission.over(request, now)
         for sequence in request.sequences:
             sequence.is_closed = True
-        for node in request.nodes:
+        for node in request.attempt.nodes:
             self._told.remember(node.peer, to_wire(self.key(request, 0)), now)
-        request.release()
+        request.attempt.release()
         self._suspects.forget(request)
         self._journal.remove(request.rid)
 
     def _stop_everywhere(self, request: OpenRequest, effects: Effects) -> None:
         key = to_wire(self.key(request, 0))
-        for node in request.nodes:
+        for node in request.attempt.nodes:
             self.stop(node, key, effects, all_sequences=True)
 
     def stop(self, node: RegisteredNode, key: Key, effects: Effects, *, all_sequences: bool) -> None:
@@ -273,4 +262,4 @@ class Attempts:
         self._told.remember(node.peer, key, effects.now)
 
     def key(self, request: OpenRequest, seq_index: int) -> RequestKey:
-        return RequestKey(self._router_id, self._router_epoch, request.rid, request.attempt, seq_index)
+        return RequestKey(self._router_id, self._router_epoch, request.rid, request.attempt.number, seq_index)

@@ -8,11 +8,12 @@ open --room--> start --Generate--> first node ... Tokens -> Update ... last Sequ
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.dispatch.attempts import Attempts
 from router.dispatch.moves import Moves
 from router.dispatch.progress import Progress
+from router.fleet.leaving import By, leaving_also
 from router.fleet.prefix_index import PromptPages
 from router.fleet.registry import RegisteredNode, Registry
 from router.policy.placement import Placer
@@ -21,14 +22,13 @@ from router.queue.admission import Admission, Newcomer, Waiting
 from router.queue.fair_queue import FairQueue
 from router.requests.abort_log import AbortLog
 from router.requests.effects import Alarm, Effects
-from router.requests.journal import Journal, OpenRequest, SequenceJournal, cost_of
+from router.requests.journal import Journal, OpenRequest
+from router.requests.new_request import NewRequest
 from router.requests.pairs import ALARM, BrokenPair
 from router.requests.suspects import Suspects
 from router.requests.tickets import Tickets
-from router.tenants.tenant import EVERYBODY, Tenant
 from shared.config.silence import link_silence
 from shared.core.errors import BatonError, DeadlineExceeded, NodeDraining, NodeLost, NoNodes
-from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens
 
 
@@ -42,23 +42,6 @@ class DispatchLimits:
     pulls_prefixes: bool = True
     # seconds per prompt token, assumed until measured; None: no pulls until measured
     assumed_token_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NewRequest:
-    prompt_ids: list[int]
-    num_sequences: int
-    sampling: SamplingParams
-    seed: int
-    adapter: str = ""
-    cache_salt: int = 0
-    affinity: str = ""
-    tenant: Tenant = EVERYBODY
-    within_s: float | None = None  # how long the client waits for the whole answer
-    rank: int = 0  # among the tenant's waiting requests: lower ranks start first
-
-    def cost(self, expected_answer: float) -> int:
-        return cost_of(len(self.prompt_ids), self.num_sequences, self.sampling, expected_answer)
 
 
 class Dispatcher:
@@ -123,23 +106,8 @@ class Dispatcher:
                 self._attempts.start(request, now, effects)
 
     def _new_request(self, new: NewRequest, expected_answer: float, now: float) -> OpenRequest:
-        sequences = [SequenceJournal(new.sampling.max_tokens) for _ in range(new.num_sequences)]
-        return OpenRequest(
-            rid=self._journal.new_rid(),
-            prompt_ids=new.prompt_ids,
-            sampling=new.sampling,
-            seed=new.seed,
-            deadline=now + self._within_s(new),
-            sequences=sequences,
-            adapter=new.adapter,
-            cache_salt=new.cache_salt,
-            pages=PromptPages(new.prompt_ids, new.adapter, new.cache_salt),
-            affinity=new.affinity,
-            tenant=new.tenant,
-            expected_answer=expected_answer,
-            rank=new.rank,
-            lacks_scores=new.sampling.prompt_logprobs >= 0 and len(new.prompt_ids) > 1,
-        )
+        pages = PromptPages(new.prompt_ids, new.adapter, new.cache_salt)
+        return OpenRequest(self._journal.new_rid(), new, now + self._within_s(new), pages, expected_answer)
 
     def cancel(self, rids: Iterable[str], now: float) -> Effects:
         effects = Effects(now)
@@ -195,7 +163,7 @@ class Dispatcher:
         """Resume the requests of a node that serves another router. Charge no attempt."""
         effects = Effects(now)
         self._placer.pairs.forget(node)
-        node.is_draining = True
+        node.leaving = leaving_also(node.leaving, By.NAMESAKE)
         self._attempts.leave(node, NodeDraining(f"node {node.node_id} serves another router of this name"), effects)
         return effects
 
@@ -207,9 +175,9 @@ class Dispatcher:
     def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float, now: float) -> Effects:
         """Send the node no new requests. Move its requests after `move_after_s`. The node informs other routers."""
         effects = Effects(now)
-        node.is_draining, node.drain = True, drain
-        node.move_at = now + move_after_s
-        effects.sends.append((node.peer, node.drain_now(drain, now)))
+        leaving = leaving_also(node.leaving, By.US)
+        node.leaving = leaving = replace(leaving, then=drain.then, until=now + move_after_s)
+        effects.sends.append((node.peer, leaving.drain(node.node_id, now)))
         return effects
 
     def needs(self, node: RegisteredNode) -> bool:
@@ -223,11 +191,11 @@ class Dispatcher:
             if node is not None:
                 node.breaker.failed(now)
             request = self._journal.find(message.key.rid)
-            if request is not None and request.attempt == message.key.attempt:
-                self._attempts.avoid(request, request.prefiller)
-                if request.attempt:  # an unsent attempt did not fail; the next tick tries again
+            if request is not None and request.attempt.number == message.key.attempt:
+                self._attempts.avoid(request, request.attempt.prefiller)
+                if request.attempt.number:  # an unsent attempt did not fail; the next tick tries again
                     self._attempts.withdraw(request, effects)
-                    request.parked_until = now + self._limits.resume_wait_s
+                    request.attempt.parked_until = now + self._limits.resume_wait_s
                 else:
                     self._attempts.resume_or_fail(request, NodeLost(f"node {peer} takes no messages"), effects)
         return effects
@@ -238,7 +206,7 @@ class Dispatcher:
         for request in self._journal.overdue(now):
             self._attempts.fail(request, DeadlineExceeded("the request took longer than this server allows"), effects)
         for node in self._registry:
-            if node.is_draining and now >= node.move_at:
+            if node.leaving is not None and now >= node.leaving.until:
                 self._attempts.leave(node, NodeDraining(f"node {node.node_id} is drained"), effects)
         for request in self._journal.parked():
             self._attempts.start(request, now, effects)
@@ -251,7 +219,7 @@ class Dispatcher:
     def _look_at_pairs(self, effects: Effects) -> None:
         """Report broken pairs one tick late, when pairs of dead nodes are already dropped."""
         pairs = self._placer.pairs
-        pairs.look(self._journal.find)
+        pairs.look()
         effects.alarms.extend(Alarm(ALARM, pair.name) for pair in pairs.take_news())
 
     def broken_pairs(self) -> list[BrokenPair]:

@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from router.dispatch.dispatcher import Dispatcher, NewRequest
+from router.dispatch.dispatcher import Dispatcher
+from router.fleet.leaving import By
 from router.fleet.registry import ROLES, RegisteredNode, Registry, misfits_of
 from router.fleet.slowness import Share
 from router.queue.admission import Waiting
 from router.queue.spending import Ledger, carriers
 from router.requests.effects import Effects, Failure
 from router.requests.mailbox import Mailbox
+from router.requests.new_request import NewRequest
 from router.requests.pairs import BrokenPair
 from router.requests.tickets import deadline_ms
 from shared.config.silence import link_silence
@@ -261,14 +263,15 @@ class Gateway:
             self._metrics.update(report_of(node, beat))
             self._tell_share(node)
             self._apply(self._dispatcher.reported(now))
-            if node.drain is not None and not beat.draining:  # the Drain was lost
-                self._link.send(node.peer, node.drain_now(node.drain, now))
+            if node.leaving is not None and By.US in node.leaving.by and not beat.draining:  # the Drain was lost
+                self._link.send(node.peer, node.leaving.drain(node.node_id, now))
             self._ask(node.peer, self._registry.missed_events(node, beat))
             if beat.leaves and not self._dispatcher.needs(node):  # a lost Release is sent again at the next heartbeat
                 self._link.send(node.peer, Release(node.node_id))
 
     def _tell_share(self, node: RegisteredNode) -> None:
-        share, times = node.slowness.take_news(), round(node.slowness.times, 2)
+        slowness = node.figures.slowness
+        share, times = slowness.take_news(), round(slowness.times, 2)
         if share is Share.WHOLE:
             self._log.info("node is as fast as its peers again, and gets its share", node=node.node_id)
         elif share is not None:
@@ -300,7 +303,7 @@ class Gateway:
             self._apply(self._dispatcher.unwelcome(node, now))
 
     def _lose(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> None:
-        gone = node.is_draining or node.is_left
+        gone = node.leaving is not None
         kind = ("gone", gone, node.node_id)
         self._node_log.warning(kind, "node is gone" if gone else "node is lost", node=node.node_id, reason=reason)
         effects = self._dispatcher.node_lost(node, reason, now, has_died=has_died)
@@ -350,5 +353,5 @@ def report_of(node: RegisteredNode, beat: Heartbeat) -> NodeReport:
         counters=load.counters,
         observations=load.observations,
         missing_routers=len(beat.lacks),
-        slowness=node.slowness.times,
+        slowness=node.figures.slowness.times,
     )

@@ -53,7 +53,7 @@ class Moves:
         roomy = self._with_room() if late else []
         if not roomy:
             return []
-        late.sort(key=lambda request: request.waits_since or now)
+        late.sort(key=lambda request: request.attempt.waits_since or now)
         return [move for request in late if (move := self._move(request, roomy, now)) is not None]
 
     def _with_room(self) -> list[RegisteredNode]:
@@ -62,19 +62,20 @@ class Moves:
         return [node for node in free if self._room(node) > 0]
 
     def _drop_old_promises(self) -> None:
-        loads = {node.peer: node.load for node in self._registry}
+        loads = {node.peer: node.report.load for node in self._registry}
         self._promises = {
             peer: promise for peer, promise in self._promises.items() if loads.get(peer) is promise.load is not None
         }
 
     def _has_waited(self, request: OpenRequest, now: float) -> bool:
         """Return whether the request may move. Record when the request began to wait."""
+        attempt = request.attempt
         if not waits_for_memory(request):
-            request.waits_since = None
+            attempt.waits_since = None
             return False
-        if request.waits_since is None:
-            request.waits_since = now
-        return request.num_moves < MAX_MOVES and now - request.waits_since >= MOVE_AFTER_S
+        if attempt.waits_since is None:
+            attempt.waits_since = now
+        return request.num_moves < MAX_MOVES and now - attempt.waits_since >= MOVE_AFTER_S
 
     def _move(self, request: OpenRequest, roomy: Sequence[RegisteredNode], now: float) -> Move | None:
         wanted = SPARE * request.num_tokens
@@ -82,22 +83,23 @@ class Moves:
         target = max(rooms, key=lambda node: (rooms[node], node.node_id), default=None)
         if target is None or rooms[target] < wanted:
             return None
-        self._promises.setdefault(target.peer, Promise(target.load)).num_tokens += wanted
+        self._promises.setdefault(target.peer, Promise(target.report.load)).num_tokens += wanted
         return Move(request, target)
 
     def _room(self, node: RegisteredNode) -> float:
-        if node.role != "decode" or node.load is None or node.load.waiting:
+        load = node.report.load
+        if node.role != "decode" or load is None or load.waiting:
             return 0.0
         promise = self._promises.get(node.peer)
-        return node.free_tokens - (promise.num_tokens if promise is not None else 0)
+        return node.figures.room.free_tokens - (promise.num_tokens if promise is not None else 0)
 
 
 def waits_for_memory(request: OpenRequest) -> bool:
     """Return whether the request's decode node seems to lack pages for it."""
-    decode = request.decode
-    if decode is None or request.prefill is None or request.waits_for_prefill:
+    attempt, decode = request.attempt, request.attempt.decode
+    if decode is None or attempt.prefill is None or attempt.waits_for_prefill:
         return False
-    load = decode.load
+    load = decode.report.load
     if load is None or not load.waiting or request.is_decoded:  # cheap checks first
         return False
     return not decode.has_room(request.num_tokens)

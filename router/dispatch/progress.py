@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from router.dispatch.attempts import Attempts
+from router.fleet.leaving import By, leaving_also
 from router.fleet.registry import RegisteredNode, Registry
 from router.requests.abort_log import AbortLog
 from router.requests.effects import Alarm, Effects, Scored, Update
@@ -51,8 +52,8 @@ class Progress:
             node.last_seen = now
             for key in message.keys:
                 request = self._find(node, key, effects)
-                if request is not None and node is request.prefiller:
-                    request.has_begun = True
+                if request is not None and node is request.attempt.prefiller:
+                    request.attempt.has_begun = True
                     effects.begun.append(request.rid)
         return effects
 
@@ -65,13 +66,14 @@ class Progress:
             return effects
         node.last_seen = now
         known = len(request.scores) + 1
-        if not request.wants_scores or message.first_pos > known:
+        if not request.asked.wants_scores or message.first_pos > known:
             effects.alarms.append(Alarm("malformed scores of a prompt", node.node_id))
             return effects
-        new = message.logprobs[known - message.first_pos : len(request.prompt_ids) - message.first_pos]
+        num_prompt_tokens = len(request.asked.prompt_ids)
+        new = message.logprobs[known - message.first_pos : num_prompt_tokens - message.first_pos]
         if new:
             request.scores.extend(new)
-            request.lacks_scores = len(request.scores) + 1 < len(request.prompt_ids)
+            request.lacks_scores = len(request.scores) + 1 < num_prompt_tokens
             effects.news.append(Scored(request.rid, new))
         return effects
 
@@ -83,7 +85,7 @@ class Progress:
             return effects
         request.sequences[seq_index].is_closed = True
         key = to_wire(self._attempts.key(request, seq_index))
-        for node in request.nodes:
+        for node in request.attempt.nodes:
             self._attempts.stop(node, key, effects, all_sequences=False)
         self._after_progress(request, effects)
         return effects
@@ -100,8 +102,9 @@ class Progress:
         sequence = request.sequences[key.seq_index]
         if sequence.is_closed or (request.lacks_scores and self._are_scores_lost(request, node, key, effects)):
             return
-        if node is request.decode:
-            request.begun_by_decode.add(key.seq_index)
+        attempt = request.attempt
+        if node is attempt.decode:
+            attempt.begun_by_decode.add(key.seq_index)
         taken = sequence.take(run.first_pos, ids, logprobs)
         if taken.conflict:
             effects.alarms.append(Alarm("two nodes disagree on a token", node.node_id))
@@ -110,7 +113,7 @@ class Progress:
             effects.news.append(Update(request.rid, key.seq_index, taken.ids, taken.logprobs, end))
         if end is not None:
             sequence.is_closed = True
-        if end is not None or request.waits_for_prefill:
+        if end is not None or attempt.waits_for_prefill:
             self._after_progress(request, effects)
 
     def _are_scores_lost(self, request: OpenRequest, node: RegisteredNode, key: Key, effects: Effects) -> bool:
@@ -146,24 +149,25 @@ class Progress:
 
     def _ended_badly(self, request: OpenRequest, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
         if isinstance(error, NodeDraining) and not is_partners(error):
-            node.is_draining = True  # the node's next heartbeat will say the same
+            node.leaving = leaving_also(node.leaving, By.NODE)  # the node's next heartbeat will say the same
         elif is_node_fault(error):
             node.breaker.failed(effects.now)
         if isinstance(error, PeerUnreachable):
-            self._pairs.failed(request, effects.now)
+            self._pairs.failed(request.attempt, effects.now)
         elif isinstance(error, HandoffFailed):
-            self._attempts.avoid(request, *request.nodes)
+            self._attempts.avoid(request, *request.attempt.nodes)
         elif is_partners(error):
-            self._attempts.avoid(request, *(other for other in request.nodes if other is not node))
+            self._attempts.avoid(request, *(other for other in request.attempt.nodes if other is not node))
         else:
             self._attempts.avoid(request, node)
         self._attempts.resume_or_fail(request, error, effects)
 
     def _after_progress(self, request: OpenRequest, effects: Effects) -> None:
-        if request.waits_for_prefill and request.has_started:
-            request.prompt_done()
-            if request.prefill is not None:
-                request.prefill.breaker.succeeded()
+        attempt = request.attempt
+        if attempt.waits_for_prefill and request.has_started:
+            attempt.prompt_done()
+            if attempt.prefill is not None:
+                attempt.prefill.breaker.succeeded()
         if request.is_done:
             self._attempts.end(request, effects.now)
 
@@ -172,11 +176,11 @@ class Progress:
         request = self._journal.find(wire_key.rid)
         if (
             request is not None
-            and wire_key.attempt == request.attempt
+            and wire_key.attempt == request.attempt.number
             and wire_key.router_epoch == self._router_epoch
             and wire_key.router_id == self._router_id
             and 0 <= wire_key.seq_index < len(request.sequences)
-            and (node is request.decode or node is request.prefill)
+            and (node is request.attempt.decode or node is request.attempt.prefill)
         ):
             return request
         if wire_key.router_id == self._router_id:

@@ -7,108 +7,113 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from router.fleet.breaker import Breaker
+from router.fleet.figures import NodeFigures
 from router.fleet.kinds import Kind, Kinds, Misfit, misfit
+from router.fleet.leaving import Leaving, leaving_after
 from router.fleet.prefix_index import MAX_PAGES, PageIndex
-from router.fleet.prompt_cost import PromptFigures
-from router.fleet.pull_cost import PullFigures
-from router.fleet.room import prompt_tokens_in, sequences_in, tokens_in
+from router.fleet.room import room_in
 from router.fleet.slowness import Share, Slowness
 from shared.core.states import RowState
-from shared.wire.messages import CacheEvents, CacheReplay, Drain, Heartbeat, Hello, NodeLoad
+from shared.wire.messages import CacheEvents, CacheReplay, Heartbeat, Hello, NodeLoad
 from shared.wire.others_load import NO_OTHERS, OthersLoad
 
 ROLES = ("prefill", "decode")
-HANDOFF_COST = "handoff_cost_seconds"
 
 
 def age(hello: Hello) -> tuple[int, int]:
     return hello.epoch, hello.connection
 
 
-@dataclass(slots=True, eq=False)
-class RegisteredNode:
-    """One epoch of a node. open_*: our open requests there. sent_*: our requests since the node's last report. Each
-    other router is assumed to have sent equally many."""
+@dataclass(slots=True)
+class Report:
+    """A node's newest report, and sums of it that each placement reads for every node."""
 
-    peer: str
-    hello: Hello
-    kind: Kind
-    node_id: str
-    role: str
-    known_since: float
-    last_seen: float
-    breaker: Breaker = field(default_factory=Breaker)
-    # Sums of the last report, which each placement reads for every node.
-    free_tokens: float = float("inf")
-    num_reported: int = 0  # reported sequences that run or wait
-    num_running: int = 0  # reported sequences that decode
-    waiting_tokens: int = 0
-    prompts: PromptFigures = field(default_factory=PromptFigures)
-    pages: PageIndex = field(default_factory=PageIndex)
-    pulls: PullFigures = field(default_factory=PullFigures)
-    slowness: Slowness = field(default_factory=Slowness)
-    # Limits on our open requests at this node, see room.py.
-    most_sequences: float = float("inf")
-    most_prompt_tokens: float = float("inf")
-    is_draining: bool = False
-    is_left: bool = False  # see Heartbeat.leaves
+    load: NodeLoad | None = None
+    others: OthersLoad = NO_OTHERS
     lacks: tuple[str, ...] = ()
-    drain: Drain | None = None  # sent again until the node's heartbeats report draining
-    move_at: float = float("inf")  # when a draining node's requests move
-    is_silent: bool = False
+    num_sequences: int = field(default=0, init=False)  # that run or wait
+    num_running: int = field(default=0, init=False)  # sequences that decode
+    waiting_tokens: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        load = self.load
+        if load is not None:
+            taken = sum(load.rows.get(state, 0) for state in RowState if state is not RowState.FREE)
+            self.num_sequences, self.waiting_tokens = taken + load.waiting, load.waiting_tokens
+            self.num_running = load.rows.get(RowState.RUNNING, 0)
+
+
+@dataclass(slots=True)
+class OurRequests:
+    """open_*: our open requests on a node. sent_*: our requests since its last report. Each other router is assumed to
+    have sent equally many."""
+
     open_sequences: int = 0
     open_prompt_tokens: int = 0
     open_prompt_work: int = 0  # open prompt tokens that the node had not cached
     sent_sequences: int = 0
     sent_prompt_work: int = 0
     dispatched: int = 0
-    others: OthersLoad = NO_OTHERS
+
+
+@dataclass(slots=True, eq=False)
+class RegisteredNode:
+    """One epoch of a node."""
+
+    peer: str
+    hello: Hello
+    kind: Kind
+    known_since: float
+    last_seen: float
     turn: bytes = b""  # breaks ties between nodes; differs between routers
-    _load: NodeLoad | None = None
+    report: Report = field(default_factory=Report)
+    ours: OurRequests = field(default_factory=OurRequests)
+    figures: NodeFigures = field(default_factory=NodeFigures)
+    pages: PageIndex = field(default_factory=PageIndex)
+    breaker: Breaker = field(default_factory=Breaker)
+    is_silent: bool = False
+    leaving: Leaving | None = None
 
     @property
-    def load(self) -> NodeLoad | None:
-        return self._load
+    def node_id(self) -> str:
+        return self.hello.node_id
 
-    @load.setter
-    def load(self, load: NodeLoad) -> None:
-        taken = sum(load.rows.get(state, 0) for state in RowState if state is not RowState.FREE)
-        self._load, self.num_reported, self.waiting_tokens = load, taken + load.waiting, load.waiting_tokens
-        self.num_running = load.rows.get(RowState.RUNNING, 0)
-        self.free_tokens = tokens_in(load, self.hello.fingerprint.page_size)
-        self.most_sequences = sequences_in(load, self.open_sequences)
-        self.most_prompt_tokens = prompt_tokens_in(load, self.open_prompt_tokens)
+    @property
+    def role(self) -> str:
+        return self.hello.role
 
-    def report(self, load: NodeLoad, others: OthersLoad) -> None:
-        """Take a report, which counts all requests sent earlier."""
-        self.load, self.others = load, others
-        self.sent_sequences = self.sent_prompt_work = 0
+    def reported(self, load: NodeLoad, others: OthersLoad = NO_OTHERS, lacks: Sequence[str] = ()) -> None:
+        """Replace the report. It counts all requests sent earlier."""
+        ours, page_size = self.ours, self.hello.fingerprint.page_size
+        self.report = Report(load, others, tuple(lacks))
+        self.figures.room = room_in(load, page_size, ours.open_sequences, ours.open_prompt_tokens)
+        ours.sent_sequences = ours.sent_prompt_work = 0
 
     @property
     def sequences(self) -> int:
         """Estimate all routers' sequences on this node. The report is up to a heartbeat old, but our own requests are
         known."""
-        others = self.others.sequences
-        return max(self.open_sequences, self.num_reported - others) + others + self.others.routers * self.sent_sequences
+        ours, others = self.ours, self.report.others
+        here = max(ours.open_sequences, self.report.num_sequences - others.sequences)
+        return here + others.sequences + others.routers * ours.sent_sequences
 
     @property
     def prompt_tokens(self) -> int:
         """Like `sequences`, estimate the uncached prompt tokens that wait. Reports also count cached tokens."""
-        others = self.others.waiting_tokens
-        cached = self.open_prompt_tokens - self.open_prompt_work
-        own = max(self.open_prompt_work, self.waiting_tokens - others - cached)
-        return own + others + self.others.routers * self.sent_prompt_work
+        ours, others = self.ours, self.report.others
+        cached = ours.open_prompt_tokens - ours.open_prompt_work
+        own = max(ours.open_prompt_work, self.report.waiting_tokens - others.waiting_tokens - cached)
+        return own + others.waiting_tokens + others.routers * ours.sent_prompt_work
 
     @property
     def weight(self) -> float:
         """The factor by which policies multiply the node's work.
 
         After QUIET_S of idleness the factor is 1: the next request shows whether the node has recovered."""
-        weight = self.slowness.weight
-        return 1.0 if weight > 1.0 and self.slowness.is_quiet and self.is_idle else weight
+        slowness = self.figures.slowness
+        weight = slowness.weight
+        return 1.0 if weight > 1.0 and slowness.is_quiet and self.is_idle else weight
 
     @property
     def weighed_sequences(self) -> float:
@@ -125,18 +130,19 @@ class RegisteredNode:
 
     @property
     def is_held_back(self) -> bool:
-        return self.slowness.share is Share.TRICKLE and not self.is_idle
+        return self.figures.slowness.share is Share.TRICKLE and not self.is_idle
 
     def has_room(self, num_tokens: int) -> bool:
         """Return whether the node can take these tokens immediately. A node without a report has room."""
-        return self.free_tokens >= max(1, num_tokens)
+        return self.figures.room.free_tokens >= max(1, num_tokens)
 
     @property
     def is_there(self) -> bool:
-        return not self.is_draining and not self.is_silent and not self.is_left
+        return not self.is_silent and self.leaving is None
 
-    def drain_now(self, drain: Drain, now: float) -> Drain:
-        return msgspec.structs.replace(drain, move_after_ms=max(0, round(1000 * (self.move_at - now))))
+    @property
+    def is_draining(self) -> bool:
+        return self.leaving is not None and self.leaving.is_draining
 
     def has_adapter(self, digest: str) -> bool:
         return any(adapter.digest == digest for adapter in self.hello.adapters)
@@ -192,15 +198,15 @@ class Registry:
             self._kinds.leave(known.kind, hello.node_id)
         kind = self._kinds.join(hello)
         if known is not None and known.hello.epoch == hello.epoch:
-            known.kind, known.role = kind, hello.role
             is_new = known.hello.connection != hello.connection
-            known.peer, known.hello, known.last_seen, known.is_silent = peer, hello, now, False
+            known.peer, known.hello, known.kind = peer, hello, kind
+            self.seen(known, now)
             if is_new:  # the node tells its whole cache anew
                 known.pages = PageIndex()
             self._measure()
             return known, known if is_new else None
-        node = RegisteredNode(peer, hello, kind, hello.node_id, hello.role, known_since=now, last_seen=now)
-        node.turn = turn_of(self._router_id, hello.node_id) if self._router_id else b""
+        turn = turn_of(self._router_id, hello.node_id) if self._router_id else b""
+        node = RegisteredNode(peer, hello, kind, known_since=now, last_seen=now, turn=turn)
         self._nodes[hello.node_id] = node
         self._measure()
         return node, known
@@ -212,21 +218,16 @@ class Registry:
         """Take a report, even of a silent node. Return None for an unknown node."""
         node = self.find(beat.node_id, beat.epoch)
         if node is not None:
-            node.report(beat.load, beat.others)
-            node.prompts.learn(beat.load.counters, beat.load.observations.get(HANDOFF_COST, ()), now)
-            node.pulls.learn(beat.load.counters, now)
-            node.slowness.learn(node.role, beat.load, now)
-            node.slowness.judge(self._peers(node, now), now)
-            node.is_draining = node.is_draining or beat.draining
-            node.is_left, node.lacks = beat.leaves, tuple(beat.lacks)
-            if beat.draining and beat.move_after_ms is not None:  # another router may have set the limit
-                node.move_at = now + beat.move_after_ms / 1000
+            node.reported(beat.load, beat.others, beat.lacks)
+            node.figures.learn(node.role, beat.load, now)
+            node.figures.slowness.judge(self._peers(node, now), now)
+            node.leaving = leaving_after(node.leaving, beat, now)
             self.seen(node, now)
         return node
 
     def _peers(self, node: RegisteredNode, now: float) -> Iterator[Slowness]:
         others = (self._nodes[name] for name in node.kind.node_ids if name != node.node_id)
-        return (other.slowness for other in others if other.can_take(now))
+        return (other.figures.slowness for other in others if other.can_take(now))
 
     def cache_events(self, peer: str, message: CacheEvents) -> CacheReplay | None:
         node = self.find(message.node_id, message.epoch)
@@ -296,6 +297,10 @@ class Registry:
 
     def misfits(self) -> list[Misfit]:
         return self._kinds.misfits()
+
+
+def of_role(role: str, nodes: Sequence[RegisteredNode]) -> list[RegisteredNode]:
+    return [node for node in nodes if node.hello.role == role]
 
 
 def not_held_back(nodes: Sequence[RegisteredNode]) -> Sequence[RegisteredNode]:

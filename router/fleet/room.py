@@ -11,12 +11,26 @@ Up to `ahead` requests may wait at a node. Cached pages count as free, because t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shared.core.states import PageState, RowState
 from shared.wire.messages import NodeLoad
 
 AHEAD_SHARE = 4  # with 4 * n rows, n requests may wait, so that no row idles
 MIN_AHEAD = 2
 PROMPT_TOKENS_AHEAD = 8192  # prompt tokens that may wait at a node: a few chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    free_tokens: float = float("inf")
+    most_sequences: float = float("inf")  # limits on our open requests at the node
+    most_prompt_tokens: float = float("inf")
+
+
+def room_in(load: NodeLoad, page_size: int, num_open: int, open_prompt_tokens: int) -> Room:
+    """`num_open`, `open_prompt_tokens`: ours at the time of the report."""
+    return Room(tokens_in(load, page_size), sequences_in(load, num_open), prompt_tokens_in(load, open_prompt_tokens))
 
 
 def tokens_in(load: NodeLoad, page_size: int) -> int:

@@ -22,7 +22,7 @@ class LeastLoad:
         if len(nodes) == 1:
             return Picked(nodes[0], Reason.ONLY)
         needed = max(1, wanted.num_tokens)  # a node without a free page has no room
-        left = [node for node in nodes if node.free_tokens >= needed] or nodes
+        left = [node for node in nodes if node.figures.room.free_tokens >= needed] or nodes
         for measure in MEASURES[left[0].role]:
             if len(left) > 1:
                 left = lowest(left, measure)
@@ -46,7 +46,7 @@ def least_picked(nodes: Sequence[RegisteredNode]) -> Picked:
 
 prompt_tokens = attrgetter("prompt_tokens")
 weighed_sequences, weighed_tokens = attrgetter("weighed_sequences"), attrgetter("weighed_tokens")
-waiting_tokens, dispatched_first = attrgetter("waiting_tokens"), attrgetter("dispatched", "turn", "node_id")
+waiting_tokens, dispatched_first = attrgetter("report.waiting_tokens"), attrgetter("ours.dispatched", "turn", "node_id")
 MEASURES: dict[str, tuple[Measure, ...]] = {
     "prefill": (weighed_tokens, weighed_sequences),
     "decode": (weighed_sequences, waiting_tokens),

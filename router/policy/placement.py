@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from router.fleet.prompt_cost import MOST_LOCAL_TOKENS, Lacking, Work, costs_less_on_decode
-from router.fleet.registry import RegisteredNode, Registry, fitting, not_held_back
+from router.fleet.registry import RegisteredNode, Registry, fitting, not_held_back, of_role
 from router.policy.interface import Picked, Policy, Wanted
 from router.policy.least_load import prompt_tokens
 from router.requests.journal import OpenRequest
@@ -63,8 +63,8 @@ class Placer:
         - `on_one`: no hand-off"""
         usable = self._able(wanted.now, most_tokens, adapter)
         others = [node for node in usable if node.peer not in avoid] if avoid else usable
-        prefills = without([node for node in others or usable if node.role == "prefill"], apart)
-        decodes = without([node for node in others or usable if node.role == "decode"], apart)
+        prefills = without(of_role("prefill", others or usable), apart)
+        decodes = without(of_role("decode", others or usable), apart)
         if not prefills and not decodes:
             raise NoNodes("no node can take requests now; try again")
         if prefills and (on_one or not decodes):
@@ -107,14 +107,15 @@ class Placer:
         num_tokens = wanted.missing(decode)
         if not self._is_by_cost or num_tokens > MOST_LOCAL_TOKENS:
             return both
-        there, handoff_s = prefill.prompts.speed(now), prefill.prompts.handoff(now)
+        there, handoff_s = prefill.figures.prompts.speed(now), prefill.figures.prompts.handoff(now)
         if there is None or handoff_s is None:
             return both if num_tokens > self._local_tokens else Placement(None, decode, picks=(picked_decode,))
         waiting = prompt_tokens(decode)
         if not decode.has_room(num_tokens + waiting):
             return both
-        here = decode.prompts.speed_beside(there, now)
-        before, beside = Work(prompt_tokens(prefill), prefill.num_running), Work(waiting, decode.num_running)
+        here = decode.figures.prompts.speed_beside(there, now)
+        before = Work(prompt_tokens(prefill), prefill.report.num_running)
+        beside = Work(waiting, decode.report.num_running)
         lacking = Lacking(wanted.missing(prefill), num_tokens)
         if costs_less_on_decode(lacking, there, before, here, beside, handoff_s):
             return Placement(None, decode, is_by_cost=True, picks=(picked_decode,))
@@ -124,12 +125,12 @@ class Placer:
         """Choose a node without our requests, else the node with the fewest sequences.
 
         Decode nodes are preferred: no other prompts wait there. `apart`: peers where another suspect runs alone."""
-        able = self._able(now, request.most_tokens, request.adapter)
+        able = self._able(now, request.asked.most_tokens, request.asked.adapter)
         if not able:
             raise NoNodes("no node can take requests now; try again")
         nodes = without(without(able, request.avoid), apart)
-        idle = [node for node in nodes if not node.open_sequences and not node.open_prompt_tokens]
-        node = min(idle or nodes, key=lambda node: (node.open_sequences, node.role != "decode", node.node_id))
+        idle = [node for node in nodes if not node.ours.open_sequences and not node.ours.open_prompt_tokens]
+        node = min(idle or nodes, key=lambda node: (node.ours.open_sequences, node.role != "decode", node.node_id))
         if node.role == "decode":
             return Placement(None, node, is_alone=bool(idle))
         return Placement(node, None, is_alone=bool(idle))
@@ -144,17 +145,17 @@ class Placer:
         return [node for node in there if node.hello.max_context >= most_tokens] or there
 
     def other_decodes(self, request: OpenRequest, among: Sequence[RegisteredNode], now: float) -> list[RegisteredNode]:
-        prefill = request.prefill
+        asked, prefill = request.asked, request.attempt.prefill
         if prefill is None or not prefill.is_there:
             return []
         return [
             node
             for node in among
-            if node is not request.decode
+            if node is not request.attempt.decode
             and node.can_take(now)
             and node.peer not in request.avoid
-            and node.hello.max_context >= request.most_tokens
-            and (not request.adapter or node.has_adapter(request.adapter))
+            and node.hello.max_context >= asked.most_tokens
+            and (not asked.adapter or node.has_adapter(asked.adapter))
             and self.pairs.reachable(fitting([prefill], node), node, now)
         ]
 

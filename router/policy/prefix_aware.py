@@ -46,7 +46,7 @@ def cheapest(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: Wan
     """Return the nodes that finish the prompt soonest, compared by seconds if all are measured, else by tokens and
     slowness."""
     tokens = [prompt_tokens(node) + wanted.num_tokens - saved[node.peer] for node in nodes]
-    speeds = speeds_of([node.prompts for node in nodes], wanted.now)
+    speeds = speeds_of([node.figures.prompts for node in nodes], wanted.now)
     costs = [node.weight * count for node, count in zip(nodes, tokens, strict=True)]
     if speeds is not None:
         costs = [speed.seconds(count) for speed, count in zip(speeds, tokens, strict=True)]
@@ -72,8 +72,8 @@ def tie(nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
     beginning = wanted.beginning(min(nodes, key=attrgetter("node_id"))).hex()  # the same node on all routers
     if not beginning:
         return least_picked(nodes)
-    most = MORE_PICKED * sum(node.dispatched for node in nodes) / len(nodes) + 1
-    even = [node for node in nodes if node.dispatched <= most]  # if beginnings are few, hashing is uneven
+    most = MORE_PICKED * sum(node.ours.dispatched for node in nodes) / len(nodes) + 1
+    even = [node for node in nodes if node.ours.dispatched <= most]  # if beginnings are few, hashing is uneven
     return Picked(max(even, key=lambda node: weight(beginning, node.node_id)), Reason.MEETING)
 
 

@@ -34,11 +34,11 @@ class PrefixSources:
         self._assumed_token_s = assumed_token_s
 
     def choose(self, request: OpenRequest, key: RequestKey, effects: Effects) -> PrefixSource | None:
-        prefill, pages = request.prefill, request.pages
-        if prefill is None or pages is None or request.wants_scores or prefill.hello.has_window:
+        prefill, pages = request.attempt.prefill, request.pages
+        if prefill is None or pages is None or request.asked.wants_scores or prefill.hello.has_window:
             return None
         page_size = prefill.hello.fingerprint.page_size
-        most = min(len(request.prompt_ids) - 1, MAX_PULL_TOKENS) // page_size if page_size else 0
+        most = min(len(request.asked.prompt_ids) - 1, MAX_PULL_TOKENS) // page_size if page_size else 0
         own = min(most, prefill.pages.num_pages(pages.names(prefill.hello), has_window=False))
         least = max(1, -(-LEAST_TOKENS // page_size)) if page_size else 1
         if most - own < least:
@@ -77,7 +77,7 @@ class PrefixSources:
 
     def _token_s(self, prefill: RegisteredNode, others: Iterable[RegisteredNode], now: float) -> float | None:
         """Return the seconds per computed token. If no node was measured, return the assumed value or None."""
-        speed = prefill.prompts.speed_among([node.prompts for node in others], now)
+        speed = prefill.figures.prompts.speed_among([node.figures.prompts for node in others], now)
         return self._assumed_token_s if speed is None else speed.token_s
 
     @staticmethod
@@ -88,7 +88,7 @@ class PrefixSources:
         compute_s = num_tokens * token_s
         if compute_s < SHORTEST_S:
             return "quickly_computed", compute_s
-        pull_token_s = prefill.pulls.token_s(now)
+        pull_token_s = prefill.figures.pulls.token_s(now)
         if pull_token_s is not None and pull_token_s >= token_s:
             return "slower", compute_s
         return "named", compute_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from router.fleet.registry import RegisteredNode, Registry, not_held_back
+from router.fleet.registry import RegisteredNode, Registry, not_held_back, of_role
 from router.queue.fair_queue import FairQueue
 from router.queue.pace import Pace
 from router.requests.answer_lengths import AnswerLengths
@@ -95,7 +95,7 @@ class Admission:
     def is_hopeless(self, request: OpenRequest, now: float) -> bool:
         """Return whether a request that has waited can't end before its deadline. A request that leaves the
         queue empty starts anyway, to test the estimate."""
-        cost = request.cost_if(self.answers.expected(request.tenant))
+        cost = request.asked.cost(self.answers.expected(request.asked.tenant))
         late = now + self._pace.service_s(cost) > request.deadline
         return late and bool(len(self.queue)) and request.queued_at < now
 
@@ -109,9 +109,9 @@ class Admission:
         """Return how many sequences may start now. Without nodes, only the limit on open requests applies, and
         placement raises NoNodes."""
         nodes = self._registry.usable(now)
-        prefills = not_held_back([node for node in nodes if node.role == "prefill"])
-        decodes = not_held_back([node for node in nodes if node.role == "decode"])
-        if nodes and not any(node.open_prompt_tokens < node.most_prompt_tokens for node in prefills or decodes):
+        prefills = not_held_back(of_role("prefill", nodes))
+        decodes = not_held_back(of_role("decode", nodes))
+        if nodes and not any(map(has_room_for_prompts, prefills or decodes)):
             return 0
         free = sum(map(free_sequences, decodes or prefills)) if nodes else math.inf
         return min(free, self._max_open - (len(self._journal) - len(self.queue)))
@@ -130,4 +130,8 @@ class Admission:
 
 
 def free_sequences(node: RegisteredNode) -> float:
-    return max(0, node.most_sequences - node.open_sequences)
+    return max(0, node.figures.room.most_sequences - node.ours.open_sequences)
+
+
+def has_room_for_prompts(node: RegisteredNode) -> bool:
+    return node.ours.open_prompt_tokens < node.figures.room.most_prompt_tokens

@@ -42,15 +42,15 @@ class Line:
 
     def add(self, request: OpenRequest) -> None:
         place = len(self.requests)
-        while place and self.requests[place - 1].rank > request.rank:
+        while place and self.requests[place - 1].asked.rank > request.asked.rank:
             place -= 1
         self.requests.insert(place, request)
         self.num_tokens += request.cost
 
     def tokens_ahead(self, rank: int) -> int:
-        if not self.requests or self.requests[-1].rank <= rank:
+        if not self.requests or self.requests[-1].asked.rank <= rank:
             return self.num_tokens
-        return sum(request.cost for request in self.requests if request.rank <= rank)
+        return sum(request.cost for request in self.requests if request.asked.rank <= rank)
 
 
 class FairQueue:
@@ -71,11 +71,11 @@ class FairQueue:
         return iter(self._lines.values())
 
     def push(self, request: OpenRequest) -> None:
-        name = request.tenant.name
+        name = request.asked.tenant.name
         if name not in self._lines:
-            self._lines[name] = self._absent.pop(name, Line(request.tenant))
+            self._lines[name] = self._absent.pop(name, Line(request.asked.tenant))
         line = self._lines[name]
-        line.tenant = request.tenant  # the tenant's priority may have changed
+        line.tenant = request.asked.tenant  # the tenant's priority may have changed
         line.add(request)
         self._num += 1
 
@@ -98,14 +98,14 @@ class FairQueue:
 
     def remove(self, request: OpenRequest) -> bool:
         """Return False if the request does not wait."""
-        line = self._lines.get(request.tenant.name)
+        line = self._lines.get(request.asked.tenant.name)
         if line is None or request not in line.requests:
             return False
         line.requests.remove(request)
         line.num_tokens -= request.cost
         self._num -= 1
         if not line.requests:
-            self._absent[request.tenant.name] = self._lines.pop(request.tenant.name)
+            self._absent[request.asked.tenant.name] = self._lines.pop(request.asked.tenant.name)
             self._forget(line.tenant.priority)
         return True
 
@@ -118,7 +118,7 @@ class FairQueue:
             self.remove(request)
             return
         unused = request.cost - request.num_used  # may be negative
-        self.started[request.tenant.name] -= unused
+        self.started[request.asked.tenant.name] -= unused
         line = self._paid.pop(request.rid)
         if line is not None:
             line.deficit += unused

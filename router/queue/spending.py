@@ -18,6 +18,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from router.fleet.leaving import By
 from router.fleet.registry import RegisteredNode
 from router.queue.fair_queue import FairQueue
 from router.queue.rate_limit import REQUESTS, TOKENS, RateLimits
@@ -222,5 +223,5 @@ class Ledger:
 
 def carriers(nodes: Iterable[RegisteredNode]) -> list[RegisteredNode]:
     """Return the nodes that carry our counts. Routers with the same nodes choose the same carriers."""
-    live = (node for node in nodes if not node.is_silent and not node.is_left)
+    live = (node for node in nodes if not node.is_silent and not (node.leaving and By.LIST in node.leaving.by))
     return sorted(live, key=lambda node: node.node_id)[:NUM_CARRIERS]

@@ -19,8 +19,8 @@ class AnswerLengths:
         return FIRST_GUESS if found is None else found
 
     def ended(self, request: OpenRequest) -> None:
-        length = request.num_emitted / len(request.sequences)
-        name = request.tenant.name
+        length = request.num_emitted / request.asked.num_sequences
+        name = request.asked.tenant.name
         self._means[name] = moved(self._means.get(name), length)
         self._mean_of_all = moved(self._mean_of_all, length)
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from router.fleet.prefix_index import ComingPages, PromptPages
+from router.fleet.prefix_index import PromptPages
 from router.fleet.registry import RegisteredNode
-from router.tenants.tenant import EVERYBODY, Tenant
+from router.requests.attempt import Attempt
+from router.requests.new_request import NewRequest
 from shared.core.errors import IntegrityError
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
@@ -31,9 +32,6 @@ class Taken(msgspec.Struct, frozen=True):
     ids: Sequence[int]
     logprobs: Sequence[TokenLogprob]
     conflict: bool
-
-
-NOTHING_TAKEN = Taken((), (), False)
 
 
 @dataclass(slots=True)
@@ -89,15 +87,11 @@ class SequenceJournal:
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class Suspicion:
     """The death of a node that ran a request with `num_emitted` emitted tokens."""
 
     peer: str
     num_emitted: int
-
-
-def cost_of(prompt_tokens: int, num_sequences: int, sampling: SamplingParams, expected_answer: float = math.inf) -> int:
-    return prompt_tokens + num_sequences * math.ceil(min(sampling.max_tokens, expected_answer))
 
 
 @dataclass(slots=True, eq=False)
@@ -105,53 +99,34 @@ class OpenRequest:
     """The record of one rid: one prompt, and n sequences on the same nodes."""
 
     rid: str
-    prompt_ids: list[int]
-    sampling: SamplingParams
-    seed: int
+    asked: NewRequest
     deadline: float
-    sequences: list[SequenceJournal]
-    scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens after the first
-    lacks_scores: bool = False
-    adapter: str = ""  # the adapter's digest, because a name may pass to another adapter
-    cache_salt: int = 0
     pages: PromptPages | None = None
-    affinity: str = ""
-    tenant: Tenant = EVERYBODY
-    rank: int = 0  # among the tenant's waiting requests: lower ranks start first
     expected_answer: float = math.inf  # in tokens
+    sequences: list[SequenceJournal] = field(init=False)
+    scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens after the first
+    lacks_scores: bool = field(init=False)
     queued_at: float = 0.0
     started_at: float | None = None
-    attempt: int = 0
     num_failed: int = 0  # attempts that count against max_attempts
     num_excused: int = 0  # failed attempts that don't count, at most MAX_EXCUSED
+    num_moves: int = 0
     # peers that failed the request; used only if there are no other peers
     avoid: set[str] = field(default_factory=set)
-    parked_until: float | None = None  # end of the wait for a usable node
-    sent_at: float = 0.0
-    prefill: RegisteredNode | None = None
-    decode: RegisteredNode | None = None
-    waits_since: float | None = None  # when the request began to wait for the decode node's memory
-    num_moves: int = 0
-    waits_for_prefill: bool = False  # whether the prompt counts as work of `prefiller`
-    prompt_work: int = 0  # prompt tokens that `prefiller` had not cached
-    coming: list[tuple[ComingPages, list[bytes]]] = field(default_factory=list)  # what this prompt brings to nodes
-    begun_by_decode: set[int] = field(default_factory=set)  # indices of sequences
-    has_begun: bool = False  # whether `prefiller` has begun the prompt
-    ran_on: str = ""  # while parked: the peer that had begun the last attempt, if any
-    death: Death | None = None  # the last death of a node that ran this request
-    is_alone: bool = False  # whether this suspect runs on a node without other requests of ours
+    attempt: Attempt = field(init=False)
+    suspicion: Suspicion | None = None  # by the last such death
 
-    @property
-    def nodes(self) -> tuple[RegisteredNode, ...]:
-        return tuple(node for node in (self.prefill, self.decode) if node is not None)
+    def __post_init__(self) -> None:
+        asked = self.asked
+        self.sequences = [SequenceJournal(asked.sampling.max_tokens) for _ in range(asked.num_sequences)]
+        self.lacks_scores = asked.wants_scores and len(asked.prompt_ids) > 1
+        self.attempt = Attempt(asked, self.pages)
 
-    @property
-    def prefiller(self) -> RegisteredNode | None:
-        return self.prefill or self.decode
-
-    @property
-    def runner(self) -> RegisteredNode | None:
-        return self.decode or self.prefill
+    def begin_next_attempt(self) -> None:
+        last = self.attempt
+        ran_on = next((node.peer for node in last.nodes if self.runs_on(node)), "")
+        last.release()
+        self.attempt = Attempt(self.asked, self.pages, last.number + 1, ran_on)
 
     @property
     def num_emitted(self) -> int:
@@ -159,40 +134,35 @@ class OpenRequest:
 
     @property
     def is_decoded(self) -> bool:
-        begun = self.begun_by_decode
+        begun = self.attempt.begun_by_decode
         return bool(begun) and any(not self.sequences[index].is_closed for index in begun)
+
+    @property
+    def is_handed_over(self) -> bool:
+        begun = self.attempt.begun_by_decode
+        return all(sequence.is_closed or index in begun for index, sequence in enumerate(self.sequences))
 
     def runs_on(self, node: RegisteredNode) -> bool:
         """Return whether the node is known to compute this request's prompt or tokens now."""
-        if node is self.decode and self.is_decoded:
+        attempt = self.attempt
+        if node is attempt.decode and self.is_decoded:
             return True
-        return node is self.prefiller and self.has_begun and (node is self.runner or self.waits_for_prefill)
+        return node is attempt.prefiller and attempt.has_begun and (node is attempt.runner or attempt.waits_for_prefill)
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens for which a new attempt needs KV: the prompt and the longest open sequence."""
         emitted = (len(sequence.ids) for sequence in self.sequences if not sequence.is_closed)
-        return len(self.prompt_ids) + max(emitted, default=0)
+        return len(self.asked.prompt_ids) + max(emitted, default=0)
 
     @property
     def cost(self) -> int:
         """The expected tokens. They never change, so that sums over requests stay right."""
-        return self.cost_if(self.expected_answer)
-
-    def cost_if(self, expected_answer: float) -> int:
-        return cost_of(len(self.prompt_ids), len(self.sequences), self.sampling, expected_answer)
+        return self.asked.cost(self.expected_answer)
 
     @property
     def num_used(self) -> int:
-        return len(self.prompt_ids) + self.num_emitted
-
-    @property
-    def most_tokens(self) -> int:
-        return len(self.prompt_ids) + self.sampling.max_tokens
-
-    @property
-    def wants_scores(self) -> bool:
-        return self.sampling.prompt_logprobs >= 0
+        return len(self.asked.prompt_ids) + self.num_emitted
 
     @property
     def is_done(self) -> bool:
@@ -201,49 +171,6 @@ class OpenRequest:
     @property
     def has_started(self) -> bool:
         return all(sequence.ids or sequence.is_closed for sequence in self.sequences)
-
-    def occupy(self) -> None:
-        prefiller, runner = self.prefiller, self.runner
-        assert prefiller is not None and runner is not None
-        self.prompt_work = self._lacking(prefiller)
-        self._expect(prefiller.pages.computing, prefiller)
-        if runner is not prefiller:
-            self._expect(runner.pages.arriving, runner)
-        prefiller.open_prompt_tokens += len(self.prompt_ids)
-        prefiller.open_prompt_work += self.prompt_work
-        runner.open_sequences += len(self.sequences)
-        prefiller.sent_prompt_work += self.prompt_work
-        runner.sent_sequences += len(self.sequences)
-        self.waits_for_prefill = True
-        for node in self.nodes:
-            node.dispatched += 1
-            node.breaker.sent()
-
-    def _lacking(self, node: RegisteredNode) -> int:
-        cached = 0 if self.pages is None else self.pages.cached_tokens(node.pages, node.hello)
-        return len(self.prompt_ids) - cached
-
-    def _expect(self, coming: ComingPages, node: RegisteredNode) -> None:
-        """Until the prompt is done. Then the node tells what it has cached."""
-        if self.pages is not None:
-            names = self.pages.names(node.hello)
-            coming.add(names)
-            self.coming.append((coming, names))
-
-    def prompt_done(self) -> None:
-        for coming, names in self.coming:
-            coming.remove(names)
-        self.coming.clear()
-        if self.waits_for_prefill and self.prefiller is not None:
-            self.prefiller.open_prompt_tokens -= len(self.prompt_ids)
-            self.prefiller.open_prompt_work -= self.prompt_work
-        self.waits_for_prefill = False
-
-    def release(self) -> None:
-        self.prompt_done()
-        if self.runner is not None:
-            self.runner.open_sequences -= len(self.sequences)
-        self.prefill = self.decode = None
 
 
 class Journal:
@@ -271,13 +198,13 @@ class Journal:
         self._open.pop(rid, None)
 
     def served_by(self, node: RegisteredNode) -> list[OpenRequest]:
-        return [request for request in self._open.values() if node in request.nodes]
+        return [request for request in self._open.values() if node in request.attempt.nodes]
 
     def overdue(self, now: float) -> list[OpenRequest]:
         return [request for request in self._open.values() if now >= request.deadline]
 
     def parked(self) -> list[OpenRequest]:
-        return [request for request in self._open.values() if request.parked_until is not None]
+        return [request for request in self._open.values() if request.attempt.parked_until is not None]
 
     def all(self) -> list[OpenRequest]:
         return list(self._open.values())

@@ -7,26 +7,26 @@ A restarted node has a new peer name, so its pairs are new. Nodes' breakers igno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.fleet.breaker import Breaker
 from router.fleet.registry import RegisteredNode
-from router.requests.journal import OpenRequest
+from router.requests.attempt import Attempt
 
 ALARM = "a prefill and a decode node can't reach each other"
 
 
 @dataclass(slots=True, eq=False)
 class BrokenPair:
-    """`probe`: rid and attempt of the only request sent to the pair since it broke."""
+    """`probe`: the only attempt sent to the pair since it broke."""
 
     prefill: RegisteredNode
     decode: RegisteredNode
     since: float
     breaker: Breaker = field(default_factory=lambda: Breaker(max_faults=1))
     num_faults: int = 0
-    probe: tuple[str, int] | None = None
+    probe: Attempt | None = None
     is_news: bool = True
 
     @property
@@ -53,42 +53,41 @@ class Pairs:
         pair = self._broken.get((prefill.peer, decode.peer))
         return pair is None or pair.breaker.allows(now)
 
-    def sent(self, request: OpenRequest) -> None:
-        """If the request's pair is broken, use this request as the pair's probe."""
-        pair = self._of(request)
+    def sent(self, attempt: Attempt) -> None:
+        """If the attempt's pair is broken, use this attempt as the pair's probe."""
+        pair = self._of(attempt)
         if pair is not None:
             pair.breaker.sent()
-            pair.probe = (request.rid, request.attempt)
+            pair.probe = attempt
 
-    def failed(self, request: OpenRequest, now: float) -> None:
-        """Record that the request's nodes can't reach each other. On a broken pair, only the probe counts."""
-        if request.prefill is None or request.decode is None:
+    def failed(self, attempt: Attempt, now: float) -> None:
+        """Record that the attempt's nodes can't reach each other. On a broken pair, only the probe counts."""
+        if attempt.prefill is None or attempt.decode is None:
             return
-        pair = self._of(request)
+        pair = self._of(attempt)
         if pair is None:
-            pair = BrokenPair(request.prefill, request.decode, now)
-            self._broken[request.prefill.peer, request.decode.peer] = pair
-        elif pair.probe != (request.rid, request.attempt):
+            pair = BrokenPair(attempt.prefill, attempt.decode, now)
+            self._broken[attempt.prefill.peer, attempt.decode.peer] = pair
+        elif pair.probe is not attempt:
             return
         pair.breaker.failed(now)
         pair.num_faults += 1
         pair.probe, pair.is_news = None, True
 
-    def left(self, request: OpenRequest) -> None:
-        """Judge the pair if this request was its probe. The pair has healed if the decode node began the request."""
-        pair = self._of(request)
-        if pair is None or pair.probe != (request.rid, request.attempt):
+    def left(self, attempt: Attempt) -> None:
+        """Judge the pair if this attempt was its probe. The pair has healed if the decode node began the request."""
+        pair = self._of(attempt)
+        if pair is None or pair.probe is not attempt:
             return
-        if request.begun_by_decode:
+        if attempt.begun_by_decode:
             self._heal(pair)
         else:
             pair.breaker.abandoned()
             pair.probe = None
 
-    def look(self, find: Callable[[str], OpenRequest | None]) -> None:
+    def look(self) -> None:
         for pair in self.all():
-            request = find(pair.probe[0]) if pair.probe is not None else None
-            if request is not None and (request.rid, request.attempt) == pair.probe and request.begun_by_decode:
+            if pair.probe is not None and pair.probe.begun_by_decode:
                 self._heal(pair)
 
     def take_news(self) -> list[BrokenPair]:
@@ -101,10 +100,10 @@ class Pairs:
         """Drop the pairs of a lost node, which may have been the cause."""
         self._broken = {key: pair for key, pair in self._broken.items() if node not in (pair.prefill, pair.decode)}
 
-    def _of(self, request: OpenRequest) -> BrokenPair | None:
-        if not self._broken or request.prefill is None or request.decode is None:
+    def _of(self, attempt: Attempt) -> BrokenPair | None:
+        if not self._broken or attempt.prefill is None or attempt.decode is None:
             return None
-        return self._broken.get((request.prefill.peer, request.decode.peer))
+        return self._broken.get((attempt.prefill.peer, attempt.decode.peer))
 
     def _heal(self, pair: BrokenPair) -> None:
         del self._broken[pair.prefill.peer, pair.decode.peer]

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.fleet.registry import RegisteredNode, Registry
-from router.requests.journal import Death, OpenRequest
+from router.requests.journal import OpenRequest, Suspicion
 
 # No node computes 32 tokens before it sends any.
 CLEARED_AFTER = 32
@@ -49,22 +49,22 @@ class Suspects:
             return Verdict(known[0], (), True)
         suspects = known or running
         for request in suspects:
-            request.death = Death(node.peer, request.num_emitted)
+            request.suspicion = Suspicion(node.peer, request.num_emitted)
             self._open[request.rid] = request
         return Verdict(None, suspects, bool(known))
 
     def is_suspect(self, request: OpenRequest) -> bool:
-        death = request.death
-        if death is None:
+        suspicion = request.suspicion
+        if suspicion is None:
             return False
-        has_died = self._registry.by_peer(death.peer) is None
-        return has_died and request.num_emitted <= death.num_emitted + CLEARED_AFTER
+        has_died = self._registry.by_peer(suspicion.peer) is None
+        return has_died and request.num_emitted <= suspicion.num_emitted + CLEARED_AFTER
 
     def nodes(self) -> frozenset[str]:
         if not self._open:
             return frozenset()
-        alone = [request for request in self._open.values() if request.is_alone and self.is_suspect(request)]
-        return frozenset(node.peer for request in alone for node in request.nodes)
+        alone = [request for request in self._open.values() if request.attempt.is_alone and self.is_suspect(request)]
+        return frozenset(node.peer for request in alone for node in request.attempt.nodes)
 
     def forget(self, request: OpenRequest) -> None:
         self._open.pop(request.rid, None)

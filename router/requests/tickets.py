@@ -46,8 +46,8 @@ class Tickets:
             self.key_of(decode.peer),
             key,
             prefill.peer,
-            num_sequences=min(len(request.sequences), MAX_SEQUENCES),
-            most_tokens=len(request.prompt_ids) + request.sampling.max_tokens,
+            num_sequences=min(request.asked.num_sequences, MAX_SEQUENCES),
+            most_tokens=request.asked.most_tokens,
             deadline_ms=deadline_ms(request.deadline),
         )
 

@@ -26,12 +26,12 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from router.dispatch.dispatcher import NewRequest
 from router.dispatch.gateway import Gateway
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
 from router.policy.placement import Placer
 from router.requests.mailbox import Mailbox
+from router.requests.new_request import NewRequest
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics

@@ -122,8 +122,8 @@ AREAS = {
         wanted=25,
         files=(
             *_files("router.dispatch", "dispatcher", "attempts", "progress", "moves"),
-            *_files("router.requests", "journal", "pairs", "suspects", "abort_log"),
-            *_files("router.fleet", "registry", "kinds", "breaker"),
+            *_files("router.requests", "journal", "attempt", "pairs", "suspects", "abort_log"),
+            *_files("router.fleet", "registry", "leaving", "kinds", "breaker"),
             *_files("router.policy", "placement"),
         ),
         quick=(

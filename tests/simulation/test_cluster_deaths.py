@@ -64,7 +64,7 @@ def run(plan: ClusterPlan, victim: str, kind: str) -> Cluster:
     cluster.faults.strike = lambda _: None  # type: ignore[method-assign]
 
     def strike() -> None:
-        assert any(node.node_id == victim for r in cluster.routers[0].journal.all() for node in r.nodes)
+        assert any(node.node_id == victim for r in cluster.routers[0].journal.all() for node in r.attempt.nodes)
         cluster.faults.hit(host, fault)
 
     cluster.timers.at(at, strike)

@@ -16,6 +16,7 @@ from deploy.tools.plan.sim_cluster import SimCluster, SimNode
 from deploy.tools.plan.tokens import SimTokens
 from deploy.tools.traffic.driver import LoadRequest
 from deploy.tools.traffic.record import RequestRecord
+from router.fleet.leaving import By, Leaving
 from shared.core.request import RequestState
 from shared.core.states import NodeState
 from shared.sched.events import Emitted, Ended
@@ -78,7 +79,7 @@ class ActingCluster(SimCluster):
 
     def _begin(self, move: Move) -> None:
         self.moves.append((self.now, move))
-        self._by_id[move.node].node.is_draining = True
+        self._by_id[move.node].node.leaving = Leaving(By.NODE)
         self._leaving.append(move)
 
     def _come_back(self, move: Move) -> None:
@@ -114,7 +115,7 @@ class ActingCluster(SimCluster):
 def look_at_node(node: SimNode) -> NodeLook:
     seen = node.node
     state = NodeState.DRAINING if seen.is_draining else NodeState.READY
-    return NodeLook(seen.node_id, seen.role, state, str(seen.hello.epoch), seen.open_sequences)
+    return NodeLook(seen.node_id, seen.role, state, str(seen.hello.epoch), seen.ours.open_sequences)
 
 
 def num_running(node: SimNode) -> int:

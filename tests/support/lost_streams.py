@@ -21,9 +21,9 @@ from router.api.responses_writer import ResponsesWriter
 from router.api.stream_start import begin_stream
 from router.api.stream_token import Signer
 from router.api.writer import AnswerFacts, Writer
-from router.dispatch.dispatcher import NewRequest
 from router.requests.effects import News, Update
 from router.requests.mailbox import Mailbox
+from router.requests.new_request import NewRequest
 from router.tenants.tenant import EVERYBODY
 from router.text.hashlm import HashTokenizer
 from router.tools.formats import BY_NAME

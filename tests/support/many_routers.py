@@ -16,7 +16,8 @@ from router.fleet.registry import Registry
 from router.policy.choose import make_policy
 from router.policy.interface import Wanted
 from router.policy.placement import Placer
-from router.requests.journal import OpenRequest, SequenceJournal
+from router.requests.attempt import Attempt
+from router.requests.new_request import NewRequest
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Heartbeat, Hello, NodeLoad
 from shared.wire.others_load import OthersLoad
@@ -113,10 +114,9 @@ class Site:
 
     def _arrive(self, of: int, num_tokens: int, seconds: float) -> None:
         placement = self._placers[of].place(Wanted(num_tokens, self.now))
-        request = OpenRequest("r", [0] * num_tokens, SamplingParams(max_tokens=1000), 0, 1e9, [SequenceJournal(1000)])
-        request.prefill, request.decode = placement.prefill, placement.decode
-        request.occupy()
-        prefiller, runner = self._node(request.prefiller), self._node(request.runner)
+        attempt = Attempt(NewRequest([0] * num_tokens, 1, SamplingParams(max_tokens=1000), 0), None)
+        attempt.occupy(placement.prefill, placement.decode)
+        prefiller, runner = self._node(attempt.prefiller), self._node(attempt.runner)
         prompt, sequence = Work(of, num_tokens), Work(of)
         prefiller.prompts.append(prompt)
         runner.sequences.append(sequence)
@@ -126,12 +126,12 @@ class Site:
         self._note(runner.role)
 
         def computed() -> None:
-            request.prompt_done()
+            attempt.prompt_done()
             prefiller.prompts.remove(prompt)
             self._at(self.now + seconds, ended)
 
         def ended() -> None:
-            request.release()
+            attempt.release()
             runner.sequences.remove(sequence)
 
         self._at(prefiller.busy_until, computed)

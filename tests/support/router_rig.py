@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.dispatch.dispatcher import Dispatcher, DispatchLimits, NewRequest
+from router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from router.fleet.registry import RegisteredNode, Registry
 from router.policy.choose import make_policy
 from router.policy.placement import Placer
 from router.requests.effects import Effects, Failure, Update
 from router.requests.journal import Journal
+from router.requests.new_request import NewRequest
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import (
@@ -105,7 +106,7 @@ class RouterRig:
         """Nothing is open, and no node seems to have work."""
         assert len(self.journal) == 0 and not self.dispatcher.waiting(self.now)
         self.journal.check_integrity()
-        assert all(node.open_sequences == 0 and node.open_prompt_tokens == 0 for node in self.registry)
+        assert all(node.ours.open_sequences == 0 and node.ours.open_prompt_tokens == 0 for node in self.registry)
         assert not any(len(node.pages.computing) or len(node.pages.arriving) for node in self.registry)
 
 

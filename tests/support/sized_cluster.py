@@ -14,6 +14,7 @@ from deploy.tools.plan.act.sizing import Sizing
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile
 from deploy.tools.plan.tokens import SimTokens
+from router.fleet.leaving import By, Leaving
 from shared.config.processes import RayClusterConfig
 from tests.support.acting_cluster import ActingCluster, is_idle
 
@@ -117,7 +118,7 @@ class SizedCluster(ActingCluster):
 
     def _drain(self, name: str) -> None:
         node = self._by_id[name]
-        node.node.is_draining = True
+        node.node.leaving = Leaving(By.NODE)
         if is_idle(node):
             del self._by_id[name]
             self._registry.remove(node.node)

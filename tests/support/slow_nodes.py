@@ -83,11 +83,11 @@ class TellingCluster(SimCluster):
         load = load_of(node, told if self._measures else Told())
         told.samples = []
         self._registry.heartbeat(Heartbeat(node.node.node_id, 1, load, False), self.now)
-        share = node.node.slowness.take_news()
+        share = node.node.figures.slowness.take_news()
         if share is not None:
             self.shares.append((self.now, node.node.node_id, share))
         if node.node.role == "decode":
-            self.picked.append((self.now, node.node.node_id, node.node.open_sequences))
+            self.picked.append((self.now, node.node.node_id, node.node.ours.open_sequences))
         self._at(self.now + HEARTBEAT_S, lambda: self._beat(number))
 
     def sequences(self, begin: float, end: float = float("inf")) -> dict[str, float]:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from router.queue.fair_queue import FairQueue
 from router.queue.rate_limit import RateLimits
 from router.queue.spending import Ledger
-from router.requests.journal import OpenRequest, SequenceJournal
+from router.requests.journal import OpenRequest
+from router.requests.new_request import NewRequest
 from router.tenants.book import Tenants
 from router.tenants.keys_file import hash_of, parse_keys
 from router.tenants.tenant import Tenant
@@ -130,8 +131,8 @@ class World:
 
         def start() -> None:
             request = router.queue.take()
-            started[request.tenant.name] += request.cost
-            router.queue.push(self.waiting(request.tenant))
+            started[request.asked.tenant.name] += request.cost
+            router.queue.push(self.waiting(request.asked.tenant))
             self.at(self.now + self.rng.expovariate(per_s), start)
 
         self.at(self.now + self.rng.expovariate(per_s), start)
@@ -139,5 +140,4 @@ class World:
     def waiting(self, tenant: Tenant, cost: int = 0) -> OpenRequest:
         self._count += 1
         sampling = SamplingParams(max_tokens=cost - PROMPT if cost else self.rng.randint(100, 4000))
-        sequences = [SequenceJournal(sampling.max_tokens)]
-        return OpenRequest(f"w{self._count}", [1] * PROMPT, sampling, 0, 1e9, sequences, tenant=tenant)
+        return OpenRequest(f"w{self._count}", NewRequest([1] * PROMPT, 1, sampling, 0, tenant=tenant), 1e9)

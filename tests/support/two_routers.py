@@ -8,12 +8,12 @@ from collections import defaultdict
 
 from prometheus_client import CollectorRegistry
 
-from router.dispatch.dispatcher import NewRequest
 from router.dispatch.gateway import TICK_S, Gateway
 from router.queue.rate_limit import RateLimits
 from router.queue.spending import Ledger
 from router.requests.effects import Failure, Update
 from router.requests.mailbox import Mailbox
+from router.requests.new_request import NewRequest
 from router.tenants.book import Tenants
 from router.tenants.keys_file import NO_KEYS, parse_keys
 from shared.core.sampling_params import SamplingParams

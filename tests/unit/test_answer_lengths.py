@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.requests.answer_lengths import FIRST_GUESS, AnswerLengths
-from router.requests.journal import OpenRequest, SequenceJournal
+from router.requests.journal import OpenRequest
+from router.requests.new_request import NewRequest
 from router.tenants.tenant import Tenant
 from shared.core.sampling_params import SamplingParams
 from tests.support.router_rig import RouterRig
@@ -14,8 +15,11 @@ A, B = Tenant("a"), Tenant("b")
 
 
 def ended(tenant: Tenant, *lengths: int) -> OpenRequest:
-    sequences = [SequenceJournal(1000, ids=[1] * length) for length in lengths]
-    return OpenRequest("r", [1], SamplingParams(max_tokens=1000), 0, 60.0, sequences, tenant=tenant)
+    asked = NewRequest([1], len(lengths), SamplingParams(max_tokens=1000), 0, tenant=tenant)
+    request = OpenRequest("r", asked, 60.0)
+    for sequence, length in zip(request.sequences, lengths, strict=True):
+        sequence.ids = [1] * length
+    return request
 
 
 def test_a_tenant_s_own_answers_count_or_else_those_of_all() -> None:

@@ -100,5 +100,5 @@ def test_the_policy_of_the_page_works(tmp_path: Path) -> None:
     policy, rig = module.TwoChoices(), RouterRig()
     nodes = [rig.join("decode", name) for name in "abc"]
     assert policy.pick(nodes[:1], Wanted()).reason is Reason.ONLY
-    nodes[0].open_sequences = 9
+    nodes[0].ours.open_sequences = 9
     assert {policy.pick(nodes, Wanted()).node.node_id for _ in range(50)} == {"b", "c"}

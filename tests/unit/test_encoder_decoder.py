@@ -20,7 +20,7 @@ from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.tokenization import TokenizeRequest, ids_of
-from router.dispatch.dispatcher import NewRequest
+from router.requests.new_request import NewRequest
 from router.text.detokenizer import Detokenizer
 from router.text.folder_tokenizer import load_folder
 from router.text.interface import TextModel, decode_ids

@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from router.queue.fair_queue import MOST_DEBT, QUANTUM, FairQueue
-from router.requests.journal import OpenRequest, SequenceJournal
+from router.requests.journal import OpenRequest
+from router.requests.new_request import NewRequest
 from router.tenants.tenant import Tenant
 from shared.core.sampling_params import SamplingParams
 
@@ -19,8 +20,7 @@ COUNT = iter(range(1 << 30))
 
 def request(tenant: Tenant, cost: int = 100, rank: int = 0) -> OpenRequest:
     sampling = SamplingParams(max_tokens=cost - 10)
-    sequences = [SequenceJournal(sampling.max_tokens)]
-    return OpenRequest(f"r{next(COUNT)}", [1] * 10, sampling, 0, 60.0, sequences, tenant=tenant, rank=rank)
+    return OpenRequest(f"r{next(COUNT)}", NewRequest([1] * 10, 1, sampling, 0, tenant=tenant, rank=rank), 60.0)
 
 
 def filled(*parts: tuple[Tenant, int, int]) -> FairQueue:
@@ -35,7 +35,7 @@ def filled(*parts: tuple[Tenant, int, int]) -> FairQueue:
 def started(queue: FairQueue, num: int) -> list[str]:
     names = []
     for _ in range(num):
-        names.append(queue.take().tenant.name)
+        names.append(queue.take().asked.tenant.name)
         queue.check_integrity()
     return names
 
@@ -91,7 +91,7 @@ def test_tenants_share_by_tokens_whatever_their_requests_cost(first: int, second
     tokens: Counter[str] = Counter()
     while sum(tokens.values()) < 1_000_000:
         one = queue.take()
-        tokens[one.tenant.name] += one.cost
+        tokens[one.asked.tenant.name] += one.cost
     assert abs(tokens["a"] - tokens["b"]) <= QUANTUM + 2 * max(first, second)
 
 
@@ -122,8 +122,8 @@ def test_what_an_answer_did_not_need_is_given_back() -> None:
     names: Counter[str] = Counter()
     for _ in range(550):
         one = queue.take()
-        names[one.tenant.name] += 1
-        one.sequences[0].ids = [1] * (90 if one.tenant is A else 990)
+        names[one.asked.tenant.name] += 1
+        one.sequences[0].ids = [1] * (90 if one.asked.tenant is A else 990)
         queue.over(one)
     assert 8.5 <= names["a"] / names["b"] <= 11.5
 
@@ -136,10 +136,10 @@ def between(queue: FairQueue, cost: int, used: int, rounds: int = 20) -> list[in
         queue.push(request(A))
         one = queue.take()
         queue.check_integrity()
-        tokens += one.cost if one.tenant is A else 0
-        one.sequences[0].ids = [1] * (used - 10 if one.tenant is B else 90)
+        tokens += one.cost if one.asked.tenant is A else 0
+        one.sequences[0].ids = [1] * (used - 10 if one.asked.tenant is B else 90)
         queue.over(one)
-        if one.tenant is B:
+        if one.asked.tenant is B:
             found.append(tokens)
             tokens = 0
             queue.push(request(B, cost))
@@ -163,7 +163,7 @@ def test_what_is_owed_is_forgotten_once_nobody_waits(used: int) -> None:
     queue = filled((A, 1, 5000), (B, 1, 5000))
     both = [queue.take(), queue.take()]
     for one in both:
-        one.sequences[0].ids = [1] * (used if one.tenant is A else 4990)
+        one.sequences[0].ids = [1] * (used if one.asked.tenant is A else 4990)
         queue.over(one)
     for tenant in (A, B) * 50:
         queue.push(request(tenant, 1000))
@@ -206,7 +206,7 @@ def test_the_heaviest_tenant_s_youngest_request_makes_room() -> None:
 
 def test_the_lowest_priority_makes_room_first() -> None:
     queue = filled((HIGH, 50, 1000), (LOW, 1, 10))
-    assert [one.tenant for one in queue.heaviest(A, 100, 1) or ()] == [LOW]
+    assert [one.asked.tenant for one in queue.heaviest(A, 100, 1) or ()] == [LOW]
     assert queue.heaviest(LOW, 10, 1) is None
     assert queue.heaviest(A, 100, 2) is None, "there are not so many"
 
@@ -232,7 +232,7 @@ def test_whatever_happens_it_adds_up_and_nobody_is_left(seed: int) -> None:
         elif what < 0.7 and waiting:
             running.append(queue.take())
             waiting.remove(running[-1])
-            assert all(running[-1].tenant.priority >= one.tenant.priority for one in waiting)
+            assert all(running[-1].asked.tenant.priority >= one.asked.tenant.priority for one in waiting)
         elif what < 0.8 and waiting:
             assert queue.remove(waiting.pop(rng.randrange(len(waiting))))
         elif running:

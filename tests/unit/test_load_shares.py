@@ -45,7 +45,7 @@ def test_each_router_hears_of_the_other_by_heartbeat() -> None:
     for number in range(3):
         first.open(job(number))
     site.run(1.0)
-    told = {router.rig.registry.named("d0").others for router in (first, second)}  # type: ignore[union-attr]
+    told = {router.rig.registry.named("d0").report.others for router in (first, second)}  # type: ignore[union-attr]
     assert {(one.routers, one.sequences) for one in told} == {(0, 0), (1, 3)}
 
 
@@ -53,11 +53,12 @@ def test_others_streams_count_beside_our_own() -> None:
     """The larger of what we sent and what the node reports: five of ours and five of another's counted as five."""
     rig = RouterRig()
     shared, busy = rig.join("decode", "a"), rig.join("decode", "b")
-    shared.open_sequences, busy.open_sequences = 5, 6
+    shared.ours.open_sequences, busy.ours.open_sequences = 5, 6
     rig.registry.heartbeat(Heartbeat("a", 1, load(running=5), False, others=OthersLoad(1, 5, 5, 0)), 0.0)
     assert LeastLoad().pick([shared, busy], Wanted()).node is busy
     x, y = rig.join("prefill", "x"), rig.join("prefill", "y")
-    x.open_prompt_tokens, y.open_prompt_tokens = 100, 150
+    for node, num_tokens in ((x, 100), (y, 150)):
+        node.ours.open_prompt_tokens = node.ours.open_prompt_work = num_tokens
     waiting = msgspec.structs.replace(load(), waiting_tokens=100)
     rig.registry.heartbeat(Heartbeat("x", 1, waiting, False, others=OthersLoad(1, 1, 0, 100)), 0.0)
     assert LeastLoad().pick([x, y], Wanted()).node is y
@@ -69,15 +70,15 @@ def test_other_routers_are_taken_to_send_as_much_as_we_do() -> None:
     empty, busy = rig.join("decode", "a"), rig.join("decode", "b")
     others = OthersLoad(2, 0, 0, 0)
     rig.registry.heartbeat(Heartbeat("a", 1, load(), False, others=others), 0.0)
-    busy.open_sequences = 5
+    busy.ours.open_sequences = 5
     picks = []
     for _ in range(3):
         picks.append(LeastLoad().pick([empty, busy], Wanted()).node)
-        picks[-1].open_sequences += 1
-        picks[-1].sent_sequences += 1
+        picks[-1].ours.open_sequences += 1
+        picks[-1].ours.sent_sequences += 1
     assert picks == [empty, empty, busy]
     rig.registry.heartbeat(Heartbeat("a", 1, load(running=2), False, others=others), 0.5)
-    busy.open_sequences = 5
+    busy.ours.open_sequences = 5
     assert LeastLoad().pick([empty, busy], Wanted()).node is empty, "what it reports is what they sent"
 
 

@@ -32,4 +32,4 @@ def test_the_nodes_of_an_attempt_are_told_when_it_is_over() -> None:
     target, spare = (decode, other) if generate.decode_node == "d" else (other, decode)
     effects = rig.dispatcher.node_lost(target, "test", rig.now)
     assert (prefill.peer, 0, True) in aborts(effects)
-    assert spare.open_sequences == 1
+    assert spare.ours.open_sequences == 1

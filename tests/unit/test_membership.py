@@ -6,6 +6,7 @@ import io
 
 import pytest
 
+from router.fleet.leaving import By
 from shared.core.errors import NoNodes
 from shared.node.mail import HangUp
 from shared.node.routers.dialled import RouterState
@@ -20,7 +21,8 @@ from tests.support.two_routers import A, B, Router, Site, failures_of, ids_of, j
 def state(router: Router, node_id: str) -> tuple[bool, bool]:
     """(known, left)"""
     node = router.rig.registry.named(node_id)
-    return node is not None, node is not None and node.is_left
+    leaving = None if node is None else node.leaving
+    return node is not None, leaving is not None and By.LIST in leaving.by
 
 
 def test_a_newly_listed_router_hears_hello_within_two_seconds() -> None:
@@ -281,7 +283,7 @@ def test_many_missing_routers_fit_into_a_heartbeat() -> None:
     site.list_routers(node, A, *(f"ipc:///{number}/{'x' * 300}" for number in range(400)))
     site.run(1.0)
     known = first.rig.registry.named("d0")
-    assert known is not None and len(known.lacks) == 256
+    assert known is not None and len(known.report.lacks) == 256
 
 
 def test_routers_hear_which_ones_a_node_misses() -> None:
@@ -290,7 +292,7 @@ def test_routers_hear_which_ones_a_node_misses() -> None:
     site.node("decode", "d0")
     site.run(1.0)
     known = first.rig.registry.named("d0")
-    assert known is not None and known.lacks == (B,)
+    assert known is not None and known.report.lacks == (B,)
     site.router(B, "b", 1)
     site.run(1.0)
-    assert known.lacks == ()
+    assert known.report.lacks == ()

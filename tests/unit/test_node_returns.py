@@ -7,8 +7,8 @@ import io
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.dispatch.dispatcher import NewRequest
 from router.dispatch.gateway import Gateway
+from router.requests.new_request import NewRequest
 from shared.core.sampling_params import SamplingParams
 from shared.node.routers.membership import HELLO_AGAIN_S
 from shared.observe.log import Logger

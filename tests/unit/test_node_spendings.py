@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from router.fleet.leaving import By, Leaving
 from router.queue.rate_limit import TOKENS
 from router.queue.spending import carriers
 from shared.node.routers.dialled import DialledRouter, RouterState
@@ -122,7 +123,7 @@ def test_three_nodes_carry_it_the_same_for_all_routers() -> None:
         rig.join("decode", name)
     gone, left = rig.registry.named("d1"), rig.registry.named("d3")
     assert gone is not None and left is not None
-    gone.is_silent = left.is_left = True
+    gone.is_silent, left.leaving = True, Leaving(By.LIST)
     assert [node.node_id for node in carriers(rig.registry)] == ["d2", "d5", "d9"]
 
 

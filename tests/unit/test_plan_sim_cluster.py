@@ -24,7 +24,7 @@ def played(
     for node in world.nodes:
         node.timed.scheduler.kv.check_integrity(idle=True)
         assert not node.timed.scheduler.requests and not node.offers and not node.timed.num_prompt_tokens
-        assert node.node.open_sequences == 0 and node.node.open_prompt_tokens == 0
+        assert node.node.ours.open_sequences == 0 and node.node.ours.open_prompt_tokens == 0
     return records, world
 
 

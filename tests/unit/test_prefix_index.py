@@ -135,7 +135,7 @@ def test_adapter_salt_and_drafts_are_in_a_page_s_name(slot: int, lookahead: int,
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_prompt_goes_where_it_is_cached(role: str) -> None:
     _, nodes = registry_of("a", "b", "c", role=role)
-    nodes[1].dispatched = 99
+    nodes[1].ours.dispatched = 99
     nodes[1].pages.take(events(1, names_of(PROMPT), cleared=True))
     wanted = Wanted(len(PROMPT), 0.0, PromptPages(PROMPT, "", 0))
     assert PrefixAware().pick(nodes, wanted) == (nodes[1], Reason.PREFIX)
@@ -148,16 +148,16 @@ def test_a_long_queue_outweighs_a_cached_prefix() -> None:
     _, nodes = registry_of("a", "b")
     nodes[0].pages.take(events(1, names_of(PROMPT), cleared=True))
     wanted = Wanted(len(PROMPT), 0.0, PromptPages(PROMPT, "", 0))
-    nodes[0].open_prompt_tokens = nodes[0].open_prompt_work = 50
+    nodes[0].ours.open_prompt_tokens = nodes[0].ours.open_prompt_work = 50
     assert PrefixAware().pick(nodes, wanted).node is nodes[0]
-    nodes[0].open_prompt_tokens = nodes[0].open_prompt_work = 500
+    nodes[0].ours.open_prompt_tokens = nodes[0].ours.open_prompt_work = 500
     assert PrefixAware().pick(nodes, wanted) == (nodes[1], Reason.LOAD)
 
 
 def test_a_short_preamble_keeps_nobody() -> None:
     _, nodes = registry_of("a", "b")
     nodes[0].pages.take(events(1, names_of(PROMPT)[:2], cleared=True))
-    nodes[0].dispatched = 1
+    nodes[0].ours.dispatched = 1
     assert PrefixAware().pick(nodes, Wanted(100, 0.0, PromptPages(PROMPT, "", 0))).node is nodes[1]
 
 
@@ -169,7 +169,7 @@ def test_a_session_breaks_ties_alike_on_every_router() -> None:
         first, again = PrefixAware().pick(nodes, wanted), PrefixAware().pick(nodes[::-1], wanted)
         assert first == again and first.reason is Reason.AFFINITY
         picked[number] = first.node
-        first.node.dispatched += 1
+        first.node.ours.dispatched += 1
     assert set(picked.values()) == set(nodes)
     for number, node in picked.items():
         if node is not nodes[2]:
@@ -210,8 +210,8 @@ def test_one_beginning_fills_no_node() -> None:
     _, nodes = registry_of("a", "b", "c", "d")
     for _ in range(100):
         name = met(nodes, PROMPT)
-        next(node for node in nodes if node.node_id == name).dispatched += 1
-    assert max(node.dispatched for node in nodes) <= 1.25 * 25 + 2
+        next(node for node in nodes if node.node_id == name).ours.dispatched += 1
+    assert max(node.ours.dispatched for node in nodes) <= 1.25 * 25 + 2
 
 
 LONG = list(range(640))
@@ -219,7 +219,7 @@ LONG = list(range(640))
 
 def burst(rig: RouterRig, count: int) -> list[str]:
     """The prefill nodes of requests that come at once, with all but the last page in common."""
-    return [rig.journal.find(generate.key.rid).prefill.node_id  # type: ignore[union-attr]
+    return [rig.journal.find(generate.key.rid).attempt.prefill.node_id  # type: ignore[union-attr]
             for number in range(count) for generate in rig.open([*LONG, *[number] * PAGE])]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from router.dispatch.dispatcher import DispatchLimits
+from router.fleet.leaving import By, Leaving
 from router.fleet.pull_cost import FRESH_S, PullFigures
 from router.fleet.registry import RegisteredNode
 from router.policy.sources import PrefixSources
@@ -39,7 +40,7 @@ class Site(RouterRig):
     def choose(self, sampling: SamplingParams | None = None) -> PrefixSource | None:
         generate = self.open(PROMPT, sampling=sampling)[0]
         request = next(iter(self.journal.all()))
-        request.prefill = self.a
+        request.attempt.prefill = self.a
         self.effects = Effects(self.now)
         source = self.sources.choose(request, key_of(generate.key), self.effects)
         self.dispatcher.cancel([request.rid], self.now)
@@ -110,7 +111,7 @@ def test_a_rate_of_short_prompts_makes_no_pull_worth_it() -> None:
     """Node a has a rate, from prompts of 112 tokens: with it, 80 tokens would take 10 ms. The line of node b shows that
     they take 0.8 ms more, beside what the step costs anyway."""
     site = Site()
-    site.a.prompts, site.b.prompts = learnt(0.014, 1e-5, lengths=(112,)), learnt(0.014, 1e-5)
+    site.a.figures.prompts, site.b.figures.prompts = learnt(0.014, 1e-5, lengths=(112,)), learnt(0.014, 1e-5)
     site.now = 20.0
     assert site.choose() is None and site.effects.sought == ["quickly_computed"]
 
@@ -119,10 +120,10 @@ def test_a_third_node_s_line_stands_in_for_the_source_s() -> None:
     site = Site()
     c = site.join("prefill", "c")
     site.stores(c, 1)
-    site.a.prompts, c.prompts = learnt(0.014, 1e-5, lengths=(112,)), learnt(0.014, 1e-5)
+    site.a.figures.prompts, c.figures.prompts = learnt(0.014, 1e-5, lengths=(112,)), learnt(0.014, 1e-5)
     site.now = 20.0
     assert site.choose() is None and site.effects.sought == ["quickly_computed"]
-    c.prompts = learnt(0.014, 1e-5, lengths=(112,))
+    c.figures.prompts = learnt(0.014, 1e-5, lengths=(112,))
     assert site.choose() is not None, "there are only rates"
 
 
@@ -136,9 +137,9 @@ def test_pulls_in_vain_count_as_slow() -> None:
 
 def test_other_pages_and_nodes_that_are_away_are_not_named() -> None:
     site = Site()
-    site.b.is_draining = True
+    site.b.leaving = Leaving(By.NODE)
     assert site.choose() is None
-    site.b.is_draining = False
+    site.b.leaving = None
     other = msgspec.structs.replace(FINGERPRINT, numerics=9)
     site.b.hello = msgspec.structs.replace(site.b.hello, fingerprint=other)
     site.b.kind = site.registry._kinds.join(site.b.hello)
@@ -180,7 +181,7 @@ def test_a_router_that_is_told_so_names_nobody() -> None:
         limits = DispatchLimits(9, 1, 60.0, pulls_prefixes=is_on, assumed_token_s=TOKEN_S)
         site.dispatcher = type(site.dispatcher)(("r", 9), site.registry, site.dispatcher._placer, site.journal, limits)
         site.join("decode", "d")
-        site.b.open_prompt_tokens = site.b.open_prompt_work = 10_000
+        site.b.ours.open_prompt_tokens = site.b.ours.open_prompt_work = 10_000
         generates += site.open(PROMPT)
     assert [generate.source is not None for generate in generates] == [True, False]
 

@@ -26,7 +26,7 @@ class CachingRig(RouterRig):
 
 
 def work_of(node: RegisteredNode) -> tuple[int, int]:
-    return node.open_prompt_work, node.sent_prompt_work
+    return node.ours.open_prompt_work, node.ours.sent_prompt_work
 
 
 def test_cached_tokens_are_no_work() -> None:
@@ -40,8 +40,8 @@ def test_cached_tokens_are_no_work() -> None:
 def test_prompts_don_t_leave_a_node_that_has_them() -> None:
     """As many as it computes in the time that the other node takes for one."""
     rig = CachingRig()
-    rig.open(PROMPT, rounds=2)
-    assert rig.b.dispatched == 0
+    rig.open(PROMPT, rounds=3)
+    assert rig.b.ours.dispatched == 0
 
 
 def test_what_a_prompt_added_is_taken_off() -> None:
@@ -50,7 +50,7 @@ def test_what_a_prompt_added_is_taken_off() -> None:
     key = rig.open(PROMPT)[0].key
     rig.stores(0)
     rig.run(rig.a, key, 0, [1])
-    assert (rig.a.open_prompt_tokens, rig.a.open_prompt_work) == (0, 0)
+    assert (rig.a.ours.open_prompt_tokens, rig.a.ours.open_prompt_work) == (0, 0)
     rig.dispatcher.cancel([key_of(key).rid], rig.now)
     rig.check_quiet()
 
@@ -59,8 +59,8 @@ def test_a_report_of_whole_prompts_adds_no_work() -> None:
     """Nodes report waiting prompts whole, and the room for more follows these reports."""
     rig = CachingRig()
     rig.open(PROMPT)
-    assert rig.a.open_prompt_tokens == len(PROMPT)
-    rig.a.waiting_tokens = len(PROMPT)
+    assert rig.a.ours.open_prompt_tokens == len(PROMPT)
+    rig.a.report.waiting_tokens = len(PROMPT)
     assert rig.a.prompt_tokens == NEW_TOKENS
-    rig.a.waiting_tokens += 100
+    rig.a.report.waiting_tokens += 100
     assert rig.a.prompt_tokens == NEW_TOKENS + 100

@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from router.dispatch.attempts import MAX_EXCUSED
-from router.dispatch.dispatcher import NewRequest
 from router.dispatch.gateway import TICK_S, Gateway
 from router.requests.mailbox import Mailbox
+from router.requests.new_request import NewRequest
 from shared.config.silence import link_silence
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger

@@ -7,8 +7,8 @@ import pytest
 from router.api.completions import CompletionRequest, Completions
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.resolve import Resolver
-from router.dispatch.dispatcher import NewRequest
 from router.fleet.registry import RegisteredNode
+from router.requests.new_request import NewRequest
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig, ModelConfig
 from shared.core.errors import AdapterMissing, ConfigError, ModelNotFound
@@ -24,7 +24,7 @@ def join(rig: RouterRig, role: str, node_id: str, **adapters: str) -> Registered
     said = type(said)(**{name: getattr(said, name) for name in said.__struct_fields__} | {"adapters": own})
     node, _ = rig.registry.hello(peer_name(node_id, 1), said, rig.now)
     assert node is not None
-    node.load = load(free=8)
+    node.reported(load(free=8))
     return node
 
 

@@ -8,7 +8,8 @@ from router.fleet.registry import RegisteredNode
 from router.queue.admission import Admission
 from router.queue.pace import MIN_STARTED, Pace
 from router.requests.effects import Failure
-from router.requests.journal import Journal, OpenRequest, SequenceJournal
+from router.requests.journal import Journal, OpenRequest
+from router.requests.new_request import NewRequest
 from router.tenants.tenant import Tenant
 from shared.core.errors import DeadlineExceeded, DeadlineUnreachable, QueueFull
 from shared.core.sampling_params import SamplingParams
@@ -57,7 +58,7 @@ class Queued:
         for _ in range(num_ended):
             self.rig.now += seconds / num_ended
             self.held += self.end(self.held.pop(0).key)
-            report(self.rig, self.node, running=ROWS, waiting=self.node.open_sequences - ROWS)
+            report(self.rig, self.node, running=ROWS, waiting=self.node.ours.open_sequences - ROWS)
 
     @property
     def waiting(self) -> dict[str, int]:
@@ -67,7 +68,7 @@ class Queued:
 def test_a_node_gets_what_its_rows_take_and_a_little_more() -> None:
     queued = Queued()
     assert queued.open(num=3) == [] and queued.waiting == {"a": 3}
-    assert queued.node.open_sequences == ROWS + 2
+    assert queued.node.ours.open_sequences == ROWS + 2
 
 
 def test_one_starts_for_each_that_ends_at_once() -> None:
@@ -134,7 +135,7 @@ def test_prompts_wait_while_nodes_have_many_before_them() -> None:
     report(rig, decode)
     assert [len(rig.open([1] * 5000)) for _ in range(3)] == [1, 1, 0]
     request = next(iter(rig.journal.all()))
-    assert request.prefill is prefill and prefill.open_prompt_tokens == 10_000
+    assert request.attempt.prefill is prefill and prefill.ours.open_prompt_tokens == 10_000
     keys = [Key("r", 9, one.rid, 0, 0) for one in rig.journal.all()]
     assert len(generates(rig.run(prefill, keys[0], 0, [1]))) == 1, "its first token is here"
 
@@ -352,9 +353,10 @@ def test_durations_count_per_token_that_was_used() -> None:
     """The limits are equal, and so a mean of each request's own ratio would be far too high."""
     pace = Pace()
     for num_used, seconds in ((15, 1.0), (405, 6.0)) * 50:
-        sequences = [SequenceJournal(1000, ids=[1] * (num_used - 5))]
         sampling = SamplingParams(max_tokens=1000)
-        pace.ended(OpenRequest("r", [1] * 5, sampling, 0, 60.0, sequences, started_at=0.0), seconds)
+        request = OpenRequest("r", NewRequest([1] * 5, 1, sampling, 0), 60.0, started_at=0.0)
+        request.sequences[0].ids = [1] * (num_used - 5)
+        pace.ended(request, seconds)
     assert pace.service_s(210) == pytest.approx(3.5, rel=0.1)
 
 

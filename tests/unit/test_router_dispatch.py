@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from router.dispatch.dispatcher import NewRequest
 from router.fleet.registry import RegisteredNode
 from router.requests.effects import Update
+from router.requests.new_request import NewRequest
 from shared.core.errors import NoNodes, QueueFull
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Fingerprint, Key, SequenceEnd, TokenLogprob, TokenRun, Tokens
@@ -29,15 +29,15 @@ def test_a_pair_gets_a_hand_off(rig: RouterRig) -> None:
     (generate,) = rig.open()
     assert (generate.decode_node, generate.decode_epoch, generate.decode_endpoint) == ("d", 1, "tcp://d")
     assert generate.output_ids == [[]] and generate.remaining_ms == 60_000
-    assert decode.open_sequences == 1
+    assert decode.ours.open_sequences == 1
 
 
 def test_the_first_token_comes_from_prefill_the_rest_from_decode(rig: RouterRig) -> None:
     prefill, decode = pair(rig)
     key = rig.open()[0].key
-    assert prefill.open_prompt_tokens == 3
+    assert prefill.ours.open_prompt_tokens == 3
     assert ids_of(rig.run(prefill, key, 0, [10])) == [10]
-    assert prefill.open_prompt_tokens == 0
+    assert prefill.ours.open_prompt_tokens == 0
     assert ids_of(rig.run(decode, key, 0, [10, 11])) == [11]
     effects = rig.end(decode, key, 2)
     (update,) = effects.news
@@ -126,7 +126,7 @@ def test_each_sequence_ends_alone(rig: RouterRig) -> None:
     first, second = generate.key, sibling(generate.key, 1)
     assert generate.num_sequences == 2 and generate.output_ids == [[], []]
     rig.run(prefill, first, 0, [1])
-    assert prefill.open_prompt_tokens == 3  # the other sequence still waits for its first token
+    assert prefill.ours.open_prompt_tokens == 3  # the other sequence still waits for its first token
     rig.run(prefill, second, 0, [2])
     rig.run(decode, first, 0, [1, 2, 3, 4, 5])
     rig.end(decode, first, 5, "length")
@@ -186,7 +186,7 @@ def test_keys_that_match_only_in_part_touch_nothing(rig: RouterRig) -> None:
     prefill, decode = pair(rig)
     third = rig.join("decode", "x")
     key = rig.open()[0].key
-    runner = decode if decode.open_sequences else third
+    runner = decode if decode.ours.open_sequences else third
     bystander = third if runner is decode else decode
     changes = ({"attempt": 1}, {"router_epoch": 8}, {"seq_index": 1}, {"seq_index": -1}, {"rid": "no"})
     wrong = [Key(*[change.get(name, getattr(key, name)) for name in Key.__struct_fields__]) for change in changes]
@@ -228,14 +228,14 @@ def test_a_lost_node_fails_its_requests_and_no_other(rig: RouterRig) -> None:
     prefill, decode = pair(rig)
     other = rig.join("decode", "e")
     keys = [generate.key for generate in rig.open(rounds=4)]
-    mine = [key.rid for key in keys if rig.journal.find(key.rid).decode is decode]  # type: ignore[union-attr]
+    mine = [key.rid for key in keys if rig.journal.find(key.rid).attempt.decode is decode]  # type: ignore[union-attr]
     assert 0 < len(mine) < 4
     rig.registry.remove(decode)
     effects = rig.dispatcher.node_lost(decode, "gone", 1.0)
     assert sorted(news.rid for news in effects.news) == sorted(mine) and set(failures(effects)) == {"node_lost"}
     assert ("p@1", 0, True) in aborts(effects)
-    assert {request.decode for request in rig.journal.all()} == {other}
-    assert prefill.open_prompt_tokens == 3 * len(rig.journal)
+    assert {request.attempt.decode for request in rig.journal.all()} == {other}
+    assert prefill.ours.open_prompt_tokens == 3 * len(rig.journal)
 
 
 def test_a_prefill_node_may_go_once_decode_has_begun(rig: RouterRig) -> None:
@@ -292,7 +292,7 @@ def test_a_second_attempt_goes_on_behind_what_was_emitted() -> None:
     prefill, decode = pair(rig)
     spare = rig.join("decode", "e")
     key = rig.open(n=1)[0].key
-    doomed = decode if decode.open_sequences else spare
+    doomed = decode if decode.ours.open_sequences else spare
     rig.run(prefill, key, 0, [1])
     rig.run(doomed, key, 0, [1, 2])
     rig.run(doomed, key, 4, [99])
@@ -354,11 +354,11 @@ def test_random_lives_leave_nothing_behind(seed: int) -> None:
                 replaced, nodes[name] = nodes[name], rig.join(roles[name], name, epochs[name])
                 effects = rig.dispatcher.node_lost(replaced, "restarted", rig.now)
             else:
-                key = Key("r", 9, request.rid, request.attempt - rng.choice([0, 0, 0, 1]), index)
+                key = Key("r", 9, request.rid, request.attempt.number - rng.choice([0, 0, 0, 1]), index)
                 first = rng.randint(0, 5)
                 run = TokenRun(key, first, [pos * 10 for pos in range(first, rng.randint(first, 6))], [])
                 ends = [SequenceEnd(key, "length", 6, 0, "", "")] if rng.random() < 0.3 else []
-                node = rng.choice([*request.nodes, *nodes.values()])
+                node = rng.choice([*request.attempt.nodes, *nodes.values()])
                 effects = rig.dispatcher.tokens(Tokens(node.node_id, node.hello.epoch, [run], ends), rig.now)
         assert not any(alarm.kind.startswith("two nodes") for alarm in effects.alarms)
         for news in effects.news:
@@ -368,4 +368,4 @@ def test_random_lives_leave_nothing_behind(seed: int) -> None:
     assert all(ids == [pos * 10 for pos in range(len(ids))] for ids in seen.values())
     rig.dispatcher.cancel([request.rid for request in rig.journal.all()], rig.now)
     rig.check_quiet()
-    assert all(node.open_sequences == 0 and node.open_prompt_tokens == 0 for node in nodes.values())
+    assert all(node.ours.open_sequences == 0 and node.ours.open_prompt_tokens == 0 for node in nodes.values())

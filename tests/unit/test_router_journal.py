@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.requests.journal import Journal, OpenRequest, SequenceJournal
+from router.requests.new_request import NewRequest
 from shared.core.errors import IntegrityError
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Key, SequenceEnd, TokenLogprob
@@ -80,7 +81,7 @@ def test_any_order_of_runs_gives_the_stream(data: st.DataObject) -> None:
 
 def test_a_finished_request_in_the_journal_is_a_leak() -> None:
     journal = Journal(lambda: "n")
-    request = OpenRequest(journal.new_rid(), [1], SamplingParams(max_tokens=1), 0, 1.0, [SequenceJournal(1)])
+    request = OpenRequest(journal.new_rid(), NewRequest([1], 1, SamplingParams(max_tokens=1), 0), 1.0)
     journal.add(request)
     journal.check_integrity()
     request.sequences[0].is_closed = True

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from router.dispatch.moves import MAX_MOVES, MOVE_AFTER_S
+from router.fleet.leaving import By, Leaving
 from router.fleet.registry import RegisteredNode
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
@@ -19,8 +20,9 @@ def pages(node: RegisteredNode, free: int, *, cached: int = 0, waiting: int = 0,
     """What the node reports next."""
     used = 100 - free - cached
     states = {"free": free, "cached": cached, "active": used}
-    node.load = msgspec.structs.replace(
-        load(running=running), pages_total=100, pages=states, waiting=waiting, waiting_tokens=waiting
+    report = load(running=running)
+    node.reported(
+        msgspec.structs.replace(report, pages_total=100, pages=states, waiting=waiting, waiting_tokens=waiting)
     )
 
 
@@ -54,7 +56,8 @@ def test_pages_that_a_node_keeps_for_its_next_step_are_no_room(rig: RouterRig, w
     """The node would not admit the request: it keeps pages for the next tokens of each running row."""
     small, busy = rig.join("decode", "a"), rig.join("decode", "b")
     pages(small, free, running=2)
-    small.load = msgspec.structs.replace(small.load, spec_width=width)
+    assert small.report.load is not None
+    small.reported(msgspec.structs.replace(small.report.load, spec_width=width))
     pages(busy, 99, running=7)
     assert LeastLoad().pick([small, busy], Wanted(2 * PAGE)).node is small
     assert LeastLoad().pick([small, busy], Wanted(2 * PAGE + 1)).node is busy
@@ -64,7 +67,7 @@ def test_a_node_without_a_free_row_has_no_room(rig: RouterRig) -> None:
     full, busy = rig.join("decode", "a"), rig.join("decode", "b")
     pages(full, 99, running=8)
     pages(busy, 99, running=7)
-    busy.open_sequences = 20
+    busy.ours.open_sequences = 20
     assert LeastLoad().pick([full, busy], Wanted(20)).node is busy
 
 
@@ -134,7 +137,7 @@ def test_who_waits_for_memory_goes_where_there_is_room(rig: RouterRig) -> None:
     assert aborts(effects) == [("p@1", 0, True), ("a@1", 0, True)] and effects.num_moved == 1
     request = rig.journal.find(story.key.rid)
     assert request is not None and (request.num_failed, request.num_excused, request.num_moves) == (0, 0, 1)
-    assert all(node.breaker._faults == 0 for node in rig.registry) and story.a.open_sequences == 0
+    assert all(node.breaker._faults == 0 for node in rig.registry) and story.a.ours.open_sequences == 0
     rig.run(story.b, moved.key, 1, [6])
     rig.end(story.b, moved.key, 2)
     rig.check_quiet()
@@ -247,12 +250,12 @@ def test_nothing_goes_to_and_fro(rig: RouterRig) -> None:
         story.a, story.b = story.b, story.a
         story.report()
     assert len(moved) == MAX_MOVES
-    assert all(node.open_sequences <= 1 for node in (story.a, story.b))
+    assert all(node.ours.open_sequences <= 1 for node in (story.a, story.b))
 
 
 def test_a_node_that_leaves_is_no_way_out(rig: RouterRig) -> None:
     story = Waiting(rig)
-    story.b.is_draining = True
+    story.b.leaving = Leaving(By.NODE)
     assert not story.tick(10)
 
 

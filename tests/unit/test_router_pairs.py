@@ -62,7 +62,7 @@ def test_another_prefill_node_is_found_for_that_decode_node(rig: RouterRig) -> N
     cut(rig, p, key)
     for _ in range(5):
         request = rig.journal.find(open_one(rig).key.rid)
-        assert request is not None and request.prefill is not None and request.prefill.node_id == "q"
+        assert request is not None and request.attempt.prefill is not None and request.attempt.prefill.node_id == "q"
 
 
 def test_another_decode_node_is_found_for_that_prefill_node(rig: RouterRig) -> None:
@@ -81,7 +81,7 @@ def test_however_many_pairs_are_broken_few_picks_are_made(rig: RouterRig, num_wh
     for node in nodes[num_whole:]:
         broken = placer.pairs._broken[p.peer, node.peer] = BrokenPair(p, node, rig.now)
         broken.breaker.failed(rig.now)
-        nodes[0].open_sequences += 1  # the only whole pair has the highest load
+        nodes[0].ours.open_sequences += 1  # the only whole pair has the highest load
     picks = 0
     pick = placer._policy.pick
 
@@ -126,6 +126,7 @@ def test_a_batch_that_fails_together_is_one_failure(rig: RouterRig) -> None:
     rig.join("decode", "d")
     for generate in rig.open(rounds=20):
         rig.end(p, generate.key, 0, "error", "peer_unreachable")
+    assert [pair.num_faults for pair in rig.dispatcher.broken_pairs()] == [1]
     rig.now += OPEN_S
     assert open_one(rig).decode_node == "d", "not open for longer"
 
@@ -175,8 +176,8 @@ def test_a_request_is_not_passed_around_for_ever() -> None:
 
 def prefill_of(rig: RouterRig, generate: Generate) -> str:
     request = rig.journal.find(generate.key.rid)
-    assert request is not None and request.prefill is not None
-    return request.prefill.node_id
+    assert request is not None and request.attempt.prefill is not None
+    return request.attempt.prefill.node_id
 
 
 def test_the_client_hears_that_a_node_was_lost() -> None:

@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 
 from deploy.cluster.admin import table
 from router.api.admin import node_status
-from router.dispatch.dispatcher import NewRequest
 from router.dispatch.gateway import Gateway
 from router.fleet.prompt_cost import (
     ENOUGH_STEPS,
@@ -26,6 +25,7 @@ from router.policy.interface import Reason, Wanted
 from router.policy.least_load import LeastLoad
 from router.policy.placement import Placer
 from router.policy.prefix_aware import PrefixAware
+from router.requests.new_request import NewRequest
 from shared.config.router_settings import BY_COST, UNMEASURED_LOCAL_TOKENS
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
@@ -131,9 +131,9 @@ def test_each_stream_that_would_stand_still_counts() -> None:
 def test_an_idle_decode_node_takes_what_would_wait_elsewhere() -> None:
     site = Site().measured(0.002, running=2)
     assert site.goes_to(400) == "pair"
-    site.prefill.open_prompt_tokens = site.prefill.open_prompt_work = 5000
+    site.prefill.ours.open_prompt_tokens = site.prefill.ours.open_prompt_work = 5000
     assert site.goes_to(400) == "alone"
-    site.decode.open_prompt_tokens = site.decode.open_prompt_work = 5000
+    site.decode.ours.open_prompt_tokens = site.decode.ours.open_prompt_work = 5000
     assert site.goes_to(400) == "pair", "it would wait there as long"
 
 
@@ -196,7 +196,7 @@ def test_a_decode_node_without_room_starts_nothing_by_cost() -> None:
     site = Site().measured(5.0)
     site.beat(site.decode, free_pages=30)  # 480 tokens
     assert site.ways(480, 481) == ["alone", "pair"]
-    site.decode.open_prompt_tokens = site.decode.open_prompt_work = 300
+    site.decode.ours.open_prompt_tokens = site.decode.ours.open_prompt_work = 300
     assert site.ways(180, 181) == ["alone", "pair"], "what was sent there and is in no report yet needs room too"
 
 
@@ -210,7 +210,7 @@ def test_old_figures_count_no_more() -> None:
     site.now += 2
     assert site.goes_to(600) == "pair", "nothing was handed over for a while"
     site.beat(site.prefill, handoffs=[0.002])
-    assert site.prefill.prompts.handoff(site.now) == 0.002, "the bad minute is forgotten"
+    assert site.prefill.figures.prompts.handoff(site.now) == 0.002, "the bad minute is forgotten"
 
 
 def test_a_node_that_was_slow_long_ago_is_tried_again() -> None:
@@ -225,7 +225,7 @@ def test_a_node_that_was_slow_long_ago_is_tried_again() -> None:
     site.reporters["d"].step_s = STEP_S
     for turn in range(2 * ENOUGH_STEPS):
         site.beat(site.decode, [LENGTHS[turn % 4]])
-    speed = site.decode.prompts.speed(site.now)
+    speed = site.decode.figures.prompts.speed(site.now)
     assert speed is not None and speed.step_s == pytest.approx(STEP_S), "the slow steps are forgotten"
 
 
@@ -286,7 +286,7 @@ def picked(a: PromptFigures, b: PromptFigures, waiting: tuple[int, int]) -> str:
     site = RouterRig(policy="prefix_aware")
     nodes = [site.join("prefill", "a"), site.join("prefill", "b")]
     for node, figures, num_tokens in zip(nodes, (a, b), waiting, strict=True):
-        node.prompts, node.open_prompt_tokens, node.open_prompt_work = figures, num_tokens, num_tokens
+        node.figures.prompts, node.ours.open_prompt_tokens, node.ours.open_prompt_work = figures, num_tokens, num_tokens
     one, other = (PrefixAware().pick(ordered, Wanted(100, site.now)) for ordered in (nodes, nodes[::-1]))
     assert one == other and one.reason is Reason.LOAD
     return one.node.node_id
@@ -420,7 +420,8 @@ def test_after_nonsense_the_next_totals_count_from_there() -> None:
 def test_a_new_life_of_a_node_begins_without_figures() -> None:
     site = Site().measured(5.0)
     site.prefill = site.join("prefill", "p", epoch=2)
-    assert site.prefill.prompts.speed(site.now) is None and site.prefill.prompts.handoff(site.now) is None
+    prompts = site.prefill.figures.prompts
+    assert prompts.speed(site.now) is None and prompts.handoff(site.now) is None
     assert site.goes_to(600) == "pair"
 
 

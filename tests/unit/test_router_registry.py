@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from router.fleet.breaker import MAX_OPEN_S, Breaker
+from router.fleet.leaving import By, Leaving, leaving_after
 from router.fleet.registry import Registry
 from router.policy.interface import Policy, Wanted
 from router.policy.least_load import LeastLoad
@@ -16,7 +17,6 @@ from router.policy.round_robin import RoundRobin
 from shared.core.errors import NoNodes
 from shared.wire.fitting import REPORTED_ONLY, misfit
 from shared.wire.messages import Drain, Fingerprint, Heartbeat
-from shared.wire.peers import peer_name
 from tests.support.router_rig import FINGERPRINT, RouterRig, hello, load
 
 
@@ -59,9 +59,9 @@ def test_the_same_epoch_keeps_its_counts_and_replaces_itself() -> None:
     registry = Registry(5.0)
     node, _ = registry.hello("d@1", hello("decode", "d"), 0.0)
     assert node is not None
-    node.open_sequences = 3
+    node.ours.open_sequences = 3
     again, replaced = registry.hello("d@1", hello("decode", "d", connection=2), 1.0)
-    assert again is node and replaced is node and node.open_sequences == 3
+    assert again is node and replaced is node and node.ours.open_sequences == 3
 
 
 def test_silence_is_told_once_and_speech_ends_it() -> None:
@@ -75,11 +75,24 @@ def test_silence_is_told_once_and_speech_ends_it() -> None:
 
 
 def test_what_is_left_of_a_drain_ends_at_nothing() -> None:
-    node = Registry(5.0).hello(peer_name("d", 1), hello("decode", "d"), 0.0)[0]
-    assert node is not None
-    node.move_at = 3.0
-    left = [node.drain_now(Drain("d", "stop"), now).move_after_ms for now in (1.0, 2.999, 3.0, 9.0)]
-    assert left == [2000, 1, 0, 0]
+    leaving = Leaving(By.US, "stop", 3.0)
+    assert [leaving.drain("d", now).move_after_ms for now in (1.0, 2.999, 3.0, 9.0)] == [2000, 1, 0, 0]
+    assert leaving.drain("d", 2.0) == Drain("d", "stop", 1000)
+
+
+def test_a_drain_lasts_and_a_list_may_change() -> None:
+    """Heartbeats of one node, in order: (draining, leaves) and who makes it leave then."""
+    story = [
+        ((False, False), None),
+        ((False, True), By.LIST),
+        ((True, True), By.LIST | By.NODE),
+        ((False, False), By.NODE),
+    ]
+    leaving = None
+    for (draining, leaves), by in story:
+        leaving = leaving_after(leaving, Heartbeat("d", 1, load(), draining, leaves=leaves), 0.0)
+        assert (None if leaving is None else leaving.by) == by
+    assert leaving_after(Leaving(By.LIST), Heartbeat("d", 1, load(), False), 0.0) is None
 
 
 def test_a_draining_node_gets_nothing_new() -> None:
@@ -103,7 +116,7 @@ def test_the_largest_node_sets_the_context_and_gets_long_prompts() -> None:
         placement = placer.place(Wanted(50), (), 101)
         assert placement.prefill is not None and placement.decode is not None
         assert (placement.prefill.node_id, placement.decode.node_id) == ("c", "a")
-        placement.prefill.dispatched += 1
+        placement.prefill.ours.dispatched += 1
     assert placer.place(Wanted(50), (), 100).prefill is registry.named("b")
     assert placer.place(Wanted(50), (), 300).decode is registry.named("a"), "nobody can: the node says so to the client"
 
@@ -122,14 +135,14 @@ def test_least_load_looks_at_reports_and_own_requests() -> None:
     rig = RouterRig()
     first, second = rig.join("decode", "a"), rig.join("decode", "b")
     policy = LeastLoad()
-    first.load = load(free=4, running=4)
+    first.reported(load(free=4, running=4))
     assert policy.pick([first, second], Wanted()).node is second
-    second.open_sequences = 5  # sent, but not in a report yet
+    second.ours.open_sequences = 5  # sent, but not in a report yet
     assert policy.pick([first, second], Wanted()).node is first
     x, y = rig.join("prefill", "x"), rig.join("prefill", "y")
-    x.open_prompt_tokens = x.open_prompt_work = 100
+    x.ours.open_prompt_tokens = x.ours.open_prompt_work = 100
     assert policy.pick([x, y], Wanted()).node is y
-    y.load = msgspec.structs.replace(load(), waiting_tokens=200)
+    y.reported(msgspec.structs.replace(load(), waiting_tokens=200))
     assert policy.pick([x, y], Wanted()).node is x
 
 
@@ -138,8 +151,8 @@ def test_equal_nodes_share_the_work(policy: Policy) -> None:
     rig = RouterRig()
     nodes = [rig.join("decode", name) for name in "abc"]
     for _ in range(9):
-        policy.pick(nodes, Wanted()).node.dispatched += 1
-    assert [node.dispatched for node in nodes] == [3, 3, 3]
+        policy.pick(nodes, Wanted()).node.ours.dispatched += 1
+    assert [node.ours.dispatched for node in nodes] == [3, 3, 3]
 
 
 def test_a_breaker_opens_after_faults_in_a_row() -> None:
@@ -200,10 +213,10 @@ def test_a_failing_node_is_left_alone_unless_it_is_the_last() -> None:
     bad, good = rig.join("decode", "bad"), rig.join("decode", "good")
     for _ in range(3):
         bad.breaker.failed(0.0)
-    good.open_sequences = 50
+    good.ours.open_sequences = 50
     placer = Placer(rig.registry, LeastLoad(), 0)
     assert placer.place(Wanted(5)).decode is good
-    good.is_draining = True
+    good.leaving = Leaving(By.NODE)
     assert placer.place(Wanted(5)).decode is bad
 
 

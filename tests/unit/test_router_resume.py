@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
-from router.dispatch.dispatcher import NewRequest
+from router.fleet.leaving import By, Leaving
 from router.fleet.registry import RegisteredNode
 from router.policy.placement import NODES_AWAY_S
+from router.requests.attempt import Attempt
 from router.requests.effects import Effects, Failure, Update
+from router.requests.new_request import NewRequest
 from shared.core.errors import NoNodes
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Drain, Generate, Key
@@ -61,6 +65,17 @@ def test_tokens_of_the_attempt_before_are_nobodys(rig: RouterRig) -> None:
     assert ids_of(rig.run(spare, newer(key), 1, [2])) == [2]
 
 
+def test_nothing_of_an_attempt_stays_in_the_next(rig: RouterRig) -> None:
+    prefill, decode, key = begun(rig)
+    request = rig.journal.find(key.rid)
+    assert request is not None and request.attempt.nodes == (prefill, decode)
+    first = request.attempt
+    first.has_begun, first.is_alone, first.waits_since, first.waits_for_prefill = True, True, 0.0, True
+    request.begin_next_attempt()
+    fresh = Attempt(request.asked, request.pages, number=1, ran_on="p@1")
+    assert all(getattr(request.attempt, one.name) == getattr(fresh, one.name) for one in fields(Attempt))
+
+
 def newer(key: Key) -> Key:
     return Key(key.router_id, key.router_epoch, key.rid, key.attempt + 1, key.seq_index)
 
@@ -82,7 +97,7 @@ def test_what_the_lost_decode_node_had_is_not_at_the_next_one(rig: RouterRig) ->
     prefill, decode, key = begun(rig)
     rig.join("decode", "e")
     again = only(lose(rig, decode))
-    assert again.decode_node == "e" and rig.journal.find(key.rid).prefill is prefill  # type: ignore[union-attr]
+    assert again.decode_node == "e" and rig.journal.find(key.rid).attempt.prefill is prefill  # type: ignore[union-attr]
     assert len(generates(lose(rig, prefill))) == 1  # nothing has arrived there yet
 
 
@@ -93,7 +108,7 @@ def test_a_lost_end_is_made_up_for(rig: RouterRig, last: int, reason: str) -> No
     rig.join("decode", "e")
     sampling = SamplingParams(max_tokens=3, stop_token_ids=(2,))
     key = generates(rig.dispatcher.open([NewRequest([1], 1, sampling, 7)], rig.now)[1])[0].key
-    runner = decode if decode.open_sequences else rig.registry.find("e", 1)
+    runner = decode if decode.ours.open_sequences else rig.registry.find("e", 1)
     assert runner is not None
     rig.run(runner, key, 0, [8, 9, last])
     effects = lose(rig, runner)
@@ -108,7 +123,7 @@ def test_a_request_that_kills_nodes_is_cut_off(rig: RouterRig) -> None:
     nodes = [rig.join("decode", name) for name in "abcd"]
     rig.open()
     for left in (2, 1, 0):
-        victim = next(node for node in nodes if node.open_sequences)
+        victim = next(node for node in nodes if node.ours.open_sequences)
         effects = lose(rig, victim)
         assert len(generates(effects)) == (left > 0)
     (failure,) = effects.news
@@ -147,13 +162,13 @@ def test_a_hand_off_that_fails_is_tried_elsewhere(rig: RouterRig) -> None:
     rig.join("decode", "e")
     again = only(rig.end(prefill, key, 0, "error", "handoff_failed"))
     assert again.decode_node == "e"
-    assert rig.journal.find(key.rid).prefill.node_id == "q"  # type: ignore[union-attr]
+    assert rig.journal.find(key.rid).attempt.prefill.node_id == "q"  # type: ignore[union-attr]
 
 
 def test_with_one_pair_the_decode_node_goes_on_alone(rig: RouterRig) -> None:
     prefill, decode, key = begun(rig)
     again = only(rig.end(prefill, key, 0, "error", "handoff_failed"))
-    assert again.decode_node == "" and decode.open_sequences == 1 and prefill.open_sequences == 0
+    assert again.decode_node == "" and decode.ours.open_sequences == 1 and prefill.ours.open_sequences == 0
 
 
 def test_without_a_node_it_waits_for_one() -> None:
@@ -213,14 +228,14 @@ def test_leaving_draining_nodes_costs_no_attempt(rig: RouterRig) -> None:
     nodes = [rig.join("decode", name) for name in "abcdef"]
     rig.open()
     for _ in range(5):
-        node = next(node for node in nodes if node.open_sequences)
+        node = next(node for node in nodes if node.ours.open_sequences)
         effects = rig.dispatcher.drain(node, Drain(node.node_id, "restart"), 5.0, rig.now)
         assert effects.sends == [(node.peer, Drain(node.node_id, "restart", 5000))]
         assert not generates(rig.dispatcher.tick(rig.now + 4.9))
         rig.now += 5.0
         moved = rig.dispatcher.tick(rig.now)
         assert len(generates(moved)) == 1 and (node.peer, 0, True) in aborts(moved)
-    assert rig.journal.all()[0].attempt == 5
+    assert rig.journal.all()[0].attempt.number == 5
 
 
 def test_a_node_that_says_it_drains_gets_nothing_more(rig: RouterRig) -> None:
@@ -258,6 +273,6 @@ def test_a_probe_that_is_moved_lets_another_one_go(rig: RouterRig) -> None:
     rig.now = 5.0
     prefill.breaker.sent()
     assert not prefill.breaker.allows(rig.now)
-    prefill.is_draining = True  # so that it does not get the next attempt
+    prefill.leaving = Leaving(By.NODE)  # so that it does not get the next attempt
     rig.end(decode, key, 1, "error", "step_failed")
     assert prefill.breaker.allows(rig.now)

@@ -47,10 +47,10 @@ def test_a_scored_prompt_stays_on_one_node_a_prefill_node_if_any(rig: RouterRig)
     """Its scores come ahead of its first token then, in order, over one connection."""
     decode = rig.join("decode", "d")
     (alone,) = rig.open(PROMPT, sampling=SCORED)
-    assert not alone.decode_node and decode.open_sequences == 1
+    assert not alone.decode_node and decode.ours.open_sequences == 1
     prefill = rig.join("prefill", "p")
     (generate,) = rig.open(PROMPT, sampling=SCORED)
-    assert not generate.decode_node and generate.scored == 1 and prefill.open_sequences == 1
+    assert not generate.decode_node and generate.scored == 1 and prefill.ours.open_sequences == 1
     (plain,) = rig.open(PROMPT)
     assert plain.decode_node == "d"
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from router.api.generation import MAX_SESSION_CHARS, session_of
-from router.dispatch.dispatcher import NewRequest
 from router.http.connection import Connection
+from router.requests.new_request import NewRequest
 from shared.core.sampling_params import SamplingParams
 from tests.support.router_rig import RouterRig
 
@@ -39,5 +39,5 @@ def test_a_request_carries_its_session_and_its_picks_are_told() -> None:
     new = NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), seed=7, affinity="s")
     _, effects = rig.dispatcher.open([new], 0.0)
     (request,) = rig.journal.all()
-    assert request.affinity == "s" and request.pages is not None
+    assert request.asked.affinity == "s" and request.pages is not None
     assert sorted(effects.picks) == [("decode", "only"), ("prefill", "only")]

@@ -14,6 +14,7 @@ from deploy.cluster.admin import table
 from router.api.admin import node_status
 from router.dispatch.gateway import Gateway
 from router.dispatch.moves import MOVE_AFTER_S
+from router.fleet.leaving import By, Leaving
 from router.fleet.prompt_cost import COUNTERS, FRESH_S
 from router.fleet.registry import RegisteredNode, not_held_back
 from router.fleet.slowness import FACTOR, FAR, MOST_PEERS, MOST_SMOOTHED_S, QUIET_S, Share, Slowness, Steps
@@ -55,7 +56,7 @@ class Site(RouterRig):
         node = self.nodes[name]
         counters = dict(zip(COUNTERS, self.totals[name], strict=True))
         self.registry.heartbeat(Heartbeat(name, 1, msgspec.structs.replace(load, counters=counters), False), self.now)
-        if (share := node.slowness.take_news()) is not None:
+        if (share := node.figures.slowness.take_news()) is not None:
             self.news.append((name, share))
 
     def round(self, **loads: NodeLoad) -> None:
@@ -76,7 +77,7 @@ class Site(RouterRig):
             for name, node in self.nodes.items():
                 more = (4, 4 * tokens, 4 * step_s.get(name, STEP_S))
                 self.totals[name] = [sum(both) for both in zip(self.totals[name], more, strict=True)]
-                self.beat(name, decoding(1.0, 0) if node.load is None else node.load)
+                self.beat(name, decoding(1.0, 0) if node.report.load is None else node.report.load)
         return self
 
     def place(self) -> str:
@@ -84,14 +85,14 @@ class Site(RouterRig):
         placed = self.placer.place(Wanted(20, self.now))
         node = placed.decode or placed.prefill
         assert node is not None
-        node.open_sequences += 1
+        node.ours.open_sequences += 1
         return node.node_id
 
     def share(self, name: str = "d") -> Share:
-        return self.nodes[name].slowness.share
+        return self.nodes[name].figures.slowness.share
 
     def times(self, name: str = "d") -> float:
-        return self.nodes[name].slowness.times
+        return self.nodes[name].figures.slowness.times
 
 
 def slow(times: float, running: int = 8) -> NodeLoad:
@@ -192,7 +193,7 @@ def test_nodes_that_take_no_requests_are_no_peers(what: str) -> None:
     site = Site(("a", "b", "d")).rounds(20.0, d=slow(3.0))
     assert site.share() is Share.EASED
     away = site.nodes.pop("b")
-    away.is_draining, away.is_silent = what == "drains", what == "is silent"
+    away.leaving, away.is_silent = Leaving(By.NODE) if what == "drains" else None, what == "is silent"
     if what == "is avoided":
         for _ in range(3):
             away.breaker.failed(site.now)
@@ -243,10 +244,10 @@ def test_a_slow_prefill_node_gets_fewer_prompts() -> None:
     site = Site(role="prefill").prompts(30.0, d=3 * STEP_S)
     assert site.share() is Share.EASED
     for node in site.nodes.values():
-        node.open_prompt_tokens = node.open_prompt_work = 300
-    site.nodes["d"].open_prompt_tokens = site.nodes["d"].open_prompt_work = 101
+        node.ours.open_prompt_tokens = node.ours.open_prompt_work = 300
+    site.nodes["d"].ours.open_prompt_tokens = site.nodes["d"].ours.open_prompt_work = 101
     assert LeastLoad().pick(list(site.nodes.values()), Wanted(20, site.now)).node.node_id != "d"
-    site.nodes["d"].open_prompt_tokens = site.nodes["d"].open_prompt_work = 99
+    site.nodes["d"].ours.open_prompt_tokens = site.nodes["d"].ours.open_prompt_work = 99
     assert LeastLoad().pick(list(site.nodes.values()), Wanted(20, site.now)).node.node_id == "d"
 
 
@@ -267,14 +268,14 @@ def test_measured_prompt_speed_counts_once() -> None:
     site = Site(role="prefill", policy="prefix_aware").prompts(30.0, d=3 * STEP_S)
     nodes = list(site.nodes.values())
     for node in nodes:
-        node.open_prompt_tokens = node.open_prompt_work = 600
-    site.nodes["d"].open_prompt_tokens = site.nodes["d"].open_prompt_work = (
+        node.ours.open_prompt_tokens = node.ours.open_prompt_work = 600
+    site.nodes["d"].ours.open_prompt_tokens = site.nodes["d"].ours.open_prompt_work = (
         120  # 3 x 140 < 620 / 1.25, and 9 x 140 is not
     )
     assert make_policy("prefix_aware").pick(nodes, Wanted(20, site.now)).node.node_id == "d"
     unmeasured = site.join("prefill", "new")
-    unmeasured.open_prompt_tokens = unmeasured.open_prompt_work = 600
-    site.nodes["d"].open_prompt_tokens = site.nodes["d"].open_prompt_work = 300  # 3 x 320 > 620
+    unmeasured.ours.open_prompt_tokens = unmeasured.ours.open_prompt_work = 600
+    site.nodes["d"].ours.open_prompt_tokens = site.nodes["d"].ours.open_prompt_work = 300  # 3 x 320 > 620
     assert make_policy("prefix_aware").pick([*nodes, unmeasured], Wanted(20, site.now)).node.node_id != "d"
 
 
@@ -293,7 +294,7 @@ def test_a_far_slower_node_gets_one_request_at_a_time() -> None:
     site.rounds(BEAT_S, **dict.fromkeys(NAMES, idle()))
     went = [site.place() for _ in range(200)]
     assert went.count("d") == 1
-    site.nodes["d"].open_sequences = 0
+    site.nodes["d"].ours.open_sequences = 0
     assert "d" in [site.place() for _ in range(3)]
 
 
@@ -301,22 +302,22 @@ def test_a_far_slower_prefill_node_gets_one_prompt_at_a_time() -> None:
     site = Site(role="prefill").prompts(30.0, d=8 * STEP_S)
     node = site.nodes["d"]
     assert site.share() is Share.TRICKLE and not node.is_held_back
-    node.open_prompt_tokens = node.open_prompt_work = 20
+    node.ours.open_prompt_tokens = node.ours.open_prompt_work = 20
     for other in site.nodes.values():
-        other.open_prompt_tokens += 10_000
-        other.open_prompt_work += 10_000
+        other.ours.open_prompt_tokens += 10_000
+        other.ours.open_prompt_work += 10_000
     assert node.is_held_back and site.place() != "d"
 
 
 def test_a_node_that_is_held_back_is_better_than_none() -> None:
     site = Site().rounds(30.0, d=slow(8.0))
     node = site.nodes["d"]
-    node.open_sequences = 1
+    node.ours.open_sequences = 1
     assert node.is_held_back and list(not_held_back([node])) == [node]
     others = {site.nodes[name].peer for name in "abc"}
     assert site.placer.place(Wanted(20, site.now), avoid=others).decode is node
     for name in "abc":
-        site.nodes[name].is_draining = True
+        site.nodes[name].leaving = Leaving(By.NODE)
     assert site.place() == "d"
     assert site.open(rounds=3), "its room counts, too"
 
@@ -326,7 +327,7 @@ def test_room_of_a_node_that_is_held_back_is_none() -> None:
     full = msgspec.structs.replace(slow(1.0, running=64), waiting=16, waiting_tokens=16)
     site.rounds(BEAT_S, a=full, b=full, c=full, d=slow(8.0, running=1))
     for name in "abc":
-        site.nodes[name].open_sequences = 80
+        site.nodes[name].ours.open_sequences = 80
     assert site.share() is Share.TRICKLE
     assert not site.open(rounds=3), "they wait in the router, not behind others at full nodes"
 
@@ -335,16 +336,17 @@ def test_requests_do_not_move_to_a_node_that_is_held_back() -> None:
     site = Site().rounds(30.0, d=slow(8.0))
     prefill = site.join("prefill", "p")
     for name in "abc":
-        site.nodes[name].is_draining = name != "a"
-    site.nodes["d"].is_draining = True
+        site.nodes[name].leaving = None if name == "a" else Leaving(By.NODE)
+    site.nodes["d"].leaving = Leaving(By.NODE)
     (sent,) = site.open([1] * 32)
     assert sent.decode_node == "a"
     site.run(prefill, sent.key, 0, [5])
-    site.nodes["d"].is_draining = False
+    site.nodes["d"].leaving = None
     no_room = msgspec.structs.replace(decoding(STEP_S, 7, 1000), waiting=3, waiting_tokens=3)
-    site.nodes["a"].load, site.nodes["d"].load = no_room, decoding(STEP_S, 1)
+    site.nodes["a"].reported(no_room)
+    site.nodes["d"].reported(decoding(STEP_S, 1))
     assert not moves(site)
-    site.nodes["d"].slowness.share = Share.EASED
+    site.nodes["d"].figures.slowness.share = Share.EASED
     assert moves(site) == ["d"], "it could have moved"
 
 
@@ -364,10 +366,10 @@ def test_an_idle_slow_node_gets_a_request_now_and_then() -> None:
     site.rounds(QUIET_S, **dict.fromkeys(NAMES, idle()))
     assert "d" not in [site.place() for _ in range(3)]
     for node in site.nodes.values():
-        node.open_sequences = 0
+        node.ours.open_sequences = 0
     site.rounds(2 * BEAT_S, **dict.fromkeys(NAMES, idle()))
     went = [site.place() for _ in range(12)]
-    assert went.count("d") == 1, "one, until it has shown what it takes"
+    assert "d" in went[:4] and went.count("d") == 1, "one, until it has shown what it takes"
 
 
 def test_after_the_trickle_a_node_gets_work_to_be_judged_by() -> None:
@@ -400,7 +402,7 @@ def test_less_work_does_not_bring_a_slow_node_back(times: float, grows: float) -
 
 
 def given(node: RegisteredNode) -> float:
-    return 1.0 if node.slowness.share is Share.TRICKLE else 32 / node.slowness.weight
+    return 1.0 if node.figures.slowness.share is Share.TRICKLE else 32 / node.figures.slowness.weight
 
 
 def test_one_report_after_a_rest_does_not_decide() -> None:

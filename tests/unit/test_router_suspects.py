@@ -34,7 +34,7 @@ def found(rig: RouterRig, key: Key) -> OpenRequest:
 
 
 def node_of(rig: RouterRig, key: Key) -> RegisteredNode:
-    (node,) = found(rig, key).nodes
+    (node,) = found(rig, key).attempt.nodes
     return node
 
 
@@ -82,7 +82,7 @@ def test_who_only_waited_on_two_dead_nodes_is_no_suspect(rig: RouterRig) -> None
         effects = die(rig, node_of(rig, key))
         assert not failures(effects)
         key = again(effects, key)
-    assert found(rig, key).death is None
+    assert found(rig, key).suspicion is None
     assert failures(die(rig, node_of(rig, key))) == ["node_lost"], "attempts are bounded all the same"
 
 
@@ -101,7 +101,7 @@ def test_who_runs_beside_a_suspect_pays_nothing(rig: RouterRig) -> None:
     assert failures(effects) == ["request_kills_nodes"]
     for key in (beside, queued):
         request = found(rig, key)
-        assert request.num_failed == 0 and request.death is None and request.nodes
+        assert request.num_failed == 0 and request.suspicion is None and request.attempt.nodes
 
 
 def test_a_suspect_gets_a_node_for_itself(rig: RouterRig) -> None:
@@ -114,9 +114,9 @@ def test_a_suspect_gets_a_node_for_itself(rig: RouterRig) -> None:
     busy = one(rig).key
     bad = again(die(rig, a), bad)
     alone = node_of(rig, bad)
-    assert alone not in found(rig, busy).nodes and alone.open_sequences == 1
+    assert alone not in found(rig, busy).attempt.nodes and alone.ours.open_sequences == 1
     for _ in range(6):
-        assert alone not in found(rig, one(rig).key).nodes
+        assert alone not in found(rig, one(rig).key).attempt.nodes
 
 
 def test_where_none_is_idle_it_goes_where_fewest_would_suffer(rig: RouterRig) -> None:
@@ -126,10 +126,10 @@ def test_where_none_is_idle_it_goes_where_fewest_would_suffer(rig: RouterRig) ->
     b, c = rig.join("decode", "b"), rig.join("decode", "c")
     for _ in range(3):
         one(rig)
-    b.open_sequences, c.open_sequences = 2, 1
+    b.ours.open_sequences, c.ours.open_sequences = 2, 1
     bad = again(die(rig, a), bad)
     assert node_of(rig, bad) is c
-    assert {found(rig, one(rig).key).decode for _ in range(4)} == {b, c}, "it has not that node for itself"
+    assert {found(rig, one(rig).key).attempt.decode for _ in range(4)} == {b, c}, "it has not that node for itself"
 
 
 def test_who_gets_further_than_before_is_cleared(rig: RouterRig) -> None:
@@ -142,7 +142,7 @@ def test_who_gets_further_than_before_is_cleared(rig: RouterRig) -> None:
     begin(rig, b, key)
     rig.run(b, key, 2, range(CLEARED_AFTER + 1))
     c = rig.join("decode", "c")
-    assert {found(rig, one(rig).key).decode for _ in range(4)} == {b, c}
+    assert {found(rig, one(rig).key).attempt.decode for _ in range(4)} == {b, c}
     effects = die(rig, b)
     assert not failures(effects) and found(rig, again(effects, key)).num_failed == 2
 
@@ -187,7 +187,7 @@ def test_what_was_cut_off_or_missed_is_no_death(rig: RouterRig, how: str) -> Non
         rig.now += link_silence(rig.registry.silence_s).shortest_s if how == "quiet before" else 0.0
         effects = rig.dispatcher.node_lost(node, "gone", rig.now, has_died=how != "silent")
         key = again(effects, key)
-    assert found(rig, key).death is None
+    assert found(rig, key).suspicion is None
 
 
 def test_a_node_that_was_told_to_leave_had_not_died(rig: RouterRig) -> None:
@@ -202,7 +202,7 @@ def test_a_node_that_was_told_to_leave_had_not_died(rig: RouterRig) -> None:
         effects = die(rig, node)
         assert not failures(effects) and not effects.alarms
         key = again(effects, key)
-    assert found(rig, key).death is None
+    assert found(rig, key).suspicion is None
 
 
 def test_a_prefill_node_s_death_after_its_part_blames_no_request(rig: RouterRig) -> None:
@@ -214,7 +214,7 @@ def test_a_prefill_node_s_death_after_its_part_blames_no_request(rig: RouterRig)
     rig.join("prefill", "q")
     key = again(die(rig, p), key)
     request = found(rig, key)
-    assert request.death is None
+    assert request.suspicion is None
 
 
 def test_a_prefill_node_that_dies_in_its_part_may_have_been(rig: RouterRig) -> None:
@@ -228,7 +228,7 @@ def test_a_prefill_node_that_dies_in_its_part_may_have_been(rig: RouterRig) -> N
         die(rig, p)
         rig.dispatcher.tick(rig.now)
         request = found(rig, key)
-        assert request.death is not None and request.is_alone and len(request.nodes) == 1
+        assert request.suspicion is not None and request.attempt.is_alone and len(request.attempt.nodes) == 1
         rig.dispatcher.cancel([key.rid], rig.now)
 
 
@@ -239,6 +239,6 @@ def test_nothing_is_kept_of_suspects_that_are_over(rig: RouterRig) -> None:
         key = one(rig).key
         begin(rig, node_of(rig, key), key)
         die(rig, node_of(rig, key))
-        assert found(rig, key).death is not None
+        assert found(rig, key).suspicion is not None
         rig.dispatcher.cancel([key.rid], rig.now)
     assert not rig.dispatcher._attempts._suspects._open

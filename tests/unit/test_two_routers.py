@@ -46,11 +46,12 @@ def test_a_drain_that_is_said_again_gives_no_more_time() -> None:
     assert known is not None
     router.gateway.drain(known, Drain("d0", "stop"), LIMIT_S)
     site.inboxes["d0@1"].clear()
-    move_at = known.move_at
+    assert known.leaving is not None
+    move_at = known.leaving.until
     site.run(3.0)
     leaving = node.ctx.leaving
     assert leaving and leaving.move_at == pytest.approx(move_at, abs=2 * TICK_S)  # on its way for a tick
-    assert known.move_at == pytest.approx(move_at, abs=2 * TICK_S)
+    assert known.leaving.until == pytest.approx(move_at, abs=2 * TICK_S)
 
 
 def test_a_second_router_of_a_name_is_refused_not_the_first() -> None:
@@ -86,6 +87,7 @@ def test_what_a_refused_router_has_sent_already_costs_no_attempt() -> None:
     mailbox = second.open(job(1, max_tokens=20))
     site.run(1.0)
     assert second.nodes() == [] and taken.idle and not failures_of(mailbox)
+    assert [(one.num_failed, one.num_excused) for one in second.rig.journal.all()] == [(0, 0)]
     site.lose(A)
     site.run(20.0)
     assert second.nodes() == ["d0"] and ids_of(mailbox) == job(1).expected_of(1)[:20]
@@ -138,7 +140,7 @@ def test_a_refused_router_back_with_a_new_name_is_welcome() -> None:
 def said(site: Site, router: Router, prompt: tuple[int, ...]) -> tuple[str, list[int], int]:
     """(the node, the answer, cached tokens) of a prompt, when it has ended."""
     mailbox = router.open(Job(0, prompt, SamplingParams(max_tokens=40, temperature=0.0), 0))
-    (node,) = [node.node_id for node in router.rig.registry if node.open_sequences]
+    (node,) = [node.node_id for node in router.rig.registry if node.ours.open_sequences]
     site.run(20.0)
     (end,) = [news.end for news in mailbox._news if isinstance(news, Update) and news.end is not None]
     return node, ids_of(mailbox), end.cached_tokens

@@ -221,19 +221,19 @@ class SimCluster:
         return Request(key, ids, sampling, seed=0, arrival=next(self._arrival))
 
     def _occupy(self, open_: Open, num_tokens: int) -> None:
-        """Do the same as `OpenRequest.occupy`, for the policies."""
+        """Do the same as `Attempt.occupy`, for the policies."""
         prefiller, runner = open_.nodes
-        prefiller.node.open_prompt_tokens += num_tokens
-        prefiller.node.open_prompt_work += num_tokens
-        runner.node.open_sequences += 1
+        prefiller.node.ours.open_prompt_tokens += num_tokens
+        prefiller.node.ours.open_prompt_work += num_tokens
+        runner.node.ours.open_sequences += 1
         for node in dict.fromkeys(open_.nodes):
-            node.node.dispatched += 1
+            node.node.ours.dispatched += 1
 
     def _prompt_done(self, open_: Open) -> None:
         if open_.waits_for_prefill:
             open_.waits_for_prefill = False
-            open_.nodes[0].node.open_prompt_tokens -= open_.record.prompt_tokens
-            open_.nodes[0].node.open_prompt_work -= open_.record.prompt_tokens
+            open_.nodes[0].node.ours.open_prompt_tokens -= open_.record.prompt_tokens
+            open_.nodes[0].node.ours.open_prompt_work -= open_.record.prompt_tokens
 
     # ---- a node's turn
 
@@ -357,7 +357,7 @@ class SimCluster:
             return
         del self._open[event.key]
         self._prompt_done(open_)
-        open_.nodes[1].node.open_sequences -= 1
+        open_.nodes[1].node.ours.open_sequences -= 1
         record, handoff = open_.record, open_.handoff
         if handoff is not None:  # the request ended with its first token, or could not run
             handoff.taker.offers = [other for other in handoff.taker.offers if other is not handoff]

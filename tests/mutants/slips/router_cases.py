@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
 
-from router.dispatch.dispatcher import NewRequest
 from router.dispatch.gateway import Gateway
 from router.fleet.breaker import Breaker
 from router.requests.effects import Effects, Failure, Update
+from router.requests.new_request import NewRequest
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
@@ -100,7 +100,7 @@ def placed_and_still_parked() -> list[str]:
         rig.now += 0.25
     rig.run(d2, sent[0].key, 1, [11])
     rig.end(d2, sent[0].key, 2)
-    left = f"{d2.open_sequences} open sequences, {d2.open_prompt_tokens} prompt tokens"
+    left = f"{d2.ours.open_sequences} open sequences, {d2.ours.open_prompt_tokens} prompt tokens"
     return [f"{len(sent)} Generates in 5 ticks; when it has ended, and {len(rig.journal)} are open, d2 has {left}"]
 
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.dispatch.dispatcher import NewRequest
 from router.requests.effects import Failure, News, Scored, Update
 from router.requests.mailbox import Mailbox
+from router.requests.new_request import NewRequest
 from shared.core.errors import BatonError
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams

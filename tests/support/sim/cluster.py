@@ -282,7 +282,7 @@ def is_known(host: NodeHost, router: RouterHost) -> bool:
         return False
     facts = host.node.ctx.facts
     node = router.registry.find(facts.node_id, facts.epoch)
-    return node is not None and node.is_there and node.load is not None
+    return node is not None and node.is_there and node.report.load is not None
 
 
 def knows_cache(host: NodeHost, router: RouterHost) -> bool:
@@ -349,8 +349,8 @@ def check_router(router: RouterHost) -> None:
     if len(router.journal) or router.gateway is None or router.gateway.num_open:
         raise Violation(f"{router.name}: requests are left in its journal")
     for node in router.registry:
-        if node.open_sequences or node.open_prompt_tokens:
-            work = f"{node.open_sequences} sequences, {node.open_prompt_tokens} prompt tokens"
+        if node.ours.open_sequences or node.ours.open_prompt_tokens:
+            work = f"{node.ours.open_sequences} sequences, {node.ours.open_prompt_tokens} prompt tokens"
             raise Violation(f"{router.name} thinks that {node.node_id} has {work} to do")
 
 

@@ -63,7 +63,9 @@ class Faults:
 
     def engaged(self) -> list[NodeHost]:
         """Hosts that run a part of an open request, by name."""
-        names = {node.node_id for host in self._living_routers() for r in host.journal.all() for node in r.nodes}
+        names = {
+            node.node_id for host in self._living_routers() for r in host.journal.all() for node in r.attempt.nodes
+        }
         return [host for host in self.nodes if host.name in names and host.is_up]
 
     def _living_routers(self) -> list[RouterHost]:
@@ -74,7 +76,7 @@ class Faults:
         names: list[str] = []
         for router in self._living_routers():
             for request in router.journal.all():
-                ids = [node.node_id for node in request.nodes]
+                ids = [node.node_id for node in request.attempt.nodes]
                 if host.name in ids:
                     names += [router.name, *(name for name in ids if name != host.name)]
         return list(dict.fromkeys(names))

@@ -107,7 +107,7 @@ class FreeWatch:
         its node was full, is another attempt."""
         is_served = any(node.is_there for node in host.registry)
         waiting = host.journal.parked() if is_served else ()
-        parked = {(host.name, host.lives, request.rid, request.attempt) for request in waiting}
+        parked = {(host.name, host.lives, request.rid, request.attempt.number) for request in waiting}
         for name in [name for name in self._parked if name[0] == host.name and name not in parked]:
             del self._parked[name]
         for name in parked:

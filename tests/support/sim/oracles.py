@@ -129,8 +129,8 @@ class RouterOracle:
     def _note_attempts(self, host: RouterHost) -> None:
         """How many tokens were out when each began."""
         for request in host.journal.all():
-            key = (request.rid, request.attempt)
-            if request.attempt and request.nodes and key not in self._began_at:
+            key = (request.rid, request.attempt.number)
+            if request.attempt.number and request.attempt.nodes and key not in self._began_at:
                 self._began_at[key] = [len(sequence.ids) for sequence in request.sequences]
 
     def check_mute(self, host: RouterHost, now: float) -> None:
@@ -150,7 +150,8 @@ class RouterOracle:
 
 def needed(request: OpenRequest) -> tuple[RegisteredNode, ...]:
     """Nodes without which it does not go on."""
-    begun = all(s.is_closed or i in request.begun_by_decode for i, s in enumerate(request.sequences))
-    if request.decode is not None and begun:
-        return (request.decode,)
-    return request.nodes
+    attempt = request.attempt
+    begun = all(s.is_closed or i in attempt.begun_by_decode for i, s in enumerate(request.sequences))
+    if attempt.decode is not None and begun:
+        return (attempt.decode,)
+    return attempt.nodes

@@ -51,7 +51,7 @@ class Watch:
             self._compare(machine, host.port.name, handoff_states(host.node), "gone")
 
     def look_at_router(self, host: RouterHost) -> None:
-        states: dict[object, str] = {(r.rid, r.attempt): router_state(r) for r in host.journal.all()}
+        states: dict[object, str] = {(r.rid, r.attempt.number): router_state(r) for r in host.journal.all()}
         self._compare("router", host.port.identity, states, "over")
 
     def _compare(self, machine: str, owner: str, states: dict[object, str], end: str) -> None:
@@ -67,10 +67,11 @@ class Watch:
 
 
 def router_state(request: OpenRequest) -> str:
-    place = "+".join(name for name, node in (("P", request.prefill), ("D", request.decode)) if node is not None)
+    attempt = request.attempt
+    place = "+".join(name for name, node in (("P", attempt.prefill), ("D", attempt.decode)) if node is not None)
     if not place:
         return "parked"
-    if place == "P+D" and request.begun_by_decode:
+    if place == "P+D" and attempt.begun_by_decode:
         return "P+D handed over"
     return f"{place} {'streaming' if request.has_started else 'queued'}"
 
