@@ -35,7 +35,6 @@ class EngineLoop:
         self.num_failed_steps = 0
         self._failed_in_a_row = 0
         self._readmissions = Readmissions(scheduler, engine)
-        engine.make_masks = self._make_masks
 
     def step(self, block: bool = False) -> bool:
         """Run one round. Return True if anything happened.
@@ -63,6 +62,9 @@ class EngineLoop:
             return self.engine.stages.flush()  # rows may wait for tokens that are not sampled yet
         self.engine.stages.settle(self.scheduler.budget.num_left)
         lease = self.engine.launch(plan)
+        if lease.masks is not None:
+            self._make_masks()
+            self.engine.sample_masked(lease)
         self.scheduler.launched(plan, lease.layers)
         self.num_steps += 1
         return True
