@@ -76,7 +76,7 @@ class Capacity:
         num_begun = len(queues.prefilling) + len(queues.restoring)
         return self._budget.headroom(len(queues.running) + len(queues.granted) + num_begun)
 
-    def admit_waiting(self, oldest_offer: int | None) -> None:
+    def admit_waiting(self) -> None:
         """Admit requests in order of arrival. A request that finds no room holds back younger ones of its kind.
 
         Ungranted hand-offs are one kind. All other requests are the second kind, and take memory from ungranted ones.
@@ -87,7 +87,7 @@ class Capacity:
         if self._taker is not None and self._taker.state is not S.WAITING:
             self._taker = None
         for req in list(queues.waiting):
-            if oldest_offer is not None and req.arrival > oldest_offer:
+            if queues.oldest_offer is not None and req.arrival > queues.oldest_offer:
                 return  # an older Offer gets memory first
             if not req.may_begin:
                 continue  # its grammar is compiling

@@ -84,12 +84,12 @@ def test_the_deep_check_finds_a_request() -> None:
 def test_a_plan_shares_no_memory_with_what_the_scheduler_changes() -> None:
     core = make_core(CoreKnobs(chunk_size=8))
     for job in draw_jobs(random.Random(3), 6):
-        core.scheduler.submit(job.request())
+        core.scheduler.intake.submit(job.request())
     for _ in range(20):
-        plan = core.scheduler.plan()
+        plan = core.scheduler.planner.plan()
         if plan is None:
             break
-        running, rows = core.scheduler.running, core.kv.rows
+        running, rows = core.queues.running, core.kv.rows
         bounds = (running.seq_lens.lo, running.seq_lens.hi)
         live = (rows.table, rows.num_pages, running.req_pool_indices, running.expect_step, running.in_flight, *bounds)
         for path, value in walk(plan, "plan"):

@@ -25,18 +25,18 @@ def handoff(
 ) -> Request:
     job = Job(rid, prompt_of(rid, num_tokens, stem), SamplingParams(max_tokens=4, temperature=0.0), rid)
     req = job.request(handoff_to="decode")
-    core.scheduler.submit(req)
+    core.scheduler.intake.submit(req)
     if granted:
-        core.scheduler.set_granted(req.key)
+        core.queues.set_granted(req.key)
     return req
 
 
 def settle(core: NodeCore) -> None:
     """All who fit are handed off, and wait for their decode nodes."""
     core.loop.step(block=True)
-    while core.scheduler.prefilling or not core.loop.idle:
+    while core.queues.prefilling or not core.loop.idle:
         core.loop.step(block=True)
-    core.scheduler.take_events()
+    core.queues.take_events()
 
 
 def count_tries(core: NodeCore) -> list[str]:
@@ -64,10 +64,10 @@ def test_a_plan_tries_one_of_each_kind_in_vain(kind: str, stem: tuple[int, ...])
     for rid in range(3, 3 + WAITING):
         handoff(core, rid, 60, stem, granted=kind == "granted" or kind == "both" and rid % 2 == 0)
     tried = count_tries(core)
-    assert core.scheduler.plan() is None
-    assert len(tried) <= 2 and len(core.scheduler.waiting) == WAITING
-    for req in list(core.scheduler.requests.values()):
-        core.scheduler.abort(req.key)
+    assert core.scheduler.planner.plan() is None
+    assert len(tried) <= 2 and len(core.queues.waiting) == WAITING
+    for req in list(core.queues.requests.values()):
+        core.queues.abort(req.key)
     core.close()
 
 
@@ -78,11 +78,11 @@ def test_a_small_ungranted_prompt_does_not_overtake_a_large_one() -> None:
     large, small = handoff(core, 1, 60), handoff(core, 2, 8)
     settle(core)
     assert [req.state.value for req in (first, large, small)] == ["handed_off", "waiting", "waiting"]
-    core.scheduler.complete_handoff(first.key)
+    core.queues.complete_handoff(first.key)
     settle(core)
     assert [req.state.value for req in (large, small)] == ["handed_off", "handed_off"]
     for req in (large, small):
-        core.scheduler.complete_handoff(req.key)
+        core.queues.complete_handoff(req.key)
     run_local(core, [])
     core.close()
 
@@ -95,6 +95,6 @@ def test_one_with_a_grant_goes_before_those_who_are_held_back() -> None:
     settle(core)
     assert [req.state.value for req in (first, large, granted)] == ["handed_off", "waiting", "handed_off"]
     for req in (first, large, granted):
-        core.scheduler.abort(req.key)
+        core.queues.abort(req.key)
     run_local(core, [])
     core.close()

@@ -77,7 +77,7 @@ class NodeWatch:
         self._wrap_table()
         self._wrap_model()
         self._wrap_engine()
-        offload = core.scheduler.queues.offload
+        offload = core.queues.offload
         if isinstance(offload, Offload):
             self._wrap_cold(offload)
 
