@@ -31,7 +31,7 @@ class Grants:
         self._queues = queues
         self._capacity = capacity
         self._new_step = new_step
-        self._no_room = NoRoom(queues.budget)
+        self._no_room = NoRoom(queues.budget, may_gain_cached=True)
 
     def grant(self, req: Request, source: str) -> int | None:
         """Reserve a row and all pages for the KV of a grant from `source`, or reserve nothing (rule a).
@@ -40,13 +40,13 @@ class Grants:
         Pages outside all sliding windows count as cached.
         """
         headroom = self._capacity.headroom()
-        if self._no_room.is_still_so(req.key, headroom):
+        if self._no_room.lacking(req, headroom) is not None:
             return None
         ids = req.all_ids()
         first_needed = self._kv.cache.first_needed(len(ids))
         cached = self._queues.budget.reserve(req, ids, self._settings.width, headroom, PageState.GRANTED, first_needed)
         if isinstance(cached, Shortage):
-            self._no_room.note(req.key, headroom)
+            self._no_room.note(req, cached, headroom)
             return None
         req.cached_tokens = req.computed = cached
         req.to(S.GRANTED)
