@@ -1,4 +1,4 @@
-"""Take requests in: refuse those that can never run here, start the compilation of grammars, and queue the others."""
+"""Take requests in: refuse a request that can never run here, start to compile its grammar, and queue it."""
 
 from __future__ import annotations
 

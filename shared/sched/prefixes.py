@@ -29,7 +29,7 @@ class PrefixesUnderWay:
         self._leads: dict[Request, list[Page]] = {}  # its pages under way, the last one first
         self._waits_for: dict[Request, tuple[Request, int]] = {}  # follower -> leader and index of the next page
         self._num_begun = 0
-        self._alone: dict[Request, tuple[str, int]] = {}  # whom nobody led, of its source, after so many had begun
+        self._alone: dict[Request, tuple[str, int]] = {}  # without a leader of its source, at this `_num_begun`
         self._wanted: dict[Request, int] = {}  # leader -> tokens that its shortest follower lacks
 
     def begin(self, req: Request, source: str = HERE, pages: slice | None = None) -> None:
