@@ -81,7 +81,7 @@ def decode(
                     torch.tensor([stop - start - 1], device=device),
                     stop - start,
                     stop,
-                    host=HostLengths(bounds, np.asarray([start]), start, 0),
+                    host=HostLengths(bounds, np.asarray([start]), 0),
                 ),
                 pool,
             )
@@ -95,7 +95,7 @@ def decode(
         torch.arange(len(contexts), device=device),
         1,
         max(contexts) + 1,
-        host=HostLengths(bounds, None, None, len(contexts)),
+        host=HostLengths(bounds, None, len(contexts)),
     )
 
     def step() -> torch.Tensor:
