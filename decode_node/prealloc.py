@@ -86,7 +86,7 @@ class Prealloc:
             return Aborted("its router has restarted since")
         if ctx.leaving is not None:
             return NodeDraining(f"{ctx.facts.node_id} is shutting down")
-        if not ctx.core.scheduler.can_fit(req):
+        if not ctx.core.queues.budget.can_ever_hold(req):
             return TooLarge(f"{req.num_tokens} tokens and an answer can never fit {ctx.facts.node_id}")
         misfit = difference(ctx.facts.fingerprint, offer.fingerprint) or self._other_masks(req, offer)
         if misfit:
@@ -104,9 +104,9 @@ class Prealloc:
         Skip an Offer while its router's Welcome is missing, its grammar is not compiled, its source's share is full, or
         pages that it needs are already coming from its source.
         """
-        scheduler = self._ctx.core.scheduler
-        prefixes = scheduler.queues.prefixes
-        scheduler.oldest_offer = None
+        core = self._ctx.core
+        queues, prefixes = core.queues, core.queues.prefixes
+        queues.oldest_offer = None
         granted: list[Granted] = []
         shares = Shares(self._ctx, open_handoffs) if self._offers else None
         for waiting in list(self._offers.values()):
@@ -118,12 +118,12 @@ class Prealloc:
             assert shares is not None
             if not shares.allow(waiting) or self._follows(waiting, now):
                 continue
-            older = (other for other in scheduler.waiting if other.may_begin and not prefixes.follows(other))
+            older = (other for other in queues.waiting if other.may_begin and not prefixes.follows(other))
             first = next(older, None)
             older_waits = first is not None and first.arrival < req.arrival
-            cached = None if older_waits else scheduler.grant(req, waiting.source)
+            cached = None if older_waits else core.scheduler.grants.grant(req, waiting.source)
             if cached is None:
-                scheduler.oldest_offer = req.arrival
+                queues.oldest_offer = req.arrival
                 break
             self._forget(req.key)
             shares.take(waiting)
@@ -138,7 +138,7 @@ class Prealloc:
         Not for long: the source may be unable to begin the other request yet."""
         if now - waiting.since > self._ctx.facts.lease_s / WAITS_PER_LEASE:
             return False
-        return self._ctx.core.scheduler.queues.prefixes.makes_wait(waiting.request, waiting.source)
+        return self._ctx.core.queues.prefixes.makes_wait(waiting.request, waiting.source)
 
     def _is_vouched(self, waiting: WaitingOffer, now: float) -> bool:
         """Return whether the router vouches for the Offer. If the Offer came before its router's Welcome, its
@@ -186,7 +186,7 @@ class Prealloc:
     def _forget(self, key: RequestKey) -> None:
         req = self._offers.pop(key).request
         del self._wait_at[key]
-        self._ctx.core.scheduler.queues.prefixes.stop_waiting(req)
+        self._ctx.core.queues.prefixes.stop_waiting(req)
         if req.constraint is not None:
             req.constraint.cancel()
 

@@ -127,7 +127,7 @@ class Transfers:
         num_whole = ranges.num_whole
         ranges.arrived(ready.first_page, len(ready.pages), part)
         if ranges.num_whole > num_whole:
-            core.scheduler.granted_arrived(req, min(ranges.num_whole * pool.page_size, req.num_tokens))
+            core.scheduler.grants.granted_arrived(req, min(ranges.num_whole * pool.page_size, req.num_tokens))
         where = part.bytes_in(pool.planes)
         self._ctx.metrics.count("handoff_bytes", len(ready.pages) * (where.stop - where.start))
 
@@ -143,7 +143,7 @@ class Transfers:
         """Forget the hand-off. `row` becomes free when no pull writes to its pages."""
         handoff = self.open.pop(key, None)
         if handoff is None:
-            self._ctx.core.scheduler.release_held(row)
+            self._ctx.core.queues.budget.release_held(row)
             return None
         self.groups.forget(handoff)
         self.copies.end(handoff, now)

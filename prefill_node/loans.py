@@ -102,7 +102,7 @@ class Loans:
         until = min(until, now + min(LONGEST_S, pull.within_ms / 1000) + LATER_S)
         loan = Loan(pull.key, peer, len(match.pages), until, Sending(pull.lease, self._senders[transport]))
         self.open[loan.name] = loan
-        self._ctx.core.scheduler.budget.lend(loan.name, match.lock)
+        self._ctx.core.queues.budget.lend(loan.name, match.lock)
         self._ctx.metrics.count("loans")
         self._ctx.outbox.send(peer, Lent(pull.key, pull.lease, len(match.pages), transport, ""), back=True)
         self.queue.add(loan, pull.first_page, match.pages[pull.first_page :])
@@ -180,7 +180,7 @@ class Loans:
     def _end(self, name: LoanName) -> None:
         loan = self.open.pop(name, None)
         if loan is not None:
-            self._ctx.core.scheduler.budget.take_back(name)
+            self._ctx.core.queues.budget.take_back(name)
 
     def gave_way(self, name: LoanName) -> None:
         loan = self.open.pop(name)

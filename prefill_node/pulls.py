@@ -83,12 +83,12 @@ class Pulls:
         if not 0 < num_tokens < min(len(ids), MAX_PULL_TOKENS + 1):  # one token is always left to compute
             return None
         asked = ids[: num_tokens + settings.key_lookahead]
-        keys = self._ctx.core.scheduler.budget.prefix_keys(req, asked)[:num_tokens]
+        keys = self._ctx.core.queues.budget.prefix_keys(req, asked)[:num_tokens]
         first = self._num_cached(keys)
         if first >= source.num_pages:
             self._count("cached_here")
             return None
-        prefixes = self._ctx.core.scheduler.queues.prefixes
+        prefixes = self._ctx.core.queues.prefixes
         if prefixes.makes_wait(req):
             self._count("under_way")
             return None
@@ -170,17 +170,17 @@ class Pulls:
     def _reserve(self, pull: PrefixPull, num_pages: int) -> int | None:
         """Reserve a row, and memory that no waiting prompt and no running row needs. Return None if too little is
         free."""
-        scheduler, kv = self._ctx.core.scheduler, self._ctx.core.kv
-        waiting = [req for req in scheduler.waiting if req.may_begin]
+        core, kv = self._ctx.core, self._ctx.core.kv
+        waiting = [req for req in core.queues.waiting if req.may_begin]
         if waiting and kv.rows.num_free <= len(waiting) + 1:
             return None
         pulls = [*self.open.values(), *(pull for pull, _ in self.copies.held)]
         pinned = sum(other.num_pages - other.first for other in pulls if other.row)
         if pinned + num_pages - pull.first > MOST_PINNED * kv.allocator.num_total:
             return None
-        keep_free = scheduler.capacity.wanted()
+        keep_free = core.scheduler.capacity.wanted()
         owner = f"pull for {pull.request.key}"
-        return scheduler.budget.reserve_pulled(pull.keys, pull.first, num_pages, keep_free, owner)
+        return core.queues.budget.reserve_pulled(pull.keys, pull.first, num_pages, keep_free, owner)
 
     def _ready(self, pull: PrefixPull, received: Received, ready: Ready) -> None:
         """Pull announced pages, unless they were announced before. Raise HandoffFailed for pages that were not lent."""
@@ -222,7 +222,7 @@ class Pulls:
         """Put the pages into the prefix cache, where the pull's request finds them."""
         core, num_pages = self._ctx.core, pull.num_pages - pull.first
         core.kv.insert_prefix(pull.row, pull.keys, pull.num_pages * core.settings.page_size)
-        core.scheduler.release_held(pull.row)
+        core.queues.budget.release_held(pull.row)
         self._ctx.metrics.count("pulled_pages", num_pages)
         self._ctx.metrics.count("pulled_tokens", num_pages * core.settings.page_size)
         self._over(pull, "pulled", now)
@@ -237,12 +237,12 @@ class Pulls:
     def _drop(self, pull: PrefixPull, outcome: str, now: float) -> None:
         self._over(pull, outcome, now)
         if pull.row and not self.copies.end(pull, now):
-            self._ctx.core.scheduler.budget.hold_pulled(pull.row)
+            self._ctx.core.queues.budget.hold_pulled(pull.row)
 
     def _over(self, pull: PrefixPull, outcome: str, now: float) -> None:
         del self.open[pull.lease], self._by_request[pull.request.key]
         pull.request.awaits_prefix = False
-        self._ctx.core.scheduler.queues.prefixes.leave(pull.request)
+        self._ctx.core.queues.prefixes.leave(pull.request)
         self._count(outcome)
         if outcome not in NO_COST:
             self._ctx.metrics.count("pull_seconds", max(0.0, now - pull.began))

@@ -120,7 +120,7 @@ class PrefillSide:
             return
         del self.bootstrap.offered[key]
         self._ctx.metrics.observe_queue(QueueStage.BOOTSTRAP, now - handoff.since)
-        self._ctx.core.scheduler.set_granted(key)
+        self._ctx.core.queues.set_granted(key)
         try:
             self.inflight.add(handoff, grant, now)
             self.choice.granted(peer, handoff.offered, grant.transport)
@@ -139,7 +139,7 @@ class PrefillSide:
             self.choice.measured(peer, handoff.sending.sender.name, now - handoff.done_at)
         self._ctx.metrics.observe_queue(QueueStage.INFLIGHT, now - handoff.since)
         del self.inflight.granted[handoff.key]
-        self._ctx.core.scheduler.complete_handoff(handoff.key)
+        self._ctx.core.queues.complete_handoff(handoff.key)
         self.pulls.ended(handoff.key, now)  # Installed may come before the pages
         self._ctx.tombstones.bury(handoff.key, now)
         self.bootstrap.leader_gone(handoff.key, now)

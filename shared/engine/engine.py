@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 
 from shared.core.errors import StepFailed
-from shared.device.cpu import do_nothing
 from shared.device.events import Event, StreamSkipped
 from shared.device.faults import blames_device
 from shared.device.streams import StreamSet
@@ -53,7 +52,6 @@ class Engine:
         self._open: dict[int, StepLease] = {}  # open leases by step, to find lost leases
         self.last_done: Event | None = None
         self.device_error: BaseException | None = None  # a transfer's error; a step that runs clears it
-        self.make_masks: Callable[[], None] = do_nothing  # set by the loop; called before a stream waits for masks
         self._next_step = 0
 
     def new_step(self) -> int:
@@ -65,6 +63,7 @@ class Engine:
         return Event() if self.publishes and work.row_ids else None
 
     def launch(self, plan: StepPlan) -> StepLease:
+        """Launch a step. If the lease has masks, call `sample_masked` before the next launch."""
         publish_ready = self._arm(plan)
         times = StepTimes(self.streams.clock)
         layers = LayerMarks(plan.layer_ends) if plan.layer_ends else None
@@ -83,12 +82,17 @@ class Engine:
         lease.computed = lease.forward
         self.leases.append(lease)
         self._open[lease.step] = lease
-        if lease.masks is not None:
+        if lease.masks is None:
+            self.stages.follow(lease)
+        else:
             self._launch_drafts_copy(lease)
-            self.make_masks()
-            self.streams.forward.wait(lease.masks.ready)
-        self.stages.follow(lease)
         return lease
+
+    def sample_masked(self, lease: StepLease) -> None:
+        """Launch the sampling of a step with masks. It runs once the masks are made, which may be now or later."""
+        assert lease.masks is not None
+        self.streams.forward.wait(lease.masks.ready)
+        self.stages.follow(lease)
 
     def _launch_drafts_copy(self, lease: StepLease) -> None:
         if lease.drafted is not None:

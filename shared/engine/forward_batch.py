@@ -135,7 +135,6 @@ def _host_lengths(plan: StepPlan, host: StepArrays[np.ndarray]) -> HostLengths:
     return HostLengths(
         cu_q_lens=host.cu_q_lens,
         seq_lens=None if plan.lengths_relayed else plan.seq_lens_cpu,
-        seq_lens_sum=None if plan.lengths_relayed else int(plan.seq_lens_cpu.sum()),
         num_running=len(plan.mix_running_indices),
     )
 

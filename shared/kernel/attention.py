@@ -9,6 +9,7 @@ a sliding window of n positions, a token reads only the last n of these.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -44,14 +45,18 @@ class AttentionShape:
         return self.windows[layer] if self.windows else 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostLengths:
     """A step's B rows, as the host knows them at launch."""
 
     cu_q_lens: npt.NDArray[np.int32]  # (B + 1,)
     seq_lens: npt.NDArray[np.int64] | None  # (B,) number of tokens before the step, if known
-    seq_lens_sum: int | None
     num_running: int  # number of decode rows, which come last and have equally many tokens
+
+    @cached_property
+    def seq_lens_sum(self) -> int | None:
+        """Return the sum of `seq_lens`, which is computed when a kernel first asks. Most kernels never do."""
+        return None if self.seq_lens is None else int(self.seq_lens.sum())
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ locking a pinned path costs one addition.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from collections import Counter
@@ -65,6 +66,20 @@ class Lock:
     pages: dict[int, int] = field(default_factory=dict)
     identity: bytes = ROOT
     is_copy: bool = False  # whether the lock is for a copy
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The longest cached prefix, which nothing pins yet. It is valid until the cache changes; see Match and Lock.
+
+    `num_evictable`: how many of its pages a lock takes from the cache's `num_evictable`.
+    """
+
+    pages: PageIds
+    num_evictable: int
+    num_pages: int
+    node: CachedPage | None = None
+    identity: bytes = ROOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +164,26 @@ class PrefixCache:
 
     def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", first_needed: int = 0) -> Match:
         """Return the longest cached prefix of at most max_tokens tokens, locked for `owner`."""
-        node, pages = self._root, []
+        return self.lock(self.find(keys, max_tokens, first_needed), owner)
+
+    def find(self, keys: Keys, max_tokens: int, first_needed: int = 0) -> Found:
+        """Return what `match` would lock, without a lock. This does not count as a use."""
+        node, nodes = self._root, list[CachedPage]()
         limit = max(0, min(len(keys), max_tokens)) // self.page_size if self._nodes else 0
         for key in self._page_keys(keys, limit):
             child = node.children.get(key)
             if child is None:
                 break
             node = child
-            pages.append(child.page)
-        lock = self._lock(node, len(pages), owner)
-        return Match(np.array(pages, dtype=np.int32), len(pages) * self.page_size, lock)
+            nodes.append(child)
+        num_pinned = bisect.bisect_left(nodes, True, key=lambda page: page.refs == 0)  # pinned paths begin at the root
+        pages = np.fromiter((page.page for page in nodes), np.int32, len(nodes))
+        return Found(pages, len(nodes) - num_pinned, len(nodes), node)
+
+    def lock(self, found: Found, owner: str) -> Match:
+        assert found.node is not None
+        lock = self._lock(found.node, found.num_pages, owner)
+        return Match(found.pages, len(found.pages) * self.page_size, lock)
 
     def insert(self, keys: Keys, pages: PageIds, lock: Lock) -> tuple[Lock, npt.NDArray[np.bool_]]:
         """Offer the first len(pages) full pages of a request; `keys` cover them.

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
-from shared.core.page_identity import identities
+from shared.core.page_identity import ROOT, identities
 from shared.kv.accounting import raise_problems
 from shared.kv.pages import PageIds
-from shared.kv.prefix_cache import Keys, Listener, Lock, Match
+from shared.kv.prefix_cache import Found, Keys, Listener, Lock, Match
 
 
 class WindowCache:
@@ -59,7 +59,11 @@ class WindowCache:
         return page in self._refs
 
     def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", first_needed: int = 0) -> Match:
-        """Return and pin the longest match that has every needed page, at most max_tokens tokens long.
+        """Return and pin the longest match that has every needed page, at most max_tokens tokens long."""
+        return self.lock(self.find(keys, max_tokens, first_needed), owner)
+
+    def find(self, keys: Keys, max_tokens: int, first_needed: int = 0) -> Found:
+        """Return what `match` would pin.
 
         Pages before `first_needed` are never read, so they count as matches.
         """
@@ -74,13 +78,16 @@ class WindowCache:
         pages = np.zeros(best, np.int32)
         first = max(first_needed, best - self._num_needed)
         pages[first:] = found[first:best]
-        lock = Lock(None, min(best, limit), owner)
-        if lock.num_pages:
-            lock.identity = names[lock.num_pages - 1]
+        num_idle = sum(page in self._idle for page in found[first:best])
+        end = min(best, limit)
+        return Found(pages, num_idle, end, identity=names[end - 1] if end else ROOT)
+
+    def lock(self, found: Found, owner: str) -> Match:
+        lock = Lock(None, found.num_pages, owner, identity=found.identity)
         self._locks.add(lock)
-        for index in range(first, best):
-            self._pin(lock, index, found[index])
-        return Match(pages, best * self.page_size, lock)
+        for index in np.flatnonzero(found.pages).tolist():
+            self._pin(lock, index, int(found.pages[index]))
+        return Match(found.pages, len(found.pages) * self.page_size, lock)
 
     def insert(self, keys: Keys, pages: PageIds, lock: Lock) -> tuple[Lock, npt.NDArray[np.bool_]]:
         """Offer full pages, as in PrefixCache. Page number 0 stands for a page that is already gone.

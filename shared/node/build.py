@@ -364,7 +364,7 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
         host_id=host_id(),
         transports=transports(parts, core.settings.device),
         fingerprint=make_fingerprint(
-            core.spec, core.pool.planes, page_size, drafter, build_name(), core.scheduler.grammar_version
+            core.spec, core.pool.planes, page_size, drafter, build_name(), core.scheduler.intake.grammar_version
         ),
         max_context=core.settings.max_context,
         max_running=core.kv.rows.num_total,

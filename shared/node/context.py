@@ -92,7 +92,7 @@ class NodeContext:
     def unconstrained(self, req: Request) -> InvalidRequest | None:
         """Attach the request's constraint, or return why it can't be followed."""
         try:
-            self.core.scheduler.constrain(req)
+            self.core.scheduler.intake.constrain(req)
         except InvalidRequest as error:
             return error
         return None

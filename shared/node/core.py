@@ -17,6 +17,7 @@ from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelSpec
 from shared.sched.events import SchedEvent
 from shared.sched.loop import EngineLoop
+from shared.sched.queues import Queues
 from shared.sched.scheduler import Scheduler
 from shared.sched.settings import SchedSettings
 
@@ -43,29 +44,33 @@ class NodeCore:
         return self.scheduler.settings
 
     @property
+    def queues(self) -> Queues:
+        return self.scheduler.queues
+
+    @property
     def requests(self) -> Mapping[RequestKey, Request]:
-        return self.scheduler.requests
+        return self.queues.requests
 
     @property
     def idle(self) -> bool:
-        return not self.scheduler.requests and self.loop.idle
+        return not self.queues.requests and self.loop.idle
 
     def step(self, block: bool = False) -> bool:
         return self.loop.step(block)
 
     def submit(self, req: Request) -> None:
-        self.scheduler.submit(req)
+        self.scheduler.intake.submit(req)
 
     def abort(self, key: RequestKey) -> None:
         """End a request without an error. The key may be unknown."""
-        self.scheduler.abort(key)
+        self.queues.abort(key)
 
     def fail(self, key: RequestKey, error: BatonError) -> None:
         """The key may be unknown."""
-        self.scheduler.fail(key, error)
+        self.queues.fail(key, error)
 
     def take_events(self) -> list[SchedEvent]:
-        return self.scheduler.take_events()
+        return self.queues.take_events()
 
     def pages_of(self, row: int) -> Int32s:
         """Return a view of the row's pages. Copy this view before the row changes."""
@@ -75,7 +80,7 @@ class NodeCore:
         """Raise IntegrityError unless pages, rows, locks and leases add up. `idle`: none of these may be in use."""
         self.kv.check_integrity(idle)
         self.engine.check_integrity(idle)
-        self.scheduler.queues.offload.check_integrity(idle)
+        self.queues.offload.check_integrity(idle)
 
     def close(self) -> None:
         self.streams.stop()

@@ -239,8 +239,7 @@ class Node:
         self.next_heartbeat = now
 
     def _router_over(self, life: RouterLife) -> None:
-        scheduler = self.ctx.core.scheduler
-        keys = [*scheduler.requests, *(req.key for req in self.side.outside())]
+        keys = [*self.ctx.core.requests, *(req.key for req in self.side.outside())]
         for key in keys:
             if (key.router_id, key.router_epoch) == (life.router_id, life.epoch):
                 self._abort_one(key)
@@ -288,7 +287,7 @@ class Node:
     def _refusal(self, requests: Sequence[Request]) -> BatonError | None:
         if self.ctx.leaving is not None:
             return NodeDraining(f"{self.ctx.facts.node_id} takes no new requests")
-        if len(self.ctx.core.scheduler.waiting) + len(requests) > max(self.ctx.facts.max_waiting, len(requests)):
+        if len(self.ctx.core.queues.waiting) + len(requests) > max(self.ctx.facts.max_waiting, len(requests)):
             return Overloaded(f"{self.ctx.facts.node_id} has too many requests waiting")
         return self.ctx.missing_adapter(requests[0]) or next(filter(None, map(self.ctx.bad_ids, requests)), None)
 
@@ -314,7 +313,7 @@ class Node:
     # ---- time
 
     def _expire(self, now: float) -> None:
-        self.ctx.core.scheduler.expire(now)
+        self.ctx.core.queues.expire(now)
         self.ctx.tombstones.expire(now)
 
     def _note_started(self, now: float) -> None:

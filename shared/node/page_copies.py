@@ -61,7 +61,7 @@ class PageCopies(Generic[T]):
         if target.num_pulling:
             self.held.append((target, now))
             return False
-        self._ctx.core.scheduler.release_held(target.row)
+        self._ctx.core.queues.budget.release_held(target.row)
         return True
 
     def free_held(self) -> list[float]:
@@ -69,7 +69,7 @@ class PageCopies(Generic[T]):
         self._tidying.take_done()
         over = [entry for entry in self.held if not entry[0].num_pulling]
         for target, _ in over:
-            self._ctx.core.scheduler.release_held(target.row)
+            self._ctx.core.queues.budget.release_held(target.row)
         self.held = [entry for entry in self.held if entry[0].num_pulling]
         return [since for _, since in over]
 

@@ -19,8 +19,8 @@ def node_load(
     core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], hands_over: dict[str, str], cores: str = ""
 ) -> NodeLoad:
     """Return the load, with the samples since the last call. `offers`: see LoadShares."""
-    kv, scheduler = core.kv, core.scheduler
-    waiting = [*scheduler.waiting, *offers]
+    kv, queues = core.kv, core.queues
+    waiting = [*queues.waiting, *offers]
     return NodeLoad(
         pages_total=kv.allocator.num_total,
         pages={state.value: count for state, count in kv.gauges().items()},
@@ -28,7 +28,7 @@ def node_load(
         rows={state.value: count for state, count in _row_states(core).items()},
         waiting=len(waiting),
         waiting_tokens=sum(req.num_tokens for req in waiting),
-        spec_width=scheduler.widths.choose(len(scheduler.running)),
+        spec_width=core.scheduler.planner.widths.choose(len(queues.running)),
         counters=metrics.counters(),
         observations=metrics.take_observations(),
         hands_over=dict(list(hands_over.items())[:MAX_NAMES]),
@@ -94,7 +94,7 @@ class StepWatch:
                 self._began(lease.step, lease.work, lease.done, now)
         for step in [step for step in self._open if step not in open_steps]:
             self._closed(self._open.pop(step), now)
-        self._busy_before = len(self._core.scheduler.running) > 0
+        self._busy_before = len(self._core.queues.running) > 0
 
     def _began(self, step: int, plan: StepPlan, done: Event, now: float) -> None:
         before = self._newest
@@ -117,7 +117,7 @@ class StepWatch:
         step.before = None
 
     def count(self) -> None:
-        now = self._core.scheduler.counters.totals() | self._core.engine.runner.totals()
+        now = self._core.queues.counters.totals() | self._core.engine.runner.totals()
         for name, total in now.items():
             self._metrics.count(name, total - self._counted.get(name, 0.0))
         self._counted = now

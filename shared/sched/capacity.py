@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from enum import Enum
+
 from shared.core.request import Request, RequestState
 from shared.core.states import PageState
 from shared.kv.manager import KVManager, page_count
 from shared.sched.events import HandoffUnpinned
 from shared.sched.page_budget import Shortage, pick_victim
 from shared.sched.queues import Queues
+from shared.sched.room import NoRoom
 from shared.sched.settings import SchedSettings
 from shared.sched.ungranted import UngrantedPins
 
 S = RequestState
+
+
+class Freed(Enum):
+    """Whose memory was reclaimed. `LENT`: the cache's, by the end of a loan or a pull."""
+
+    NOTHING = 0
+    LENT = 1
+    HELD = 2
 
 
 class Capacity:
@@ -22,6 +34,8 @@ class Capacity:
         self._budget = queues.budget
         # the request that took memory from ungranted hand-offs last; until it begins, these get none back
         self._taker: Request | None = None
+        self._no_room = NoRoom(queues.budget, may_gain_cached=False)
+        self._no_room_ungranted = NoRoom(queues.budget, may_gain_cached=False)
 
     def reserve_running(self, width: int) -> set[Request]:
         """Return the rows of the next step, with pages for all tokens that the step may commit (rule a)."""
@@ -48,24 +62,35 @@ class Capacity:
     def make_room(self, req: Request, num_tokens: int) -> bool:
         while not self._budget.cover(req.row, num_tokens):
             missing = page_count(num_tokens, self.settings.page_size) - int(self._kv.rows.num_pages[req.row])
-            if self._kv.num_available + self._budget.num_held >= missing:
+            lacking = Shortage(missing - self._kv.num_available)
+            if lacking.pages <= self._budget.num_held:
                 return False  # rule d: skip this step
-            if self._queues.end_loan() or self._queues.give_up_pull():
-                continue  # rule f: a loan frees its pages now, a pull frees them after its copies
-            ungranted = self._pins().pop_youngest()
-            if ungranted is not None:
-                self._unpin(ungranted)
-                continue
-            victim = pick_victim(self._queues.holders())
-            if victim is None and self._queues.pins_handoffs():
-                return False
-            # This row is the only holder of pages, and still lacks some. Its lock also pins the cached pages of an
-            # equal prompt that ran at the same time. When the row begins again, it uses these pages and fits.
-            victim = victim or req
-            self._queues.retract(victim)
-            if victim is req:
+            if self._reclaim(lacking, self._pins(), row=req) is Freed.NOTHING or not req.row:
                 return False
         return True
+
+    def _reclaim(self, lacking: Shortage, pins: UngrantedPins | None, row: Request | None = None) -> Freed:
+        """Let one holder of memory give way, in the order of rules f and c.
+
+        The order: loans, pulls, ungranted hand-offs (if `pins` are given), all others (if a running `row` asks). A
+        loan's pages are free at once, but it has no row. A pull's memory is free after its copies.
+        """
+        queues = self._queues
+        if (lacking.pages and queues.end_loan()) or queues.give_up_pull():
+            return Freed.LENT
+        ungranted = pins.pop_youngest() if pins is not None else None
+        if ungranted is not None:
+            self._unpin(ungranted)
+            return Freed.HELD
+        if row is None:
+            return Freed.NOTHING
+        victim = pick_victim(queues.holders())
+        if victim is None and queues.pins_handoffs():
+            return Freed.NOTHING
+        # Without a victim, the row is the only holder of pages, and still lacks some. Its lock also pins the cached
+        # pages of an equal prompt that ran at the same time. When it begins again, it uses these pages and fits.
+        queues.retract(victim or row)
+        return Freed.HELD
 
     def wanted(self) -> int:
         waiting = (req.num_tokens for req in self._queues.waiting if req.may_begin)
@@ -76,40 +101,43 @@ class Capacity:
         num_begun = len(queues.prefilling) + len(queues.restoring)
         return self._budget.headroom(len(queues.running) + len(queues.granted) + num_begun)
 
-    def admit_waiting(self, oldest_offer: int | None) -> None:
+    def admit_waiting(self) -> None:
         """Admit requests in order of arrival. A request that finds no room holds back younger ones of its kind.
 
         Ungranted hand-offs are one kind. All other requests are the second kind, and take memory from ungranted ones.
         """
-        queues = self._queues
         pins = self._pins()
-        queues.prefixes.new_round()
+        self._queues.prefixes.new_round()
         if self._taker is not None and self._taker.state is not S.WAITING:
             self._taker = None
+        for req in self._candidates(pins):
+            if req.key in self._queues.ungranted:
+                self._admit_ungranted(req, pins)
+            elif not self._admit_other(req, pins):
+                return
+
+    def _candidates(self, pins: UngrantedPins) -> Iterator[Request]:
+        """Yield the waiting requests that may begin if they fit."""
+        queues = self._queues
         for req in list(queues.waiting):
-            if oldest_offer is not None and req.arrival > oldest_offer:
+            if queues.oldest_offer is not None and req.arrival > queues.oldest_offer:
                 return  # an older Offer gets memory first
             if not req.may_begin:
                 continue  # its grammar is compiling
             if req.constraint is not None and req.constraint.error is not None:
                 queues.fail(req.key, req.constraint.error)
                 continue
-            is_ungranted = req.key in queues.ungranted
-            if is_ungranted and (pins.is_full or self._taker is not None):
+            if req.key in queues.ungranted and (pins.is_full or self._taker is not None):
                 continue
-            if queues.prefixes.makes_wait(req):
-                continue
-            if is_ungranted:
-                self._admit_ungranted(req, pins)
-                continue
-            while (lacking := self._admit(req)) is not None:
-                if self._gives_way():
-                    return  # rule f: the next round uses the freed memory
-                victim = pins.pop_youngest() if self._pins_help(lacking, pins) else None
-                if victim is None:
-                    return
-                self._taker = req
-                self._unpin(victim)
+            if not queues.prefixes.makes_wait(req):
+                yield req
+
+    def _admit_other(self, req: Request, pins: UngrantedPins) -> bool:
+        while (lacking := self._admit(req, self._no_room, pins)) is not None:
+            if self._reclaim(lacking, pins if self._pins_help(lacking, pins) else None) is not Freed.HELD:
+                return False  # rule f: the next round uses the memory of a loan or pull
+            self._taker = req
+        return True
 
     def _pins(self) -> UngrantedPins:
         return UngrantedPins(self._kv, self.settings, self._queues.ungranted.values())
@@ -122,22 +150,24 @@ class Capacity:
 
     def _admit_ungranted(self, req: Request, pins: UngrantedPins) -> None:
         has_room = pins.have_room(req)
-        if has_room and self._admit(req) is None:
+        lacking = self._admit(req, self._no_room_ungranted) if has_room else None
+        if has_room and lacking is None:
             pins.add(req)
             return
         pins.is_full = True
-        if has_room:
-            self._gives_way()  # rule f
+        if lacking is not None:
+            self._reclaim(lacking, pins=None)
 
-    def _gives_way(self) -> bool:
-        """End a loan or a pull. The end of a pull also frees a row."""
-        return (self._kv.rows.num_free > 0 and self._queues.end_loan()) or self._queues.give_up_pull()
-
-    def _admit(self, req: Request) -> Shortage | None:
+    def _admit(self, req: Request, no_room: NoRoom, pins: UngrantedPins | None = None) -> Shortage | None:
         """Begin the request and return None, or return its shortage."""
+        headroom = self.headroom()
+        lacking = no_room.lacking(req, headroom)
+        if lacking is not None and (pins is None or not self._pins_help(lacking, pins)):
+            return lacking
         ids, extra = req.all_ids(), 0 if req.handoff_to is not None else self.settings.width
-        cached = self._budget.reserve(req, ids, extra, self.headroom(), PageState.ACTIVE)
+        cached = self._budget.reserve(req, ids, extra, headroom, PageState.ACTIVE)
         if isinstance(cached, Shortage):
+            no_room.note(req, cached, headroom)
             return cached
         queues = self._queues
         queues.waiting.remove(req)

@@ -34,8 +34,8 @@ class EngineLoop:
         self.num_steps = 0
         self.num_failed_steps = 0
         self._failed_in_a_row = 0
-        self._readmissions = Readmissions(scheduler, engine)
-        engine.make_masks = self._make_masks
+        self._queues = scheduler.queues
+        self._readmissions = Readmissions(scheduler.queues, scheduler.settings, engine)
 
     def step(self, block: bool = False) -> bool:
         """Run one round. Return True if anything happened.
@@ -58,12 +58,15 @@ class EngineLoop:
         """Return False if there is nothing to do."""
         if not self._resolve():
             return True
-        plan = self.scheduler.plan()
+        plan = self.scheduler.planner.plan()
         if plan is None:
             return self.engine.stages.flush()  # rows may wait for tokens that are not sampled yet
-        self.engine.stages.settle(self.scheduler.budget.num_left)
+        self.engine.stages.settle(self._queues.budget.num_left)
         lease = self.engine.launch(plan)
-        self.scheduler.launched(plan, lease.layers)
+        if lease.masks is not None:
+            self._make_masks()
+            self.engine.sample_masked(lease)
+        self.scheduler.planner.launched(plan, lease.layers)
         self.num_steps += 1
         return True
 
@@ -97,10 +100,10 @@ class EngineLoop:
                 return
             lease.host_drafts.done.synchronize()
         assert isinstance(lease.work, StepPlan)
-        lease.masks.put(self.scheduler.masks_of(lease.work, lease.drafts_on_host()))
+        lease.masks.put(self.scheduler.masks.make(lease.work, lease.drafts_on_host()))
 
     def admit(self, arrivals: Sequence[Arrival]) -> None:
-        admission = self.scheduler.process_prebuilt(arrivals)
+        admission = self.scheduler.grants.process_prebuilt(arrivals)
         if admission is not None:
             self.engine.admit(admission)
 
@@ -122,7 +125,7 @@ class EngineLoop:
         """Read exact lengths if needed. Return False if the awaited step failed."""
         if not self.scheduler.settings.needs_cpu_seq_lens or not self.engine.publishes:
             return True
-        running = self.scheduler.running
+        running = self._queues.running
         publish_ready = self.engine.newest_publish()
         if publish_ready is not None:
             self._make_masks(block=True)
@@ -132,7 +135,7 @@ class EngineLoop:
                 return False
         if len(running):
             lengths = self.engine.future_map.resolve_seq_lens_cpu(running.req_pool_indices, publish_ready)
-            self.scheduler.resolve(lengths)
+            running.seq_lens.set_exact(lengths)
         return True
 
     def _drain(self) -> None:
@@ -152,10 +155,11 @@ class EngineLoop:
         for other in self.engine.recover():
             drained.extend(other.work.row_ids)
         failed = lease.work.row_ids
-        if blames_device(error) or self._failed_in_a_row >= MOST_IN_A_ROW or self.scheduler.to_blame(failed, drained):
+        results = self.scheduler.results
+        if blames_device(error) or self._failed_in_a_row >= MOST_IN_A_ROW or results.to_blame(failed, drained):
             self._ask_device()
         cause = error if isinstance(error, BatonError) else StepFailed(f"step {lease.step}: {error}")
-        self.scheduler.step_failed(failed, drained, cause)
+        results.step_failed(failed, drained, cause)
 
     def _ask_device(self) -> None:
         """Probe the device before a request is blamed.
@@ -163,7 +167,7 @@ class EngineLoop:
         Raise DeviceLost if the probe fails: this node would fail every request.
         """
         try:
-            self.engine.launch(self.scheduler.probe())
+            self.engine.launch(self.scheduler.planner.probe())
             self.engine.wait_oldest()
             self.engine.collect()
         except RankLost:

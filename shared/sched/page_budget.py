@@ -72,14 +72,14 @@ class PageBudget:
         if not kv.rows.num_free:
             return Shortage(0)
         most = len(ids) - 1 if req.first_unscored is None else req.first_unscored - 1
-        match = kv.cache.match(self.prefix_keys(req, ids), most, owner, first_needed)
-        missing = page_count(len(ids) + extra, self._settings.page_size) - len(match.pages)
-        short = keep_free + missing - kv.num_available
+        found = kv.cache.find(self.prefix_keys(req, ids), most, first_needed)
+        missing = page_count(len(ids) + extra, self._settings.page_size) - len(found.pages)
+        short = keep_free + missing + found.num_evictable - kv.num_available
         if short > 0:
-            kv.cache.unlock(match.lock)
             return Shortage(short)
         row = kv.alloc_row(owner, tag)
         assert row is not None
+        match = kv.cache.lock(found, owner)
         kv.take_cached(row, match)
         if not kv.grow(row, missing):
             raise AssertionError("pages vanished between the count and the reservation")
@@ -95,14 +95,13 @@ class PageBudget:
         kv = self.kv
         if kv.rows.num_free < 2:
             return None  # the last free row is kept for a request that computes
-        match = kv.cache.match(keys, first_page * self._settings.page_size, owner)
-        missing = num_pages - len(match.pages)
-        if len(match.pages) < first_page or kv.num_available - missing < keep_free:
-            kv.cache.unlock(match.lock)
+        found = kv.cache.find(keys, first_page * self._settings.page_size)
+        missing = num_pages - len(found.pages)
+        if len(found.pages) < first_page or kv.num_available - found.num_evictable - missing < keep_free:
             return None
         row = kv.alloc_row(owner, PageState.HELD)
         assert row is not None
-        kv.take_cached(row, match)
+        kv.take_cached(row, kv.cache.lock(found, owner))
         if not kv.grow(row, missing):
             raise AssertionError("pages vanished between the count and the reservation")
         self._pulled[row] = missing

@@ -28,6 +28,8 @@ class PrefixesUnderWay:
         self._leaders: dict[Page, Request] = {}  # who brings the page
         self._leads: dict[Request, list[Page]] = {}  # its pages under way, the last one first
         self._waits_for: dict[Request, tuple[Request, int]] = {}  # follower -> leader and index of the next page
+        self._num_begun = 0
+        self._alone: dict[Request, tuple[str, int]] = {}  # without a leader of its source, at this `_num_begun`
         self._wanted: dict[Request, int] = {}  # leader -> tokens that its shortest follower lacks
 
     def begin(self, req: Request, source: str = HERE, pages: slice | None = None) -> None:
@@ -39,6 +41,7 @@ class PrefixesUnderWay:
         part = slice(req.computed // self._page_size, None) if pages is None else pages
         own = [page for name in self._names(req)[part] if (page := (source, name)) not in self._leaders]
         self._leads[req] = own[::-1]
+        self._num_begun += bool(own)
         self._leaders.update(dict.fromkeys(own, req))
 
     def advance(self, req: Request) -> None:
@@ -58,6 +61,7 @@ class PrefixesUnderWay:
 
     def stop_waiting(self, req: Request) -> None:
         self._waits_for.pop(req, None)
+        self._alone.pop(req, None)
 
     def follows(self, req: Request) -> bool:
         return req in self._waits_for
@@ -73,9 +77,11 @@ class PrefixesUnderWay:
             if self._num_named >= MOST_NAMED:
                 return True  # the next round looks
             self._num_named += len(req.prompt_ids)
-        found = self._leader_of(req, source) if self._leaders else None
+        is_alone = self._alone.get(req) == (source, self._num_begun)
+        found = self._leader_of(req, source) if self._leaders and not is_alone else None
         if found is None:
             self.stop_waiting(req)
+            self._alone[req] = source, self._num_begun
             return False
         leader, index = self._waits_for[req] = found
         lacking = req.num_tokens - index * self._page_size

@@ -5,7 +5,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Sequence
 
-from shared.core.errors import BatonError
+import numpy as np
+
+from shared.core.errors import BatonError, DeadlineExceeded
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState, TokenIds
 from shared.core.states import FinishReason
@@ -37,6 +39,7 @@ class Queues:
         self.granted: dict[RequestKey, Request] = {}
         self.handed_off: dict[RequestKey, Request] = {}
         self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered
+        self.oldest_offer: int | None = None  # decode node: the arrival of the oldest Offer that waits for memory
         self.prefixes = PrefixesUnderWay(self.budget, settings)
         self.suspects = Suspects()
         self.counters = SchedCounters()
@@ -83,6 +86,14 @@ class Queues:
         """Add RUNNING rows, whose KV must be complete."""
         batch = ScheduleBatch.of(reqs, committed, step, in_flight)
         self.running.merge_batch(batch)
+
+    def drop_left_rows(self) -> None:
+        keep = [i for i, req in enumerate(self.running.reqs) if req.state is S.RUNNING]
+        self.running.filter_batch(np.asarray(keep, dtype=np.int64))
+
+    def take_events(self) -> list[SchedEvent]:
+        events, self.events = self.events, []
+        return events
 
     def remember(self, req: Request) -> None:
         """Cache only the KV of processed steps, because a step in flight may fail."""
@@ -146,6 +157,26 @@ class Queues:
         """Return the requests that have neither ended nor begun again since the launch."""
         found = [(self.requests.get(row_id.key), row_id.incarnation) for row_id in row_ids]
         return [req for req, incarnation in found if req is not None and req.incarnation == incarnation]
+
+    def set_granted(self, key: RequestKey) -> None:
+        """Note that a decode node has memory for this hand-off."""
+        self.ungranted.pop(key, None)
+
+    def complete_handoff(self, key: RequestKey) -> None:
+        """End a hand-off whose KV the decode node has. The pages stay cached."""
+        req = self.requests.pop(key, None)
+        if req is not None:
+            self.leave(req)
+
+    def abort(self, key: RequestKey) -> None:
+        """End a request in any state. Ignore an unknown key, because an abort may come late or twice."""
+        req = self.requests.get(key)
+        if req is not None:
+            self.end(req, FinishReason.ABORT)
+
+    def expire(self, now: float) -> None:
+        for req in [req for req in self.requests.values() if req.deadline < now]:
+            self.fail(req.key, DeadlineExceeded("the request's deadline passed"))
 
     def fail(self, key: RequestKey, error: BatonError) -> None:
         req = self.requests.get(key)

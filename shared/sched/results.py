@@ -113,6 +113,7 @@ class Results:
             queues.suspects.add(req)
         for req in [*suspects, *queues.living(drained), *queues.running.reqs]:
             self._begin_again(req)
+        queues.drop_left_rows()
 
     def _begin_again(self, req: Request) -> None:
         if req.handoff_to is None and req.state in (S.RUNNING, S.PREFILLING):

@@ -1,6 +1,6 @@
-"""Remember the grant that found no room, until there may be more room.
+"""Remember the request that found no room, until there may be more room.
 
-A try is slow: it matches the whole prompt with the prefix cache.
+A try is slow: it looks for the whole prompt in the prefix cache.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.core.keys import RequestKey
-from shared.sched.page_budget import PageBudget
+from shared.core.request import Request
+from shared.sched.page_budget import PageBudget, Shortage
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +27,32 @@ class Room:
 
 
 class NoRoom:
-    """Remembers one grant. Grants are tried in order, so one is enough."""
+    """Remembers one request. Requests of a kind are tried in order, so one is enough."""
 
-    def __init__(self, budget: PageBudget) -> None:
+    def __init__(self, budget: PageBudget, *, may_gain_cached: bool) -> None:
+        """`may_gain_cached`: whether other requests may bring pages of the remembered one's prompt.
+
+        If not, the remembered request would wait for these pages in PrefixesUnderWay."""
         self._budget = budget
-        self._key: RequestKey | None = None
-        self._room: Room | None = None
+        self._may_gain_cached = may_gain_cached
+        self._noted: tuple[RequestKey, int, Shortage, Room] | None = None
 
-    def note(self, key: RequestKey, headroom: int) -> None:
-        self._key, self._room = key, self._now(headroom)
+    def note(self, req: Request, shortage: Shortage, headroom: int) -> None:
+        self._noted = req.key, req.incarnation, shortage, self._now(headroom)
 
-    def is_still_so(self, key: RequestKey, headroom: int) -> bool:
-        return key == self._key and self._room is not None and not self._now(headroom).may_hold_more(self._room)
+    def lacking(self, req: Request, headroom: int) -> Shortage | None:
+        """Return at least a part of what the remembered request lacks. None: another request, or maybe more room."""
+        if self._noted is None or self._noted[:2] != (req.key, req.incarnation):
+            return None
+        _, _, shortage, before = self._noted
+        now = self._now(headroom)
+        if now.may_hold_more(before):
+            return None
+        if not shortage.pages:
+            return shortage
+        return Shortage(shortage.pages + before.num_available - now.num_available + now.headroom - before.headroom)
 
     def _now(self, headroom: int) -> Room:
         kv = self._budget.kv
-        return Room(kv.num_available, kv.cache.num_cached, kv.rows.num_free, headroom, self._budget.num_left)
+        num_cached = kv.cache.num_cached if self._may_gain_cached else 0
+        return Room(kv.num_available, num_cached, kv.rows.num_free, headroom, self._budget.num_left)

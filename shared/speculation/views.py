@@ -51,7 +51,7 @@ def alternatives_of(fb: ForwardBatch, depth: int, slots: torch.Tensor, visible: 
 
 def _of_equal_windows(num_rows: int, num_slots: int) -> HostLengths:
     bounds = np.arange(num_rows + 1, dtype=np.int32) * np.int32(num_slots)
-    return HostLengths(bounds, seq_lens=None, seq_lens_sum=None, num_running=num_rows)
+    return HostLengths(bounds, seq_lens=None, num_running=num_rows)
 
 
 def aux_of(output: ModelOutput) -> torch.Tensor:

@@ -45,7 +45,9 @@ def submit(core: NodeCore, batch: int, num_out: int, prompt_tokens: int) -> None
     for i in range(batch):
         key = RequestKey("bench", 1, f"r{time.monotonic_ns()}", 0, i)
         prompt = rng.integers(100, 40_000, prompt_tokens).astype(np.int64)
-        core.scheduler.submit(Request(key._replace(seq_index=0, rid=f"{key.rid}.{i}"), prompt, _greedy(num_out), 0, i))
+        core.scheduler.intake.submit(
+            Request(key._replace(seq_index=0, rid=f"{key.rid}.{i}"), prompt, _greedy(num_out), 0, i)
+        )
 
 
 def _greedy(num_out: int) -> SamplingParams:
@@ -57,9 +59,9 @@ def run_dry(core: NodeCore, batch: int) -> tuple[float, float]:
     start, first_done, end = time.perf_counter(), 0.0, 0.0
     started: set[str] = set()
     counted = 0
-    while core.scheduler.requests or not core.loop.idle:
+    while core.queues.requests or not core.loop.idle:
         core.loop.step(block=True)
-        events = core.scheduler.take_events()
+        events = core.queues.take_events()
         tokens = sum(len(event.ids) for event in events if isinstance(event, Emitted))
         started.update(event.key.rid for event in events if isinstance(event, Emitted))
         if not first_done and len(started) == batch:

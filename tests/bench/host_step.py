@@ -48,7 +48,7 @@ def submit(core: NodeCore, rows: int, kinds: tuple[SamplingParams, ...]) -> None
     for rid in range(rows):
         prompt = np.random.default_rng(rid).integers(0, 95, PROMPT).astype(np.int64)
         key = RequestKey("bench", 1, f"r{time.monotonic_ns()}", 0, 0)
-        core.scheduler.submit(Request(key, prompt, kinds[rid % len(kinds)], 0, rid))
+        core.scheduler.intake.submit(Request(key, prompt, kinds[rid % len(kinds)], 0, rid))
 
 
 def microseconds(width: int, rows: int, kinds: tuple[SamplingParams, ...]) -> float:
@@ -61,7 +61,7 @@ def microseconds(width: int, rows: int, kinds: tuple[SamplingParams, ...]) -> fl
     for _ in range(STEPS // width):
         began = time.process_time_ns()
         core.loop.step(block=True)
-        core.scheduler.take_events()
+        core.queues.take_events()
         taken.append((time.process_time_ns() - began) / 1e3)
     core.close()
     return sorted(taken)[len(taken) // 10]

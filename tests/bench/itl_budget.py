@@ -64,7 +64,7 @@ class Driver:
         self._count += 1
         key, ids = RequestKey("bench", 1, str(self._count), 0, 0), self._rng.integers(100, 40_000, prompt)
         greedy = SamplingParams(max_tokens=answer, temperature=0.0)
-        self._core.scheduler.submit(Request(key, ids.astype(np.int64), greedy, 0, self._count))
+        self._core.scheduler.intake.submit(Request(key, ids.astype(np.int64), greedy, 0, self._count))
         return key
 
     def run(self, until: Callable[[], bool]) -> list[float]:
@@ -73,7 +73,7 @@ class Driver:
         while not until():
             self._core.loop.step(block=True)
             now = time.perf_counter()
-            for event in self._core.scheduler.take_events():
+            for event in self._core.queues.take_events():
                 if isinstance(event, Emitted):
                     if event.key in self.last:
                         gaps.append(now - self.last[event.key])
@@ -82,18 +82,18 @@ class Driver:
 
     def stop(self) -> None:
         for key in list(self._core.requests):
-            self._core.scheduler.abort(key)
-        while self._core.scheduler.requests or not self._core.loop.idle:
+            self._core.queues.abort(key)
+        while self._core.queues.requests or not self._core.loop.idle:
             self._core.loop.step(block=True)
-        self._core.scheduler.take_events()
+        self._core.queues.take_events()
         self.last.clear()
 
 
 def one_turn(core: NodeCore, driver: Driver, chunk: MixedChunk, found: Found, quiet: list[float]) -> None:
-    counters = core.scheduler.counters
+    counters = core.queues.counters
     streams = {driver.submit(STREAM_PROMPT, STREAM_TOKENS) for _ in range(STREAMS)}
     driver.run(lambda: streams <= driver.last.keys())
-    core.scheduler.mixed_chunk = chunk
+    core.scheduler.planner.mixed_chunk = chunk
     end = time.perf_counter() + QUIET_S
     quiet += driver.run(lambda: time.perf_counter() > end)
     steps, tokens, start = counters.mixed_steps, counters.mixed_prompt_tokens, time.perf_counter()

@@ -41,9 +41,9 @@ def submit(core: NodeCore, rid: int, shared: bool, granted: bool) -> None:
         prompt[:STEM] = 7
     key = RequestKey("bench", 1, f"r{rid}", 0, 0)
     sampling = SamplingParams(max_tokens=16, temperature=0.0)
-    core.scheduler.submit(Request(key, prompt.astype(np.int64), sampling, 0, rid, handoff_to="decode"))
+    core.scheduler.intake.submit(Request(key, prompt.astype(np.int64), sampling, 0, rid, handoff_to="decode"))
     if granted:
-        core.scheduler.set_granted(key)
+        core.queues.set_granted(key)
 
 
 def fill(core: NodeCore, shared: bool) -> None:
@@ -53,8 +53,8 @@ def fill(core: NodeCore, shared: bool) -> None:
         core.loop.step(block=True)
         while not core.loop.idle:
             core.loop.step(block=True)
-        if core.scheduler.waiting:
-            core.scheduler.abort(core.scheduler.waiting[0].key)
+        if core.queues.waiting:
+            core.queues.abort(core.queues.waiting[0].key)
             return
 
 
@@ -67,9 +67,9 @@ def measure(kind: str, shared: bool, waiting: int, rounds: int) -> float:
     took = []
     for _ in range(rounds):
         start = time.perf_counter()
-        plan = core.scheduler.plan()
+        plan = core.scheduler.planner.plan()
         took.append(1e3 * (time.perf_counter() - start))
-        assert plan is None and len(core.scheduler.waiting) == waiting
+        assert plan is None and len(core.queues.waiting) == waiting
     core.close()
     return statistics.median(took)
 

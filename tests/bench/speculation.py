@@ -121,20 +121,20 @@ class Engine:
         for prompt in prompts:
             self.submitted += 1
             key = RequestKey("bench", 1, f"r{self.submitted}", 0, 0)
-            self.core.scheduler.submit(Request(key, np.asarray(prompt, np.int64), sampling, 0, self.submitted))
+            self.core.scheduler.intake.submit(Request(key, np.asarray(prompt, np.int64), sampling, 0, self.submitted))
 
     def answer(self, prompt: Sequence[int], tally: Tally) -> None:
         """One prompt alone, from its first token on."""
         scheduler = self.core.scheduler
-        before = scheduler.counters.totals()
+        before = scheduler.queues.counters.totals()
         self.submit([prompt], KIND_TOKENS, self.core.model.spec.eos_ids)
-        while not scheduler.counters.output_tokens > before["output_tokens"]:
+        while not scheduler.queues.counters.output_tokens > before["output_tokens"]:
             self.core.loop.step(block=True)
-        start, known = time.perf_counter(), scheduler.counters.totals()
-        while scheduler.requests or not self.core.loop.idle:
+        start, known = time.perf_counter(), scheduler.queues.counters.totals()
+        while scheduler.queues.requests or not self.core.loop.idle:
             self.core.loop.step(block=True)
-        scheduler.take_events()
-        now = scheduler.counters.totals()
+        scheduler.queues.take_events()
+        now = scheduler.queues.counters.totals()
         tally.seconds += time.perf_counter() - start
         tally.tokens += int(now["output_tokens"] - known["output_tokens"])
         tally.verifies += int(now["spec_steps"] - known["spec_steps"])

@@ -59,15 +59,15 @@ def streams_with(spec: SpecConfig) -> tuple[Streams, float]:
     for arrival, (n, temperature) in enumerate(streams):
         key = RequestKey("test", 1, f"{n}@{temperature}", 0, 0)
         sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature, stop_token_ids=model.spec.eos_ids)
-        core.scheduler.submit(Request(key, np.asarray(prompts()[n], np.int64), sampling, n, arrival))
-    while core.scheduler.requests or not core.loop.idle:
+        core.scheduler.intake.submit(Request(key, np.asarray(prompts()[n], np.int64), sampling, n, arrival))
+    while core.queues.requests or not core.loop.idle:
         core.loop.step(block=True)
-        for event in core.scheduler.take_events():
+        for event in core.queues.take_events():
             if isinstance(event, Emitted):
                 n, _, temperature = event.key.rid.partition("@")
                 streams[int(n), float(temperature)] += event.ids
     core.close()
-    counters = core.scheduler.counters
+    counters = core.queues.counters
     return streams, 1 + counters.spec_accepted_tokens / max(1, counters.spec_steps)
 
 

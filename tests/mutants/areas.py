@@ -71,7 +71,7 @@ AREAS = {
         wanted=25,
         files=_files(
             "shared.sched",
-            *("scheduler", "queues", "capacity", "results", "ungranted", "page_budget", "chunking"),
+            *("planner", "intake", "grants", "queues", "capacity", "results", "ungranted", "page_budget", "chunking"),
             *("lengths", "batch", "freeze", "output", "prebuilt", "suspects"),
         ),
         quick=(

@@ -67,7 +67,7 @@ def test_trees_after_plain_steps_and_before_them(seed: int) -> None:
         if hazards is not None:
             hazards.watch(core)
         outcome = run_local(core, jobs, retract_every=rng.choice([0, 7]), rng=rng)
-    assert core.scheduler.counters.spec_accepted_tokens > 10
+    assert core.queues.counters.spec_accepted_tokens > 10
     assert_streams(jobs, outcome)
     assert_whole(core)
     core.close()
@@ -76,13 +76,13 @@ def test_trees_after_plain_steps_and_before_them(seed: int) -> None:
 def test_a_reservation_is_for_the_widths_in_flight() -> None:
     """Long after the last wide step, whose pages are used up, a plain step reserves one token and no window."""
     core = make_core(CoreKnobs(width=8, hit_rate=0, page_size=1, prefix_cache=False, overlap=False))
-    core.scheduler.submit(Job(0, (1, 2, 3), SamplingParams(max_tokens=40), 5).request())
-    core.scheduler.widths = (widths := Scripted([1] * 3 + [8] * 2 + [1] * 30))
+    core.scheduler.intake.submit(Job(0, (1, 2, 3), SamplingParams(max_tokens=40), 5).request())
+    core.scheduler.planner.widths = (widths := Scripted([1] * 3 + [8] * 2 + [1] * 30))
     most = 0
-    while core.scheduler.requests or not core.loop.idle:
+    while core.queues.requests or not core.loop.idle:
         core.loop.step(block=True)
-        core.scheduler.take_events()
-        for req in core.scheduler.running.reqs:
+        core.queues.take_events()
+        for req in core.queues.running.reqs:
             if widths.left < 15 and req.row:
                 most = max(most, int(core.kv.rows.num_pages[req.row]) - req.computed)
     core.close()
@@ -91,8 +91,8 @@ def test_a_reservation_is_for_the_widths_in_flight() -> None:
 
 def test_the_last_plain_step_before_drafts_leaves_state() -> None:
     core = make_core(CoreKnobs(width=8, hit_rate=100, overlap=False))
-    core.scheduler.submit(Job(0, (1, 2, 3), SamplingParams(max_tokens=40), 5).request())
-    core.scheduler.widths = Scripted([8] * 2 + [1] * 3 + [8] * 3)
+    core.scheduler.intake.submit(Job(0, (1, 2, 3), SamplingParams(max_tokens=40), 5).request())
+    core.scheduler.planner.widths = Scripted([8] * 2 + [1] * 3 + [8] * 3)
     launch, steps = core.engine.launch, []
     core.engine.launch = lambda plan: (steps.append((plan.width, plan.drafts_next)), launch(plan))[1]  # type: ignore
     run_local(core, [])
@@ -106,7 +106,7 @@ NUM_DRAFTS, NUM_PLAIN = 3, 12  # more than are written together, and no multiple
 
 def run_plainly(core: NodeCore, jobs: list[Job], retract: bool = False) -> list[int]:
     """Decode jobs: some plain steps, then drafts, then plain steps to the end. Return the first job's answer."""
-    core.scheduler.widths = Scripted([1] * NUM_PLAIN + [NUM_DRAFTS + 1] * 4 + [1])
+    core.scheduler.planner.widths = Scripted([1] * NUM_PLAIN + [NUM_DRAFTS + 1] * 4 + [1])
     outcome = run_local(core, jobs, retract_every=9 if retract else 0, rng=random.Random(1))
     for job in jobs:
         assert outcome.streams[f"r{job.rid}"] == job.expected()
@@ -132,8 +132,8 @@ def test_drafts_after_plain_steps_read_whole_kv(backend: str, retract: bool, oth
             jobs.append(Job(10 * (i + 1) + n, prompt, SamplingParams(max_tokens=9 + 8 * n), i))
         answer = run_plainly(core, jobs, retract)
         tokens = [*tokens, *answer]
-    assert core.scheduler.counters.spec_accepted_tokens > NUM_DRAFTS
-    assert core.scheduler.counters.cached_prompt_tokens > 100
+    assert core.queues.counters.spec_accepted_tokens > NUM_DRAFTS
+    assert core.queues.counters.cached_prompt_tokens > 100
     core.close()
 
 
@@ -159,7 +159,7 @@ class Scripted:
 def test_the_adaptive_choice_in_a_core(hit_rate: int, lowest: float, highest: float) -> None:
     """Simulated streams have no clock: acceptance decides. Drafts that never agree are given up."""
     core = make_core(CoreKnobs(backend="simulated", width=6, hit_rate=hit_rate, num_pages=400, seed=hit_rate))
-    core.scheduler.widths = DraftLength(range(1, 7), 5)
+    core.scheduler.planner.widths = DraftLength(range(1, 7), 5)
     jobs = [Job(i, (i, 2, 3), SamplingParams(max_tokens=200), i) for i in range(4)]
     launch, widths = core.engine.launch, []
     core.engine.launch = lambda plan: (widths.append(plan.width), launch(plan))[1]  # type: ignore[method-assign]

@@ -64,9 +64,9 @@ def test_a_retracted_request_builds_its_encoder_s_part_again() -> None:
     one = with_encoder(1, 21, 30)
     (req,) = script.submit(one)
     script.run_until_running(req)
-    script.core.scheduler.retract(req)
+    script.core.queues.retract(req)
     assert_streams([one], script.finish())
-    assert script.core.scheduler.counters.prompt_tokens > 2 * 21
+    assert script.core.queues.counters.prompt_tokens > 2 * 21
     assert_whole(script.core)
 
 

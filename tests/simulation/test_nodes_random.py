@@ -181,9 +181,9 @@ class Cluster:
                 self.abort(one)
         elif draw < 0.06:
             node = self.rng.choice(list(self.nodes.values()))
-            holders = node.ctx.core.scheduler.granted.values()
-            if holders and node.ctx.core.scheduler.counters.retractions < 20:
-                node.ctx.core.scheduler.retract(self.rng.choice(list(holders)))
+            holders = node.ctx.core.queues.granted.values()
+            if holders and node.ctx.core.queues.counters.retractions < 20:
+                node.ctx.core.queues.retract(self.rng.choice(list(holders)))
 
     def live(self) -> None:
         for _ in range(ROUNDS):

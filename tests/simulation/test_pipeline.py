@@ -15,7 +15,7 @@ from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.stages import split
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.sched.events import ChunkReady, PrefillDone
-from shared.sched.scheduler import Arrival
+from shared.sched.prebuilt import Arrival
 from shared.sched.settings import SchedSettings
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import (
@@ -100,10 +100,10 @@ def test_an_arrival_follows_the_sampling_of_its_row_s_last_owner() -> None:
     (dying,) = script.submit(job(1, 12, 30))
     script.run_until_running(dying)
     assert script.core.engine.stages.unsampled
-    script.core.scheduler.abort(dying.key)
+    script.core.queues.abort(dying.key)
     arriving = job(2, 9, 12)
     arrived = arriving.request()
-    assert script.core.scheduler.grant(arrived, "p") == 0 and arrived.row == 1
+    assert script.core.scheduler.grants.grant(arrived, "p") == 0 and arrived.row == 1
     fill_from_elsewhere(script, arrived, arriving)
     script.core.loop.admit([Arrival(arrived, arriving.expected()[0], 9, (), {})])
     assert script.finish().streams["r2"] == arriving.expected()
@@ -113,7 +113,7 @@ def fill_from_elsewhere(script: Script, req, arriving) -> TransferJobs:  # noqa:
     """A pull of what another node has computed into the request's pages."""
     other = Script(page_size=script.core.kv.page_size)
     sent = replace(arriving, rid=99).request(handoff_to="here")
-    other.core.scheduler.submit(sent)
+    other.core.scheduler.intake.submit(sent)
     while sent.state.value != "handed_off":
         other.world.run_until_idle()
         other.core.loop.step()
@@ -135,10 +135,10 @@ def test_a_pull_follows_all_stages_of_the_zombie_writing_a_page() -> None:
     script.run_until_running(dying)
     zombie = script.in_flight()
     written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])
-    script.core.scheduler.abort(dying.key)
+    script.core.queues.abort(dying.key)
     arriving = job(2, 14, 12)
     arrived = arriving.request()
-    assert script.core.scheduler.grant(arrived, "p") == 0
+    assert script.core.scheduler.grants.grant(arrived, "p") == 0
     assert written in script.core.kv.rows.pages_of(arrived.row)[:4]
     jobs = fill_from_elsewhere(script, arrived, arriving)
     for stream in (FORWARD, TRANSFER, STAGE, FORWARD, TRANSFER):
@@ -151,17 +151,17 @@ def test_a_pull_follows_all_stages_of_the_zombie_writing_a_page() -> None:
 def test_pages_are_announced_after_the_last_stage_writes_them() -> None:
     script = Script(stages=2, chunk_size=8)
     req = job(1, 30, 8).request(handoff_to="there")
-    script.core.scheduler.submit(req)
+    script.core.scheduler.intake.submit(req)
     for _ in range(4):
         script.core.loop.step()
         for stream in (FORWARD, COPY):
             script.world.run_stream(stream)
-        assert not script.core.scheduler.take_events(), "the last stage has not begun"
+        assert not script.core.queues.take_events(), "the last stage has not begun"
     pages, announced = script.core.kv.rows.pages_of(req.row).tolist(), []
     plane = script.core.pool.plane("kv")
     while not announced or announced[-1] < 30:
         script.core.loop.step()
-        for event in script.core.scheduler.take_events():
+        for event in script.core.queues.take_events():
             if isinstance(event, ChunkReady):
                 announced.append(event.num_tokens)
                 whole = plane[pages[: event.num_tokens // 4]]  # (pages, 2 layers, 4 slots)
@@ -177,7 +177,7 @@ def test_pages_are_announced_after_the_last_stage_writes_them() -> None:
 def test_nobody_hears_of_layers_while_stages_run() -> None:
     """A mark after the first stage would say that pages hold what the second has yet to write."""
     script = Script(stages=2, layer_ends=(1,))
-    script.core.scheduler.submit(job(1, 30, 8).request(handoff_to="there"))
+    script.core.scheduler.intake.submit(job(1, 30, 8).request(handoff_to="there"))
     script.step_done()
     assert script.plans and not any(plan.layer_ends for plan in script.plans)
 

@@ -40,4 +40,4 @@ def test_under_a_shifting_load_it_beats_every_fixed_split(tmp_path: Path) -> Non
     assert share >= 1.2 * max(shares), (share, shares)
     assert {move.role for _, move in cluster.moves} == {PREFILL, DECODE}
     for node in cluster.nodes:
-        node.timed.scheduler.kv.check_integrity(idle=True)
+        node.timed.scheduler.queues.budget.kv.check_integrity(idle=True)

@@ -7,7 +7,7 @@ import pytest
 
 from shared.core.request import Request
 from shared.engine.transfer_jobs import TransferJobs
-from shared.sched.scheduler import Arrival
+from shared.sched.prebuilt import Arrival
 from tests.support.core_rig import assert_whole
 from tests.support.scripted_core import FORWARD, TRANSFER, Script, job
 
@@ -16,7 +16,7 @@ def computed_elsewhere(one, page_size: int) -> tuple[list[np.ndarray], int]:  # 
     """The pages and the first token that another node's prefill of this prompt leaves."""
     other = Script(page_size=page_size)
     sent = one.request(handoff_to="here")
-    other.core.scheduler.submit(sent)
+    other.core.scheduler.intake.submit(sent)
     while sent.state.value != "handed_off":
         other.world.run_until_idle()
         other.core.loop.step()
@@ -44,10 +44,10 @@ def test_a_pull_comes_after_the_zombie_that_writes_the_same_page() -> None:
     script.run_until_running(dying)
     zombie = script.in_flight()
     written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])
-    script.core.scheduler.abort(dying.key)
+    script.core.queues.abort(dying.key)
     arriving = job(2, 14, 12)
     arrived, jobs = arriving.request(), TransferJobs(script.core.engine)
-    assert script.core.scheduler.grant(arrived, "p") == 0
+    assert script.core.scheduler.grants.grant(arrived, "p") == 0
     pulled = script.core.kv.rows.pages_of(arrived.row)[:4].tolist()
     assert written in pulled, "the schedule needs the page to be reused"
     pages, token = computed_elsewhere(arriving, 4)
@@ -71,7 +71,7 @@ def test_a_pull_does_not_wait_for_steps_that_come_after_it() -> None:
     script.world.run_until_idle()
     arriving = job(2, 14, 12)
     arrived, jobs = arriving.request(), TransferJobs(script.core.engine)
-    assert script.core.scheduler.grant(arrived, "p") == 0
+    assert script.core.scheduler.grants.grant(arrived, "p") == 0
     pages, token = computed_elsewhere(arriving, 4)
     launch_pull(script, jobs, arrived, pages)
     script.step()

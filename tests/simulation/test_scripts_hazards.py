@@ -75,7 +75,7 @@ def test_outputs_in_buffers_that_every_step_reuses(width: int) -> None:
     requests = script.submit(*jobs)
     script.run_until_running(*requests)
     overtaken = 0
-    while script.core.scheduler.requests:
+    while script.core.queues.requests:
         for _ in range(2):
             script.step()
             while script.world.run_stream(FORWARD):
@@ -93,7 +93,7 @@ def test_outputs_in_buffers_that_every_step_reuses(width: int) -> None:
 def logprobs_said(script: Script) -> dict[str, list[float]]:
     """By request, from now on."""
     said: dict[str, list[float]] = defaultdict(list)
-    take = script.core.scheduler.take_events
+    take = script.core.queues.take_events
 
     def listen() -> list[SchedEvent]:
         events = take()
@@ -102,7 +102,7 @@ def logprobs_said(script: Script) -> dict[str, list[float]]:
                 said[event.key.rid] += [entry.logprob for entry in event.logprobs]
         return events
 
-    script.core.scheduler.take_events = listen  # type: ignore[method-assign]
+    script.core.queues.take_events = listen  # type: ignore[method-assign]
     return said
 
 
@@ -135,9 +135,9 @@ def test_a_retraction_finds_rows_in_the_batch_that_have_ended() -> None:
     old, young = job(1, 8, 24), job(2, 8, 24)
     first, second = script.submit(old, young)
     script.run_until_running(first, second)
-    script.core.scheduler.abort(second.key)
-    assert second in script.core.scheduler.running.reqs and second.row == 0
-    assert [req.key.rid for req in script.core.scheduler.queues.holders()] == ["r1"]
+    script.core.queues.abort(second.key)
+    assert second in script.core.queues.running.reqs and second.row == 0
+    assert [req.key.rid for req in script.core.queues.holders()] == ["r1"]
     assert not script.core.scheduler.capacity.make_room(first, 80), "there are not so many pages"
     assert first.incarnation == 1 and second.incarnation == 0, "it begins again itself"
     script.core.kv.check_integrity()
@@ -158,7 +158,7 @@ def test_a_node_whose_work_is_parked_goes_on_telling_and_polling() -> None:
     one = plain(1, 40)
     key = net.generate(p, one, d)
     net.run()
-    assert d.ctx.core.scheduler.granted and d.ctx.core.loop.idle
+    assert d.ctx.core.queues.granted and d.ctx.core.loop.idle
     told: list[Message] = []
     net.on_message = lambda src, dst, m: told.append(m) if src == name_of(d) and isinstance(m, Heartbeat) else None
     for _ in range(8):

@@ -88,7 +88,7 @@ def test_a_chunk_s_tokens_are_copied_once_and_not_after_the_step() -> None:
         one = job(1, 20, 20)
         (req,) = script.submit(one)
         script.run_until_running(req)
-        script.core.scheduler.retract(req)
+        script.core.queues.retract(req)
         assert_streams([one], script.finish())
     finally:
         StepLease.take_staging = take  # type: ignore[method-assign]

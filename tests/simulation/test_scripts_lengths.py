@@ -68,8 +68,8 @@ def test_two_steps_publish_lengths_of_arrivals_and_running_rows() -> None:
     script.run_until_running(req)
     committed = int(script.in_flight().seq_lens_cpu[0])
     arrived = job(2, 8, 40).request()
-    assert script.core.scheduler.grant(arrived, "p") == 0
-    from shared.sched.scheduler import Arrival
+    assert script.core.scheduler.grants.grant(arrived, "p") == 0
+    from shared.sched.prebuilt import Arrival
 
     state = {name: torch.zeros(buffer.shape[1:]) for name, buffer in script.core.future_map.extras.items()}
     script.core.loop.admit([Arrival(arrived, 5, 8, (), state)])
@@ -144,8 +144,8 @@ def test_a_reservation_covers_two_windows_in_flight() -> None:
     script.run_until_running(req)
     for _ in range(20):
         script.step()
-        if script.core.scheduler.running.in_flight.max(initial=0) == 2:
-            lo = int(script.core.scheduler.running.seq_lens.lo[0])
+        if script.core.queues.running.in_flight.max(initial=0) == 2:
+            lo = int(script.core.queues.running.seq_lens.lo[0])
             assert int(script.core.kv.rows.num_pages[req.row]) >= lo + 8
             break
         script.world.run_until_idle()

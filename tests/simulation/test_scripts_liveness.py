@@ -40,16 +40,16 @@ class OfferStorm:
     def round(self) -> None:
         scheduler = self.core.scheduler
         for row in self.held:
-            scheduler.release_held(row)
+            scheduler.queues.budget.release_held(row)
         self.held = []
-        while not scheduler.waiting and scheduler.grant(self.offer(), "p") is not None:
+        while not scheduler.queues.waiting and scheduler.grants.grant(self.offer(), "p") is not None:
             pass  # retracted requests come first
         self.core.loop.step()
         for event in self.outcome.take(self.core):
             if isinstance(event, GrantRevoked):
                 self.num_revoked += 1
                 self.held.append(event.row)
-                scheduler.abort(event.request.key)
+                scheduler.queues.abort(event.request.key)
 
     def run(self, until: Callable[[], bool], budget: int) -> None:
         for _ in range(budget):
@@ -62,7 +62,7 @@ class OfferStorm:
 def start(core: NodeCore, *jobs: Job) -> list[Request]:
     requests = [one.request() for one in jobs]
     for req in requests:
-        core.scheduler.submit(req)
+        core.scheduler.intake.submit(req)
     for _ in range(200):
         if all(req.state.value == "running" for req in requests):
             return requests
@@ -89,14 +89,12 @@ def test_rule_b_two_long_prompts_do_not_wait_for_each_other() -> None:
     core = tight_core(40, chunk_size=8)
     jobs = [job(1, 34, 2), job(2, 34, 2)]
     for one in jobs:
-        core.scheduler.submit(one.request())
+        core.scheduler.intake.submit(one.request())
     outcome = Outcome()
     for _ in range(60):
         core.loop.step()
         outcome.take(core)
-    assert len(outcome.ends) == 2, (
-        f"no end within 60 steps: {[r.state.value for r in core.scheduler.requests.values()]}"
-    )
+    assert len(outcome.ends) == 2, f"no end within 60 steps: {[r.state.value for r in core.queues.requests.values()]}"
     assert_streams(jobs, outcome)
     core.close()
 
@@ -108,13 +106,13 @@ def test_rule_c_a_grant_whose_sender_froze_gives_way() -> None:
     old = job(1, 8, 30)
     (req,) = start(core, old)
     frozen = job(2, 14, 5).request()
-    assert core.scheduler.grant(frozen, "p") == 0
+    assert core.scheduler.grants.grant(frozen, "p") == 0
     outcome = Outcome()
     for _ in range(80):
         core.loop.step()
         for event in outcome.take(core):
             if isinstance(event, GrantRevoked):
-                core.scheduler.release_held(event.row)
+                core.queues.budget.release_held(event.row)
         if req.finished:
             break
     assert req.finish_reason is FinishReason.LENGTH, f"no end within 80 steps: {req.state.value}"
@@ -134,9 +132,9 @@ def test_rule_c_the_oldest_ends_however_many_come_after_it() -> None:
         assert used < 120, (
             f"no end within 120 steps: the oldest is {req.state.value}, {req.incarnation} times retracted"
         )
-        while len(core.scheduler.requests) < 6:
+        while len(core.queues.requests) < 6:
             young += 1
-            core.scheduler.submit(job(1 + young, rng.randrange(3, 12), 15).request())
+            core.scheduler.intake.submit(job(1 + young, rng.randrange(3, 12), 15).request())
         core.loop.step()
         outcome.take(core)
     assert outcome.streams["r1"][-10:] == job(1, 20, 40).expected()[-10:] and req.incarnation == 0
@@ -150,7 +148,7 @@ def test_rule_d_a_missing_page_costs_one_grant_not_a_long_prompt() -> None:
     core = tight_core(600, chunk_size=2)
     start(core, *[job(rid, 8, 140) for rid in range(1, 4)])
     long = job(50, 120, 5).request()
-    core.scheduler.submit(long)
+    core.scheduler.intake.submit(long)
     core.loop.step()
     assert long.state.value == "prefilling"
     storm = OfferStorm(core, 30)
@@ -165,14 +163,14 @@ def test_rule_e_pages_of_a_given_up_grant_come_back() -> None:
     core = tight_core(40)
     for rid in range(1, 10):
         granted = job(rid, 12, 5).request()
-        if core.scheduler.grant(granted, "p") is None:
+        if core.scheduler.grants.grant(granted, "p") is None:
             break
-        core.scheduler.abort(granted.key)
-        for event in core.scheduler.take_events():
+        core.queues.abort(granted.key)
+        for event in core.queues.take_events():
             if isinstance(event, GrantRevoked):
-                core.scheduler.release_held(event.row)
+                core.queues.budget.release_held(event.row)
     last = job(20, 20, 10)
-    core.scheduler.submit(last.request())
+    core.scheduler.intake.submit(last.request())
     outcome = Outcome()
     for _ in range(40):
         core.loop.step()

@@ -37,9 +37,9 @@ def test_a_retracted_row_goes_on_without_recomputing_anything() -> None:
     one = job(1, 9, 30, presence_penalty=0.5)
     (req,) = script.submit(one)
     script.run_until_running(req)
-    script.core.scheduler.retract(req)
+    script.core.queues.retract(req)
     finish(script, one)
-    counters = script.core.scheduler.counters
+    counters = script.core.queues.counters
     assert counters.prompt_tokens == 9 and counters.readmissions == 1
     assert counters.offloaded_pages == counters.restored_pages == 3
 
@@ -51,13 +51,13 @@ def test_a_retracted_row_is_held_until_its_pages_are_out() -> None:
     (req,) = script.submit(one)
     script.run_until_running(req)
     script.submit(other)
-    script.core.scheduler.retract(req)
+    script.core.queues.retract(req)
     assert script.core.kv.row_gauges()["held"] == 1
     script.step()
     for stream in FORWARD:
         script.world.run_stream(stream)
     finish(script, one, other)
-    assert script.core.scheduler.counters.readmissions == 1
+    assert script.core.queues.counters.readmissions == 1
 
 
 def restoring_behind_a_zombie() -> tuple[Script, Job, Request, int]:
@@ -67,12 +67,12 @@ def restoring_behind_a_zombie() -> tuple[Script, Job, Request, int]:
     one, dead = job(1, 14, 20), job(0, 9, 30)
     (req,) = script.submit(one)
     script.run_until_running(req)
-    script.core.scheduler.retract(req)
+    script.core.queues.retract(req)
     (dying,) = script.submit(dead)
     script.run_until_running(dying)
     zombie = script.in_flight()
     written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])
-    script.core.scheduler.abort(dying.key)
+    script.core.queues.abort(dying.key)
     script.step()
     assert req.state.value == "restoring"
     return script, one, req, written
@@ -85,7 +85,7 @@ def test_pages_come_back_after_the_zombie_that_writes_them() -> None:
     for stream in (COLD, FORWARD, COLD):
         script.world.run_stream(stream)
     finish(script, one)
-    assert script.core.scheduler.counters.readmissions == 1
+    assert script.core.queues.counters.readmissions == 1
 
 
 @pytest.mark.rule("H34")
@@ -93,7 +93,7 @@ def test_pages_come_back_after_the_zombie_that_writes_them() -> None:
 def test_pages_restored_for_a_gone_request_are_held_until_copied(end: str) -> None:
     script, one, req, _ = restoring_behind_a_zombie()
     heir = job(2, 12, 12)
-    getattr(script.core.scheduler, end)(req.key if end == "abort" else req)
+    getattr(script.core.queues, end)(req.key if end == "abort" else req)
     assert script.core.kv.row_gauges()["held"] == 1
     script.submit(heir)
     script.step()
@@ -119,7 +119,7 @@ def test_cached_pages_are_copied_out_before_eviction_and_return() -> None:
     fill_the_tier(script, first, other)
     script.submit(again)
     finish(script, first, other, again)
-    assert script.core.scheduler.counters.restored_pages >= 3
+    assert script.core.queues.counters.restored_pages >= 3
     assert script.outcome.ends["r2"].cached_tokens == 16, "the last token is computed in any case"
 
 
@@ -129,7 +129,7 @@ def test_a_tier_smaller_than_the_cache_comes_to_rest() -> None:
     one, two = job(1, 30, 8), job(2, 30, 8)
     script.submit(one, two)
     finish(script, one, two)
-    assert 2 < script.core.scheduler.counters.offloaded_pages <= 18, "of nine each"
+    assert 2 < script.core.queues.counters.offloaded_pages <= 18, "of nine each"
 
 
 def test_cached_pages_stay_while_they_are_copied() -> None:
@@ -139,7 +139,7 @@ def test_cached_pages_stay_while_they_are_copied() -> None:
     while not req.finished:
         script.world.run_until_idle()
         script.step()
-    assert script.core.scheduler.queues.offload.num_jobs == 1  # type: ignore[union-attr]
+    assert script.core.queues.offload.num_jobs == 1  # type: ignore[union-attr]
     script.submit(other)
     script.step()
     for stream in FORWARD:
@@ -148,7 +148,7 @@ def test_cached_pages_stay_while_they_are_copied() -> None:
     again = replace(first, rid=2, seed=5)
     script.submit(again)
     finish(script, first, other, again)
-    assert script.core.scheduler.counters.restored_pages >= 4
+    assert script.core.queues.counters.restored_pages >= 4
 
 
 def test_a_page_is_known_by_all_that_is_before_it() -> None:
@@ -160,11 +160,11 @@ def test_a_page_is_known_by_all_that_is_before_it() -> None:
     fill_the_tier(script, one, two, filler)
     script.submit(mixed)
     finish(script, one, two, filler, mixed)
-    assert script.core.scheduler.counters.restored_pages >= 1
+    assert script.core.queues.counters.restored_pages >= 1
 
 
 def spoil_memory(script: Script) -> None:
-    script.core.scheduler.queues.offload._tier.store._memory[:, 5] ^= 1  # type: ignore[union-attr]
+    script.core.queues.offload._tier.store._memory[:, 5] ^= 1  # type: ignore[union-attr]
 
 
 def test_what_comes_back_otherwise_than_it_went_is_computed() -> None:
@@ -172,12 +172,12 @@ def test_what_comes_back_otherwise_than_it_went_is_computed() -> None:
     one, other = job(1, 14, 20), job(0, 9, 6)
     (req,) = script.submit(one)
     script.run_until_running(req)
-    script.core.scheduler.retract(req)
+    script.core.queues.retract(req)
     (before,) = script.submit(other)
     script.run_until_running(before)
     spoil_memory(script)
     finish(script, one, other)
-    counters = script.core.scheduler.counters
+    counters = script.core.queues.counters
     assert (counters.offload_failures, counters.readmissions) == (1, 0)
 
 
@@ -189,9 +189,9 @@ def test_a_drafter_s_rows_compute_their_tail_again() -> None:
     fill_the_tier(script, first, other)
     (req,) = script.submit(again)
     script.run_until_running(req)
-    script.core.scheduler.retract(req)
+    script.core.queues.retract(req)
     finish(script, first, other, again)
-    counters = script.core.scheduler.counters
+    counters = script.core.queues.counters
     assert counters.restored_pages >= 1 and counters.readmissions == 0
 
 
@@ -200,10 +200,10 @@ def test_without_a_tier_nothing_is_copied() -> None:
     one = job(1, 9, 12)
     (req,) = script.submit(one)
     script.run_until_running(req)
-    script.core.scheduler.retract(req)
+    script.core.queues.retract(req)
     assert script.core.kv.row_gauges()["held"] == 0
     finish(script, one)
-    assert script.core.scheduler.counters.offloaded_pages == 0
+    assert script.core.queues.counters.offloaded_pages == 0
 
 
 def test_a_hand_off_does_not_stand_behind_the_cold_tier() -> None:
@@ -213,7 +213,7 @@ def test_a_hand_off_does_not_stand_behind_the_cold_tier() -> None:
     jobs.launch("pull", lambda: None, "pull", after_newest_step=True)
     for stream in (FORWARD, TRANSFER):
         script.world.run_stream(stream)
-    (_, restore), *_ = script.core.scheduler.queues.offload._tier.jobs._open  # type: ignore[union-attr]
+    (_, restore), *_ = script.core.queues.offload._tier.jobs._open  # type: ignore[union-attr]
     assert [done.tag for done in jobs.take_done()] == ["pull"] and not restore.done.peek()
     assert req.state.value == "restoring"
     finish(script, one)
@@ -233,14 +233,14 @@ def test_one_restoring_hand_off_gives_way_not_all() -> None:
     core.kv.flush_cache()
     offers = [replace(one, rid=10 + one.rid).request(handoff_to="decode") for one in jobs]
     for req in offers:
-        core.scheduler.submit(req)
+        core.scheduler.intake.submit(req)
     script.step()
     assert [req.state.value for req in offers] == ["restoring"] * 4
-    core.scheduler.submit(job(50, 70, 4).request())
+    core.scheduler.intake.submit(job(50, 70, 4).request())
     for _ in range(3):
         script.step()
     assert [req.state.value for req in offers] == ["restoring"] * 3 + ["waiting"]
     for req in offers:
-        core.scheduler.abort(req.key)
+        core.queues.abort(req.key)
     script.finish()
     assert_whole(core)

@@ -12,7 +12,7 @@ from shared.core.request import Request
 from shared.core.states import FinishReason
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission
-from shared.sched.scheduler import Arrival
+from shared.sched.prebuilt import Arrival
 from tests.support.core_rig import assert_streams, assert_whole
 from tests.support.hashlm_reference import reference_stream
 from tests.support.scripted_core import FORWARD, TRANSFER, Script, job
@@ -40,7 +40,7 @@ def test_a_zombie_runs_on_its_own_copy_of_the_page_table() -> None:
     plan = script.in_flight()
     position, row = int(plan.seq_lens_cpu[0]), dying.row
     assert position // 4 == 1
-    script.core.scheduler.abort(dying.key)
+    script.core.queues.abort(dying.key)
     heir_job = replace(job(2, 1, 12), prompt=first.prompt + (3, 1, 4))
     (heir,) = script.submit(heir_job)
     script.step()
@@ -71,7 +71,7 @@ def test_a_row_is_reused_at_once_while_its_zombie_is_in_flight() -> None:
     (dying,) = script.submit(zombie)
     script.run_until_running(dying)
     row = dying.row
-    script.core.scheduler.abort(dying.key)
+    script.core.queues.abort(dying.key)
     (heir,) = script.submit(heir_job)
     script.step()
     assert heir.row == row and len(script.core.engine.leases) == 2
@@ -85,7 +85,7 @@ def test_an_arrival_takes_the_row_of_a_zombie() -> None:
     script = Script(max_running=1)
     (dying,) = script.submit(job(1, 12, 30))
     script.run_until_running(dying)
-    script.core.scheduler.abort(dying.key)
+    script.core.queues.abort(dying.key)
     arrived, stream = _arrive(script, job(2, 9, 12))
     assert arrived.row == 1
     script.step()
@@ -95,7 +95,7 @@ def test_an_arrival_takes_the_row_of_a_zombie() -> None:
 def _arrive(script: Script, arriving) -> tuple[Request, list[int]]:  # noqa: ANN001
     """Grant, fill the pages as a pull would, admit."""
     req = arriving.request()
-    assert script.core.scheduler.grant(req, "p") == 0
+    assert script.core.scheduler.grants.grant(req, "p") == 0
     stream = reference_stream(arriving.prompt, arriving.sampling, arriving.seed, arriving.sampling.max_tokens)
     _compute_pages_elsewhere(script, req)
     script.core.loop.admit([Arrival(req, stream[0], len(req.prompt_ids), (), {})])
@@ -107,7 +107,7 @@ def _compute_pages_elsewhere(script: Script, req: Request) -> None:
     other = Script(page_size=script.core.kv.page_size)
     key = req.key
     sent = replace(job(99), rid=99, prompt=tuple(req.prompt_ids.tolist())).request(handoff_to="here")
-    other.core.scheduler.submit(sent)
+    other.core.scheduler.intake.submit(sent)
     while sent.state.value != "handed_off":
         other.world.run_until_idle()
         other.core.loop.step()
@@ -192,7 +192,7 @@ def test_a_token_in_flight_at_retraction_goes_with_its_life() -> None:
     script.run_until_running(req)
     old = script.in_flight()
     said = list(req.output_ids)
-    script.core.scheduler.retract(req)
+    script.core.queues.retract(req)
     script.step()
     assert req.state.value == "running" and script.plans[-1].step == old.step + 1
     while not script.core.engine.leases[0].done.peek():

@@ -41,9 +41,9 @@ class Small:
     def retract(self) -> None:
         """Somebody at the decode node, running or granted: the youngest, as the scheduler would."""
         scheduler = self.decode.ctx.core.scheduler
-        granted = sorted(scheduler.granted.values(), key=lambda req: req.arrival)
+        granted = sorted(scheduler.queues.granted.values(), key=lambda req: req.arrival)
         if granted:
-            scheduler.retract(granted[-1])
+            scheduler.queues.retract(granted[-1])
         else:
             retract_somebody(self.decode.ctx.core, self.net.rng)
 
@@ -89,5 +89,5 @@ def test_the_requests_do_not_fit_together() -> None:
     """Else there would be nothing to see."""
     small = build(*CONFIGS[0])
     small.net.run(budget=BUDGET)
-    waited = [small.decode.ctx.core.scheduler.counters.retractions, len(small.net.kept)]
+    waited = [small.decode.ctx.core.queues.counters.retractions, len(small.net.kept)]
     assert any(waited) or any(type(m).__name__ == "Wait" for _, _, m in small.net.seen)

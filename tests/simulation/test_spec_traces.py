@@ -66,7 +66,7 @@ def test_accepted_lengths_are_exact_after_1000_requests(spec: str) -> None:
     rng = random.Random(11)
     for _ in range(10):
         run_local(core, draw_jobs(rng, 100, max_prompt=20))
-    assert core.scheduler.counters.spec_steps > 5_000
+    assert core.queues.counters.spec_steps > 5_000
     jobs = draw_jobs(random.Random(12), 14)
     trace = Trace().on(core)
     assert_streams(jobs, run_local(core, jobs))

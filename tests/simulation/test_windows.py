@@ -58,7 +58,7 @@ def test_many_long_answers_fit_where_one_would_be_the_most() -> None:
     jobs = [windowed(rid, 5, 100) for rid in range(6)]
     outcome = run_local(core, jobs)
     assert_streams(jobs, outcome)
-    assert core.scheduler.counters.retractions == 0
+    assert core.queues.counters.retractions == 0
     assert_whole(core)
     core.close()
 

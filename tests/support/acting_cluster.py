@@ -119,9 +119,9 @@ def look_at_node(node: SimNode) -> NodeLook:
 
 
 def num_running(node: SimNode) -> int:
-    requests = node.timed.scheduler.requests.values() if node.node.role == DECODE else ()
+    requests = node.timed.scheduler.queues.requests.values() if node.node.role == DECODE else ()
     return sum(req.state is RequestState.RUNNING for req in requests)
 
 
 def is_idle(node: SimNode) -> bool:
-    return not node.timed.scheduler.requests and not node.offers
+    return not node.timed.scheduler.queues.requests and not node.offers

@@ -30,7 +30,7 @@ class Case:
     def step(self) -> Step:
         step = make_step(self.shape, list(self.rows), self.page_size, self.dtype, self.pages, self.norms, self.seed)
         if self.running is not None:
-            host = HostLengths(np.asarray(step.inputs.cu_q_lens), None, None, self.running)
+            host = HostLengths(np.asarray(step.inputs.cu_q_lens), None, self.running)
             step.inputs = replace(step.inputs, host=host)
         return step
 

@@ -16,7 +16,7 @@ from shared.device.events import Ticket
 from shared.kv.manager import page_count
 from shared.node.core import NodeCore
 from shared.sched.events import Ended, GrantRevoked, PrefillDone
-from shared.sched.scheduler import Arrival
+from shared.sched.prebuilt import Arrival
 from tests.support.core_rig import CoreKnobs, Job, Outcome, make_core, retract_somebody
 from tests.support.simulated_streams import World
 
@@ -44,7 +44,7 @@ class CorePair:
     def submit(self, job: Job) -> Handoff:
         handoff = Handoff(job.request(handoff_to="decode"), job.request())
         self.handoffs[handoff.decode.key] = handoff
-        self.prefill.scheduler.submit(handoff.prefill)
+        self.prefill.scheduler.intake.submit(handoff.prefill)
         return handoff
 
     def tick(self) -> None:
@@ -90,13 +90,13 @@ class CorePair:
         if handoff.prefill.finished:
             del self.handoffs[handoff.decode.key]
             return True
-        if self.decode.scheduler.waiting:
+        if self.decode.scheduler.queues.waiting:
             return False  # retracted requests come first for memory
         if self.decode.scheduler.queues.prefixes.makes_wait(handoff.decode, "p"):
             return False
-        handoff.cached = self.decode.scheduler.grant(handoff.decode, "p")
+        handoff.cached = self.decode.scheduler.grants.grant(handoff.decode, "p")
         if handoff.cached is not None:
-            self.prefill.scheduler.set_granted(handoff.prefill.key)
+            self.prefill.scheduler.queues.set_granted(handoff.prefill.key)
         return handoff.cached is not None
 
     def _give_up(self, handoff: Handoff) -> None:
@@ -104,7 +104,7 @@ class CorePair:
         if handoff.decode.state is RequestState.GRANTED:
             _abort_quietly(self.decode, handoff.decode.key)
             self._take_events()
-        self.decode.scheduler.release_held(handoff.held_row)
+        self.decode.scheduler.queues.budget.release_held(handoff.held_row)
         if not handoff.prefill.finished:  # the request lives on at the decode core and is computed there
             _abort_quietly(self.prefill, handoff.prefill.key)
         del self.handoffs[handoff.decode.key]
@@ -130,18 +130,18 @@ class CorePair:
         done = handoff.done
         assert done is not None and handoff.pull is not None and handoff.pull.error is None
         if handoff.held_row:
-            self.decode.scheduler.release_held(handoff.held_row)
+            self.decode.scheduler.queues.budget.release_held(handoff.held_row)
         elif handoff.decode.state is RequestState.GRANTED:
             self.decode.loop.admit(
                 [Arrival(handoff.decode, done.token, done.committed, done.logprobs, done.draft_state)]
             )
-        self.prefill.scheduler.complete_handoff(handoff.prefill.key)
+        self.prefill.scheduler.queues.complete_handoff(handoff.prefill.key)
         del self.handoffs[handoff.decode.key]
 
     @property
     def busy(self) -> bool:
         cores = (self.prefill, self.decode)
-        return bool(self.handoffs) or any(core.scheduler.requests or not core.loop.idle for core in cores)
+        return bool(self.handoffs) or any(core.queues.requests or not core.loop.idle for core in cores)
 
     def close(self) -> None:
         self.prefill.close()
@@ -150,9 +150,9 @@ class CorePair:
 
 def _abort_quietly(core: NodeCore, key: RequestKey) -> None:
     """Abort a hand-off on one core, and drop the event: the request itself goes on."""
-    core.scheduler.abort(key)
-    kept = [event for event in core.scheduler.take_events() if not (isinstance(event, Ended) and event.key == key)]
-    core.scheduler.queues.events.extend(kept)
+    core.queues.abort(key)
+    kept = [event for event in core.queues.take_events() if not (isinstance(event, Ended) and event.key == key)]
+    core.queues.events.extend(kept)
 
 
 def make_pair(knobs: CoreKnobs, prefill_pages: int = 600, worlds: tuple[World, World] | None = None) -> CorePair:

@@ -227,7 +227,7 @@ class Outcome:
     def take(self, core: NodeCore) -> list[object]:
         """Move the scheduler's events in here; gives back those that are not tokens or ends."""
         others: list[object] = []
-        for event in core.scheduler.take_events():
+        for event in core.queues.take_events():
             if isinstance(event, Emitted):
                 stream = self.streams[name_of(event.key)]
                 known = stream[event.first_pos : event.first_pos + len(event.ids)]
@@ -305,11 +305,11 @@ def run_local(
     outcome = outcome or Outcome()
     left, loops, retractions = list(jobs), 0, 0
     rng = rng or random.Random(0)
-    while left or core.scheduler.requests or not core.loop.idle:
+    while left or core.queues.requests or not core.loop.idle:
         loops += 1
-        assert loops < budget, f"no end after {loops} loops: {len(core.scheduler.requests)} requests open"
+        assert loops < budget, f"no end after {loops} loops: {len(core.queues.requests)} requests open"
         while left and rng.random() < 0.5:
-            core.scheduler.submit(left.pop(0).request())
+            core.scheduler.intake.submit(left.pop(0).request())
         core.loop.step(block=True)
         outcome.take(core)
         if retract_every and loops % retract_every == 0 and retractions < MAX_RETRACTIONS:
@@ -320,9 +320,9 @@ def run_local(
 
 
 def retract_somebody(core: NodeCore, rng: random.Random) -> None:
-    holders = [req for req in core.scheduler.running.reqs if req.state.value == "running"]
+    holders = [req for req in core.queues.running.reqs if req.state.value == "running"]
     if holders:
-        core.scheduler.retract(rng.choice(holders))
+        core.queues.retract(rng.choice(holders))
 
 
 def assert_whole(core: NodeCore) -> None:
@@ -332,7 +332,7 @@ def assert_whole(core: NodeCore) -> None:
     core.kv.flush_cache()
     core.kv.check_integrity(idle=True)
     assert core.kv.allocator.num_free == core.kv.allocator.num_total
-    assert not core.scheduler.requests and not core.engine.leases
+    assert not core.queues.requests and not core.engine.leases
 
 
 def assert_streams(jobs: Sequence[Job], outcome: Outcome) -> None:

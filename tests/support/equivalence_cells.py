@@ -144,7 +144,7 @@ class Watch:
 
         def check(result: StepResult) -> None:
             for b, row_id in enumerate(result.row_ids):
-                req = scheduler.requests.get(row_id.key)
+                req = scheduler.queues.requests.get(row_id.key)
                 alive = req is not None and req.incarnation == row_id.incarnation
                 if foresees and not (req and req.sampling.grammar) and b >= result.num_prefill and alive:
                     accepted = int(result.accept_lens[b])
@@ -160,9 +160,9 @@ class Watch:
 
     def off(self, core: NodeCore) -> None:
         """Add the counts of a finished cell. No restore from the cold tier may have failed."""
-        self.readmissions += core.scheduler.counters.readmissions
-        self.restored_pages += core.scheduler.counters.restored_pages
-        assert not core.scheduler.counters.offload_failures
+        self.readmissions += core.queues.counters.readmissions
+        self.restored_pages += core.queues.counters.restored_pages
+        assert not core.queues.counters.offload_failures
 
 
 def most_accepted(knobs: CoreKnobs) -> int:
@@ -177,10 +177,10 @@ def poison(core: NodeCore, pages: PageIds) -> None:
 
 
 def retract_somebody(core: NodeCore, rng: random.Random) -> None:
-    holders = [req for req in core.scheduler.running.reqs if req.state is RequestState.RUNNING]
-    holders += list(core.scheduler.granted.values())
+    holders = [req for req in core.queues.running.reqs if req.state is RequestState.RUNNING]
+    holders += list(core.queues.granted.values())
     if holders:
-        core.scheduler.retract(rng.choice(holders))
+        core.queues.retract(rng.choice(holders))
 
 
 @dataclass
@@ -236,11 +236,11 @@ def run_alone(knobs: CoreKnobs, jobs: Sequence[Job], every: int, rng: random.Ran
     streams: dict[str, list[int]] = {f"r{job.rid}": [] for job in jobs}
     ends: dict[str, str] = {}
     try:
-        for _ in _Rounds(lambda: bool(left or core.scheduler.requests or not core.loop.idle)):
+        for _ in _Rounds(lambda: bool(left or core.queues.requests or not core.loop.idle)):
             while left and rng.random() < 0.5:
-                core.scheduler.submit(left.pop(0).request())
+                core.scheduler.intake.submit(left.pop(0).request())
             core.loop.step(block=True)
-            for event in core.scheduler.take_events():
+            for event in core.queues.take_events():
                 if isinstance(event, Emitted):
                     assert event.first_pos == len(streams[event.key.rid])
                     streams[event.key.rid].extend(event.ids)
@@ -330,4 +330,4 @@ def assert_whole_core(core: NodeCore) -> None:
     core.kv.flush_cache()
     core.check_integrity(idle=True)
     assert core.kv.allocator.num_free == core.kv.allocator.num_total
-    assert not core.scheduler.requests and not core.engine.leases
+    assert not core.queues.requests and not core.engine.leases

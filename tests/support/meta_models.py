@@ -90,5 +90,5 @@ class Step:
             max_seq_len=self.context,
             slots=empty(tokens) if self.is_tree else None,
             visible=empty(tokens) if self.is_tree else None,
-            host=HostLengths(starts, None, None, self.decoding),
+            host=HostLengths(starts, None, self.decoding),
         )

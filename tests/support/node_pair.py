@@ -80,7 +80,12 @@ def make_node(
         host_id="here",
         transports=(transport,),
         fingerprint=make_fingerprint(
-            core.model.spec, planes, knobs.page_size, core.engine.worker.drafter, "test", core.scheduler.grammar_version
+            core.model.spec,
+            planes,
+            knobs.page_size,
+            core.engine.worker.drafter,
+            "test",
+            core.scheduler.intake.grammar_version,
         ),
         max_context=512,
         max_running=knobs.max_running,
@@ -361,7 +366,7 @@ def assert_clean(*nodes: Node) -> None:
         core.kv.flush_cache()
         core.kv.check_integrity(idle=True)
         assert core.kv.allocator.num_free == core.kv.allocator.num_total
-        assert not core.scheduler.requests and not core.scheduler.ungranted and not core.engine.leases
+        assert not core.queues.requests and not core.queues.ungranted and not core.engine.leases
         assert node.idle
         side = node.side
         if isinstance(side, PrefillSide):

@@ -42,7 +42,7 @@ class Script:
     def submit(self, *jobs: Job) -> list[Request]:
         requests = [one.request() for one in jobs]
         for req in requests:
-            self.core.scheduler.submit(req)
+            self.core.scheduler.intake.submit(req)
         return requests
 
     def step(self) -> None:
@@ -72,7 +72,7 @@ class Script:
 
     def finish(self, budget: int = 2000) -> Outcome:
         for _ in range(budget):
-            if not self.core.scheduler.requests and self.core.loop.idle:
+            if not self.core.queues.requests and self.core.loop.idle:
                 return self.outcome
             self.world.run_until_idle()
             self.step()

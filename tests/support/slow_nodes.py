@@ -101,10 +101,10 @@ class TellingCluster(SimCluster):
 
 def load_of(node: SimNode, told: Told) -> NodeLoad:
     scheduler = node.timed.scheduler
-    kv, waiting = scheduler.kv, [*scheduler.waiting, *(handoff.target for handoff in node.offers)]
-    running = sum(req.state is RequestState.RUNNING for req in scheduler.requests.values())
+    kv, waiting = scheduler.queues.budget.kv, [*scheduler.queues.waiting, *(handoff.target for handoff in node.offers)]
+    running = sum(req.state is RequestState.RUNNING for req in scheduler.queues.requests.values())
     total = kv.rows.num_total
-    taken = min(total, len(scheduler.requests) - len(scheduler.waiting))
+    taken = min(total, len(scheduler.queues.requests) - len(scheduler.queues.waiting))
     rows = {"running": running, "prefilling": taken - running, "free": total - taken}
     num_tokens = sum(req.num_tokens for req in waiting)
     counters = dict(zip(COUNTERS, told.prompts, strict=True))

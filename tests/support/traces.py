@@ -24,7 +24,7 @@ class Trace:
 
         def record(result: StepResult) -> None:
             for b, row_id in enumerate(result.row_ids):
-                req = scheduler.requests.get(row_id.key)
+                req = scheduler.queues.requests.get(row_id.key)
                 if b >= result.num_prefill and req is not None and req.incarnation == row_id.incarnation:
                     accepted = int(result.accept_lens[b])
                     committed = int(result.seq_lens[b]) - accepted

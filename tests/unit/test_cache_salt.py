@@ -47,8 +47,8 @@ def test_only_the_same_salt_finds_the_prefix(width: int) -> None:
     core = make_core(CoreKnobs(width=width))
     outcome, cached = Outcome(), []
     for rid, salt in enumerate((5, 6, 0, 5, 0, 6)):
-        core.scheduler.submit(job(rid, salt).request())
-        while core.scheduler.requests or not core.loop.idle:
+        core.scheduler.intake.submit(job(rid, salt).request())
+        while core.queues.requests or not core.loop.idle:
             core.loop.step(block=True)
             outcome.take(core)
         cached.append(outcome.ends[f"r{rid}"].cached_tokens)
@@ -78,6 +78,6 @@ def test_cold_pages_keep_their_salt() -> None:
         assert_streams(jobs, outcome)
         if not wave:
             assert all(end.cached_tokens == 0 for end in outcome.ends.values())
-    assert core.scheduler.counters.restored_pages >= 5
+    assert core.queues.counters.restored_pages >= 5
     assert_whole(core)
     core.close()

@@ -19,8 +19,8 @@ ROUTER = "tcp://r"
 
 def run_one(core: NodeCore, rid: int, length: int = 40) -> None:
     prompt = tuple(random.Random(rid).randrange(95) for _ in range(length))
-    core.scheduler.submit(Job(rid, prompt, SamplingParams(max_tokens=4, temperature=0.0), 1).request())
-    while core.scheduler.requests or not core.loop.idle:
+    core.scheduler.intake.submit(Job(rid, prompt, SamplingParams(max_tokens=4, temperature=0.0), 1).request())
+    while core.queues.requests or not core.loop.idle:
         core.loop.step(block=True)
         core.take_events()
 

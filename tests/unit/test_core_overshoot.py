@@ -43,8 +43,8 @@ def test_memory_grows_by_a_window_per_open_step_beyond_two() -> None:
 def test_a_node_refuses_what_is_longer_than_its_context() -> None:
     """It would write past its row's history, whatever its pages hold."""
     core = make_core(CoreKnobs(page_size=64, width=4, spec="ngram"))
-    assert core.scheduler.can_fit(job(1, 500, 12).request())
-    assert not core.scheduler.can_fit(job(2, 500, 13).request())
+    assert core.queues.budget.can_ever_hold(job(1, 500, 12).request())
+    assert not core.queues.budget.can_ever_hold(job(2, 500, 13).request())
     core.close()
 
 

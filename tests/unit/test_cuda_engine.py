@@ -44,7 +44,7 @@ class Heard:
 
     def __init__(self, core: NodeCore) -> None:
         self.num_masked = self.num_drafted = 0
-        self._make, core.scheduler.masks_of = core.scheduler.masks_of, self._heard  # type: ignore[method-assign]
+        self._make, core.scheduler.masks.make = core.scheduler.masks.make, self._heard  # type: ignore[method-assign]
 
     def _heard(self, plan: object, drafts: object) -> TokenMasks:
         masks = self._make(plan, drafts)  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ def test_results_live_until_they_lie_on_the_host() -> None:
     core, expected = make_core(kind, gpu), make_core(kind)
     asked = jobs_for(kind, (), 1)
     for one in (core, expected):
-        one.scheduler.submit(asked[0].request())
+        one.scheduler.intake.submit(asked[0].request())
     with gpu.held():
         core.loop.step()
         core.streams.forward.launch(lambda: fill_up(gpu, 4096))
@@ -104,7 +104,7 @@ def test_results_live_until_they_lie_on_the_host() -> None:
     assert lease.result is not None and lease.result.error is None
     told = []
     for one in (core, expected):
-        (request,) = one.scheduler.requests.values()
+        (request,) = one.scheduler.queues.requests.values()
         for _ in range(PATIENCE):
             if not request.output_ids:
                 one.loop.step(block=True)
@@ -161,13 +161,13 @@ def test_drafts_come_to_the_host_when_they_are_drafted() -> None:
     gpu, kind = lazy(), KINDS["grammars, n-gram"]
     core, told = make_core(kind, gpu), list[bool]()
     asked = [job for job in jobs_for(kind, (), 2) if job.sampling.grammar]
-    make = core.scheduler.masks_of
+    make = core.scheduler.masks.make
 
     def heard(plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
         told.append(drafts is None or bool(((drafts.ids >= 0) & (drafts.ids < core.spec.vocab_size)).all()))
         return make(plan, drafts)
 
-    core.scheduler.masks_of = heard  # type: ignore[method-assign]
+    core.scheduler.masks.make = heard  # type: ignore[method-assign]
     outcome = run_local(core, asked, rng=random.Random(1))
     assert all(told) and len(told) == outcome.num_steps
     plain = make_core(kind)
@@ -183,11 +183,11 @@ def test_results_are_read_when_they_lie_on_the_host() -> None:
     core = make_core(kind, gpu)
     (job,) = jobs_for(kind, (), 1)
     with gpu.held():
-        core.scheduler.submit(job.request())
+        core.scheduler.intake.submit(job.request())
         core.loop.step()
         (lease,) = core.engine.leases
         assert not lease.has_ended
-    while not core.loop.idle or core.scheduler.requests:
+    while not core.loop.idle or core.queues.requests:
         core.loop.step(block=True)
     assert_whole(core)
     core.close()

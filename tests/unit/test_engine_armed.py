@@ -39,7 +39,7 @@ def test_a_step_that_raises_fires_what_it_would_have_published(place: str, width
     if place == "admit":
         pair.submit(job)
     else:
-        pair.decode.scheduler.submit(job.request())
+        pair.decode.scheduler.intake.submit(job.request())
     for _ in range(200):
         if not events:
             pair.tick()

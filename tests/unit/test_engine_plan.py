@@ -14,7 +14,9 @@ from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.forward_batch import ForwardBatch
+from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, HistorySeed, RowId, ScoreShare, StepPlan
+from shared.kernel.attention import rows_alone
 from shared.model.hashlm.model import HashLM
 from shared.node.core import NodeCore
 from shared.sample.interface import SamplingBatch
@@ -84,12 +86,12 @@ def test_the_deep_check_finds_a_request() -> None:
 def test_a_plan_shares_no_memory_with_what_the_scheduler_changes() -> None:
     core = make_core(CoreKnobs(chunk_size=8))
     for job in draw_jobs(random.Random(3), 6):
-        core.scheduler.submit(job.request())
+        core.scheduler.intake.submit(job.request())
     for _ in range(20):
-        plan = core.scheduler.plan()
+        plan = core.scheduler.planner.plan()
         if plan is None:
             break
-        running, rows = core.scheduler.running, core.kv.rows
+        running, rows = core.queues.running, core.kv.rows
         bounds = (running.seq_lens.lo, running.seq_lens.hi)
         live = (rows.table, rows.num_pages, running.req_pool_indices, running.expect_step, running.in_flight, *bounds)
         for path, value in walk(plan, "plan"):
@@ -116,6 +118,42 @@ def test_seq_lens_sum_is_computed_here_and_needs_host_lengths() -> None:
     for plan in exact:
         assert init_new(plan, core).seq_lens_sum == sum(plan.seq_lens_cpu.tolist())
     assert init_new(bounds[0], core).seq_lens_sum is None
+    core.close()
+
+
+class Counted(np.ndarray):
+    """Counts its sums, and those of its parts."""
+
+    num_sums = 0
+
+    def sum(self, *args: object, **more: object) -> np.int64:  # type: ignore[override]
+        Counted.num_sums += 1
+        return np.asarray(self).sum()  # type: ignore[no-any-return]
+
+
+@pytest.mark.rule("S1")
+@pytest.mark.parametrize("resolved", [False, True])
+def test_lengths_are_summed_once_and_only_if_attention_asks(resolved: bool) -> None:
+    """sgl-project/sglang#25818 asks for this. `resolved`: with drafts, the host has waited for the lengths (S6)."""
+    core = make_core(CoreKnobs(width=4 if resolved else 1, needs_cpu_seq_lens=resolved))
+    launch, lengths = core.engine.launch, list[np.ndarray]()
+
+    def counted(plan: StepPlan) -> StepLease:
+        lengths.append(plan.seq_lens_cpu.view(Counted))
+        return launch(dataclasses.replace(plan, seq_lens_cpu=lengths[-1]))
+
+    core.engine.launch = counted  # type: ignore[method-assign]
+    Counted.num_sums = 0
+    plans = record_plans(core)
+    run_local(core, draw_jobs(random.Random(5), 4))
+    assert len(lengths) > 3 and not any(plan.lengths_relayed for plan in plans)
+    assert not Counted.num_sums, "HashLM's attention asks for no sum"
+    plan = dataclasses.replace(plans[-1], seq_lens_cpu=lengths[-1])
+    assert plan.num_prefill == 0
+    inputs = init_new(plan, core).inputs.for_attention()
+    asked = [rows_alone(inputs) for _ in range(3)]
+    assert Counted.num_sums == 1 and len(set(asked)) == 1, "once for all layers"
+    assert inputs.host is not None and inputs.host.seq_lens_sum == int(np.asarray(plan.seq_lens_cpu).sum()) > 0
     core.close()
 
 

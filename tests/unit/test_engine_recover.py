@@ -85,7 +85,7 @@ def test_pages_that_a_failed_step_did_not_fill_are_not_cached() -> None:
     prompt = tuple(range(60))
     core = make_core(CoreKnobs("simulated", page_size=4, chunk_size=200, seed=1))
     break_at(core, "forward", 1)
-    core.scheduler.submit(long_job(0, prompt).request())
+    core.scheduler.intake.submit(long_job(0, prompt).request())
     core.loop.step()
     run_with_fault(core, [long_job(1, prompt), long_job(2, prompt)])
     assert_whole(core)
@@ -101,26 +101,26 @@ def test_a_row_gone_before_its_chunk_fails_leaves_no_garbage(way_out: str) -> No
     core = make_core(CoreKnobs("simulated", page_size=4, chunk_size=200, seed=0, prefix_cache=True))
     job, outcome = long_job(0, prompt), Outcome()
     req = job.request()
-    core.scheduler.submit(req)
+    core.scheduler.intake.submit(req)
     while len(req.output_ids) < 9:
         core.loop.step(block=True)
         outcome.take(core)
-    core.scheduler.retract(req)
+    core.queues.retract(req)
     core.kv.flush_cache()
     core.model.forward, forward = _raise, core.model.forward  # type: ignore[method-assign]
     while req.state.value != "running":
         core.loop._launch_next()
     if way_out == "retract":
-        core.scheduler.retract(req)
+        core.queues.retract(req)
     else:
-        core.scheduler.abort(req.key)
+        core.queues.abort(req.key)
     while core.loop.num_failed_steps == 0:
         core.loop.step(block=True)
     core.model.forward = forward  # type: ignore[method-assign]
     seen = tuple(req.all_ids().tolist())
     while not req.finished:
         core.loop.step(block=True)
-    core.scheduler.take_events()
+    core.queues.take_events()
     late = long_job(9, seen)
     served = run_local(core, [late])
     assert served.streams["r9"] == late.expected()

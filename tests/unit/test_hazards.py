@@ -280,9 +280,9 @@ def test_a_row_of_somebody_else_in_a_plan() -> None:
     def change(core) -> None:  # noqa: ANN001
         admit = core.scheduler.capacity.admit_waiting
 
-        def swapped(oldest_offer: int | None) -> None:
-            admit(oldest_offer)
-            reqs = [chunk.request for chunk in core.scheduler.prefilling]
+        def swapped() -> None:
+            admit()
+            reqs = [chunk.request for chunk in core.queues.prefilling]
             if len(reqs) == 2:
                 reqs[0].row, reqs[1].row = reqs[1].row, reqs[0].row
 
@@ -309,10 +309,10 @@ def test_pages_that_were_free_at_launch() -> None:
 def test_host_objects_in_a_closure() -> None:
     def change(core) -> None:  # noqa: ANN001
         forward = core.engine.worker.forward
-        running = core.scheduler
+        queues = core.queues
 
         def live(plan, lease):  # noqa: ANN001, ANN202
-            assert running.running.reqs is not None
+            assert queues.running.reqs is not None
             return forward(plan, lease)
 
         core.engine.worker.forward = live

@@ -29,7 +29,7 @@ def request(life: RouterLife, number: int, num_tokens: int) -> Request:
 def test_a_router_is_told_what_is_not_its_own() -> None:
     core = make_core(CoreKnobs(num_pages=40, max_running=4))
     granted, waiting = request(THEIRS, 1, 40), request(THEIRS, 2, 20)
-    core.scheduler.grant(granted, "p")
+    core.scheduler.grants.grant(granted, "p")
     core.submit(waiting)
     shares = LoadShares(core, [request(THIRD, 3, 7), request(MINE, 4, 500)])
     assert shares.beside(MINE) == OthersLoad(routers=2, sequences=3, pages=3, waiting_tokens=27)

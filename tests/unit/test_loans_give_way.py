@@ -42,9 +42,9 @@ def test_pages_that_prompts_wait_for_are_not_lent() -> None:
     first = rig.net.generate(rig.s, job(7, tokens=330, max_tokens=100, seed=3))
     rig.net.run(until=lambda: bool(rig.net.router.streams[first]))
     rig.net.generate(rig.s, job(8, tokens=300, seed=4))
-    rig.net.run(until=lambda: bool(rig.s.ctx.core.scheduler.waiting))
+    rig.net.run(until=lambda: bool(rig.s.ctx.core.queues.waiting))
     lent = say(rig, pull.message)
-    assert not lent.num_pages and "its own requests" in lent.reason and rig.s.ctx.core.scheduler.waiting
+    assert not lent.num_pages and "its own requests" in lent.reason and rig.s.ctx.core.queues.waiting
     rig.net.at(2.0)
     rig.rest()
 
@@ -80,7 +80,7 @@ def test_a_loan_ends_where_a_running_row_needs_its_pages() -> None:
     keys = [rig.net.generate(rig.s, one) for one in jobs]
     rig.net.run()
     assert [rig.net.router.streams[key] for key in keys] == [expected(one) for one in jobs]
-    assert rig.count("loans_gave_way", rig.s) == 1 and not rig.s.ctx.core.scheduler.counters.retractions
+    assert rig.count("loans_gave_way", rig.s) == 1 and not rig.s.ctx.core.queues.counters.retractions
     rig.rest()
 
 

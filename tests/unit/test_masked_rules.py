@@ -16,7 +16,7 @@ def test_a_decode_node_gives_up_a_hand_off_that_brings_nothing() -> None:
     net = Net([p, d])
     net.drop = lambda src, dst, message: isinstance(message, Prebuilt | Ready)
     net.generate(p, job(1, 40, 12), d)
-    net.run(until=lambda: bool(d.ctx.core.scheduler.granted))
+    net.run(until=lambda: bool(d.ctx.core.queues.granted))
     net.at(LEASE_S + 1)
     net.tick(name_of(d))
     net.tick(name_of(d))

@@ -44,8 +44,8 @@ def test_one_batch_of_different_adapters(overlap: bool, width: int) -> None:
     for start in (0, 10):
         jobs = [job(start + n, adapter) for n, adapter in enumerate(("", "one", "two", "", "one", "two"))]
         for one in jobs:
-            core.scheduler.submit(one.request())
-        while core.scheduler.requests or not core.loop.idle:
+            core.scheduler.intake.submit(one.request())
+        while core.queues.requests or not core.loop.idle:
             core.loop.step(block=True)
             outcome.take(core)
         for one in jobs:
@@ -64,7 +64,7 @@ def test_cold_pages_of_different_adapters(file_pages: int) -> None:
     for wave in range(4):
         jobs = [replace(job(10 * wave + n, adapter), prompt=stem) for n, adapter in enumerate(("", *ADAPTERS))]
         assert_streams(jobs, run_local(core, jobs, retract_every=5, rng=rng))
-    counters = core.scheduler.counters
+    counters = core.queues.counters
     assert counters.restored_pages >= 5 and counters.offload_failures == 0
     assert_whole(core)
     core.close()

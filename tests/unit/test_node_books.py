@@ -377,7 +377,7 @@ def test_a_stopped_stream_answers_too() -> None:
 def test_load_partitions_pages_and_rows() -> None:
     core = make_core(CoreKnobs(num_pages=20, max_running=4))
     req = Request(KEY, np.asarray([1] * 40, np.int64), SAMPLING, 0, 0)
-    core.scheduler.grant(req, "p")
+    core.scheduler.grants.grant(req, "p")
     load = node_load(core, NodeMetrics(), [req], {})
     assert sum(load.pages.values()) == load.pages_total == 19
     assert sum(load.rows.values()) == load.rows_total == 4

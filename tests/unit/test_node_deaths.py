@@ -151,8 +151,8 @@ def test_an_offer_is_taken_back_by_its_source_alone() -> None:
 
 def retract_granted(node: Node) -> None:
     scheduler = node.ctx.core.scheduler
-    for req in list(scheduler.granted.values()):
-        scheduler.retract(req)
+    for req in list(scheduler.queues.granted.values()):
+        scheduler.queues.retract(req)
 
 
 def test_messages_for_a_closed_router_do_not_go_to_the_next() -> None:

@@ -62,7 +62,7 @@ def test_a_prefill_node_without_a_head_works(spec: str, transport: str) -> None:
     assert p.ctx.core.pool.page_bytes < d.ctx.core.pool.page_bytes
     carry(p, d, [job(rid) for rid in range(4)])
     assert d.ctx.metrics.counters()[METRIC] == 4
-    counters = d.ctx.core.scheduler.counters
+    counters = d.ctx.core.queues.counters
     assert counters.spec_steps > 100, "it verifies, though the drafts know nothing of the prompt"
     assert counters.spec_accepted_tokens <= 4, "but for a chance hit of each row's first draft"
 
@@ -70,7 +70,7 @@ def test_a_prefill_node_without_a_head_works(spec: str, transport: str) -> None:
 def test_pages_without_draft_state_are_no_prefix_for_others() -> None:
     """They would be wrong drafts for everybody who shares the prompt, also where its own prefill node has a head."""
     p, d = nodes(NEVER_DRAFTS, {"hit_rate": 100})
-    shared, net, counters = job(), Net([p, d]), d.ctx.core.scheduler.counters
+    shared, net, counters = job(), Net([p, d]), d.ctx.core.queues.counters
     net.generate(p, shared, d)
     net.run()
     assert d.ctx.metrics.counters()[METRIC] == 1
@@ -88,8 +88,8 @@ def test_pages_without_draft_state_bring_zeros_not_old_bytes() -> None:
     one = job(max_tokens=300)
     net = Net([p, d])
     net.generate(p, one, d)
-    net.run(until=lambda: bool(d.ctx.core.scheduler.running.reqs))
-    (req,) = d.ctx.core.scheduler.running.reqs
+    net.run(until=lambda: bool(d.ctx.core.queues.running.reqs))
+    (req,) = d.ctx.core.queues.running.reqs
     full = d.ctx.core.kv.rows.pages_of(req.row)[: len(one.prompt) // KNOBS.page_size]
     assert len(full) == page_count(len(one.prompt), KNOBS.page_size) - 1 > 0
     assert not d.ctx.core.pool.plane("draft0")[full].any() and d.ctx.core.pool.plane("kv")[full].all()

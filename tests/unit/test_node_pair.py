@@ -189,7 +189,7 @@ def test_draft_state_crosses_the_hand_off() -> None:
     local = Net([alone])
     local.generate(alone, long)
     local.run()
-    there, here = d.ctx.core.scheduler.counters, alone.ctx.core.scheduler.counters
+    there, here = d.ctx.core.queues.counters, alone.ctx.core.queues.counters
     assert (there.spec_steps, there.spec_accepted_tokens) == (here.spec_steps, here.spec_accepted_tokens)
     assert there.spec_accepted_tokens > 10
 
@@ -231,7 +231,7 @@ def test_a_crowded_pool_retracts_and_still_says_the_same() -> None:
     jobs = [job(rid, 30 + rid, SamplingParams(max_tokens=60, temperature=0.8)) for rid in range(8)]
     keys = [net.generate(p, one, d) for one in jobs]
     net.run()
-    assert d.ctx.core.scheduler.counters.retractions > 0
+    assert d.ctx.core.queues.counters.retractions > 0
     assert [net.router.streams[key] for key in keys] == [expected(one) for one in jobs]
     assert_clean(p, d)
 
@@ -246,7 +246,11 @@ def test_a_capped_prefill_node_pins_little_while_decode_is_full() -> None:
     def look(src: str, dst: str, message: object) -> None:
         nonlocal most
         scheduler = p.ctx.core.scheduler
-        rows = [scheduler.requests[key].row for key in scheduler.ungranted if scheduler.requests[key].row]
+        rows = [
+            scheduler.queues.requests[key].row
+            for key in scheduler.queues.ungranted
+            if scheduler.queues.requests[key].row
+        ]
         most = max(most, sum(int(p.ctx.core.kv.rows.num_pages[row]) for row in rows))
 
     net.on_message = look

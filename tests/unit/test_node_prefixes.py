@@ -47,8 +47,8 @@ def test_the_first_one_s_end_releases_the_others(how: str) -> None:
         net.abort(p, keys[0])
         net.abort(d, keys[0])
     elif how == "retract":
-        (leader,) = d.ctx.core.scheduler.granted.values()
-        d.ctx.core.scheduler.retract(leader)
+        (leader,) = d.ctx.core.queues.granted.values()
+        d.ctx.core.queues.retract(leader)
     else:
         net.kill(p)
     net.run()
@@ -101,10 +101,12 @@ def test_a_local_follower_keeps_no_offer_from_memory() -> None:
     asked.append(Job(2, tokens(9, 40), answer, 2))
     scheduler = d.ctx.core.scheduler
     keys = [net.generate(d, job, None) for job in asked[:2]]
-    net.run(until=lambda: bool(scheduler.prefilling) and bool(scheduler.waiting))
+    net.run(until=lambda: bool(scheduler.queues.prefilling) and bool(scheduler.queues.waiting))
     keys.append(net.generate(p, asked[2], d))
     net.run(until=lambda: bool(net.messages(Grant)))
-    assert scheduler.prefilling and scheduler.prefilling[0].computed < 200, "the first prompt is not half computed"
+    assert scheduler.queues.prefilling and scheduler.queues.prefilling[0].computed < 200, (
+        "the first prompt is not half computed"
+    )
     net.run()
     for key, job in zip(keys, asked, strict=True):
         assert net.router.streams[key] == expected(job)
@@ -118,7 +120,7 @@ def test_an_offer_follows_for_a_while_only() -> None:
     keys = [net.generate(p, job, d) for job in asked]
     net.tick(name_of(p))
     first, _ = sorted(p.ctx.core.requests.values(), key=lambda req: req.arrival)
-    p.ctx.core.scheduler.retract(first)
+    p.ctx.core.queues.retract(first)
     first.awaits_prefix = True
     net.run()
     assert len(net.messages(Grant)) == 1 and len(net.router.streams[keys[1]]) == 1
@@ -135,7 +137,7 @@ def test_an_offer_that_ends_waits_no_more() -> None:
     p, d = pair()
     net, asked = Net([p, d]), jobs()[:2]
     keys = [net.generate(p, job, d) for job in asked]
-    prefixes = d.ctx.core.scheduler.queues.prefixes
+    prefixes = d.ctx.core.queues.prefixes
     net.run(until=lambda: bool(prefixes._waits_for))
     net.abort(p, keys[1])
     net.abort(d, keys[1])

@@ -66,7 +66,7 @@ def test_an_offer_does_not_overtake_a_local_prompt_that_waits() -> None:
     local = net.generate(d, job(1, 120))
     net.tick(name_of(d))
     small = net.generate(p, job(2, 20), d)
-    requests = d.ctx.core.scheduler.requests
+    requests = d.ctx.core.queues.requests
     rows: list[int] = []
     net.on_message = lambda src, dst, m: rows.append(requests[key_of(local)].row) if isinstance(m, Grant) else None
     net.run()
@@ -127,7 +127,7 @@ def test_installed_counts_for_its_own_lease_and_source_only() -> None:
     net.to_node(name_of(p), Installed(grant.key, grant.lease + 1), name_of(d))
     net.to_node(name_of(p), Installed(grant.key, grant.lease), "d9@1")
     net.run()
-    assert p.ctx.core.scheduler.requests, "its pages are pinned until the right peer has answered"
+    assert p.ctx.core.queues.requests, "its pages are pinned until the right peer has answered"
     net.hold = lambda src, dst, m: False
     net.release_held()
     net.run()

@@ -266,7 +266,7 @@ def test_a_source_that_finishes_nothing_leaves_others_a_quarter() -> None:
 def compile_later(pair: Pair) -> Later:
     """The compilations that the decode node asks for, from now on."""
     executor = Later()
-    pair.d.ctx.core.scheduler._grammars = make_grammars(executor)
+    pair.d.ctx.core.scheduler.intake._grammars = make_grammars(executor)
     executor.run()  # the compiler's own beginning
     return executor
 

@@ -133,7 +133,7 @@ def test_tokens_are_counted_where_they_are_computed() -> None:
         key = clock.net.generate(clock.prefill, job(rid, 100, 4), clock.decode)
         while not clock.net.router.ends[key]:
             clock.round()
-    out, into = (node.ctx.core.scheduler.counters for node in (clock.prefill, clock.decode))
+    out, into = (node.ctx.core.queues.counters for node in (clock.prefill, clock.decode))
     cached = 100 // PAGE_SIZE * PAGE_SIZE  # of the second prompt, which is equal to the first
     assert out.cached_prompt_tokens == cached and out.prompt_tokens == 100 + 100 - cached
     assert out.output_tokens == 2 and into.output_tokens == 2 * 3

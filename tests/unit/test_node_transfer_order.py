@@ -68,7 +68,7 @@ def test_pages_are_held_until_the_pull_into_them_is_over(how: str) -> None:
     end_it(net, p, d, key, how)
     net.run()
     assert d.ctx.core.kv.gauges()["held"] == 5, "a pull still writes into them"
-    assert not d.ctx.core.scheduler.requests and not d.idle
+    assert not d.ctx.core.queues.requests and not d.idle
     if how in ("abort", "deadline"):
         assert net.messages(Failed), "the prefill node need not wait for the pull"
     stream.open = True
@@ -107,7 +107,7 @@ def test_held_pages_are_not_given_to_the_next_request() -> None:
     grants = [message.key for message in net.messages(Grant)]
     held = {int(page) for page in held_pages(d)}
     assert held
-    for request in d.ctx.core.scheduler.requests.values():
+    for request in d.ctx.core.queues.requests.values():
         assert not held & {int(page) for page in d.ctx.core.kv.rows.pages_of(request.row)}
     stream.open = True
     stream.run()
@@ -130,13 +130,13 @@ def test_a_retracted_grant_runs_here_and_frees_the_prefill_node() -> None:
     key = net.generate(p, job(0), d)
     net.run()
     scheduler = d.ctx.core.scheduler
-    (request,) = scheduler.granted.values()
-    scheduler.retract(request)
+    (request,) = scheduler.queues.granted.values()
+    scheduler.queues.retract(request)
     net.run(until=lambda: bool(net.messages(Installed)))
     assert d.ctx.core.kv.gauges()["held"] == 5
     net.run()
     assert net.router.streams[key] == expected(job(0)), "prefilled here, beside the pull that is still open"
-    assert not p.ctx.core.scheduler.requests
+    assert not p.ctx.core.queues.requests
     stream.open = True
     stream.run()
     net.run()
@@ -153,7 +153,7 @@ def test_a_pull_that_takes_longer_than_a_lease_is_no_silence() -> None:
     net.kill(p)  # all that it had to say is here
     net.at(2 * LEASE_S)
     net.run()
-    assert not net.router.ends[key] and d.ctx.core.scheduler.granted
+    assert not net.router.ends[key] and d.ctx.core.queues.granted
     stream.open = True
     stream.run()
     net.run()

@@ -71,9 +71,9 @@ def test_an_offer_without_room_is_not_matched_again_in_vain() -> None:
     assert kv.grow(rows[0], 6) and kv.grow(rows[1], 2)
     key = net.generate(p, job(1, 100), d)
     net.run()
-    matches: list[str] = []
-    match = kv.cache.match
-    kv.cache.match = lambda *args, **more: (matches.append(args[2]), match(*args, **more))[1]
+    matches: list[int] = []
+    find = kv.cache.find
+    kv.cache.find = lambda keys, *args: (matches.append(len(keys)), find(keys, *args))[1]
     for _ in range(5):
         net.tick(name_of(d))
     assert kv.grow(rows[1], 1)

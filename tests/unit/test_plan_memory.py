@@ -30,8 +30,8 @@ def played_to_the_end(
     monkeypatch.setattr(TimedNode, "turn", counted)
     records, world = play_virtual(layout, profile, made.tokens(), made.plan("--drain", "100000", *flags))
     for node in world.nodes:
-        node.timed.scheduler.kv.check_integrity(idle=True)
-        assert not node.timed.scheduler.requests and not node.offers and not node.timed.num_prompt_tokens
+        node.timed.scheduler.queues.budget.kv.check_integrity(idle=True)
+        assert not node.timed.scheduler.queues.requests and not node.offers and not node.timed.num_prompt_tokens
         assert node.node.ours.open_sequences == 0 and node.node.ours.open_prompt_tokens == 0
     return records, world
 

@@ -22,8 +22,8 @@ def played(
     records, world = play_virtual(layout, profile or made.profile(), made.tokens(), plan)
     assert all(record.is_whole for record in records), [record.error for record in records]
     for node in world.nodes:
-        node.timed.scheduler.kv.check_integrity(idle=True)
-        assert not node.timed.scheduler.requests and not node.offers and not node.timed.num_prompt_tokens
+        node.timed.scheduler.queues.budget.kv.check_integrity(idle=True)
+        assert not node.timed.scheduler.queues.requests and not node.offers and not node.timed.num_prompt_tokens
         assert node.node.ours.open_sequences == 0 and node.node.ours.open_prompt_tokens == 0
     return records, world
 
@@ -123,7 +123,7 @@ def test_little_memory_makes_requests_wait_and_loses_none(prefill: int, decode: 
     short = made.profile(num_pages=70, max_running=6)
     records, world = played(made.layout(prefill, decode), made.plan(*flags, "--drain", "600"), short)
     assert len(records) == 60
-    assert sum(node.timed.scheduler.counters.retractions for node in world.nodes) > 0
+    assert sum(node.timed.scheduler.queues.counters.retractions for node in world.nodes) > 0
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
@@ -145,7 +145,7 @@ def test_a_prompt_that_can_never_fit_is_an_error_of_its_own() -> None:
     records, world = play_virtual(made.layout(1, 1), made.profile(num_pages=20), made.tokens(), plan)
     assert [record.is_whole for record in records] == [False]
     for node in world.nodes:
-        node.timed.scheduler.kv.check_integrity(idle=True)
+        node.timed.scheduler.queues.budget.kv.check_integrity(idle=True)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from tests.support.prefix_pulls import PullPair, Slow, changed, job
 
 
 def computed(rig: PullPair) -> int:
-    rig.p.ctx.core.scheduler.counters.totals()
-    return int(rig.p.ctx.core.scheduler.counters.prompt_tokens)
+    rig.p.ctx.core.queues.counters.totals()
+    return int(rig.p.ctx.core.queues.counters.prompt_tokens)
 
 
 @pytest.mark.parametrize("transport", ["zmq", "shm"])
@@ -297,7 +297,7 @@ def test_a_pull_ends_when_the_partner_computes_the_prompt() -> None:
     rig.net.run()
     assert rig.asker.pulls.open and rig.asker.inflight.granted
     scheduler = rig.d.ctx.core.scheduler
-    scheduler.retract(scheduler.requests[key_of(key)])  # for lack of memory (rule c)
+    scheduler.queues.retract(scheduler.queues.requests[key_of(key)])  # for lack of memory (rule c)
     rig.net.run()
     assert not rig.asker.pulls.open and not rig.lender.loans.open
     assert rig.count("pull.ended") == 1

@@ -44,7 +44,7 @@ def test_running_rows_go_on_while_pages_are_pulled() -> None:
     key = open_pull(rig)
     rig.net.run()
     assert rig.net.router.streams[running] == expected(old) and rig.net.router.ends[running]
-    assert rig.count("pull.gave_way") == 1 and not rig.p.ctx.core.scheduler.counters.retractions
+    assert rig.count("pull.gave_way") == 1 and not rig.p.ctx.core.queues.counters.retractions
     assert rig.said(Returned, rig.p) and not rig.lender.loans.open
     rig.finish(key, job(2))
 
@@ -109,9 +109,9 @@ def test_pages_that_a_copy_writes_come_back_after_it() -> None:
     assert slow.has_begun.is_set() and len(rig.asker.pulls.copies.held) == 1
     for _ in range(20):
         rig.net.turn()
-    assert len(rig.asker.pulls.copies.held) == 1 and rig.p.ctx.core.scheduler.budget.num_held == 5
+    assert len(rig.asker.pulls.copies.held) == 1 and rig.p.ctx.core.queues.budget.num_held == 5
     slow.may_go.set()
     rig.net.run_until_ended([running])
     assert rig.net.router.streams[running] == expected(old)
-    assert not rig.p.ctx.core.scheduler.counters.retractions
+    assert not rig.p.ctx.core.queues.counters.retractions
     rig.finish(key, job(2))

@@ -278,11 +278,11 @@ def test_a_lost_rank_ends_the_node_and_fails_no_request(backend: str) -> None:
     """They would be the client's errors; the router takes them elsewhere when the node is gone."""
     core = make_core(CoreKnobs(chunk_size=16, backend=backend), ranks=LosesARank())  # type: ignore[arg-type]
     for job in draw_jobs(random.Random(1), 4):
-        core.scheduler.submit(job.request())
+        core.scheduler.intake.submit(job.request())
     with pytest.raises(RankLost, match="rank 1 is gone"):
         for _ in range(100):
             core.loop.step(block=True)
-    assert not [event for event in core.scheduler.take_events() if isinstance(event, Ended)]
+    assert not [event for event in core.queues.take_events() if isinstance(event, Ended)]
     core.close()
 
 

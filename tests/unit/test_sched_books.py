@@ -15,9 +15,9 @@ from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, ma
 
 
 def books(core: NodeCore) -> dict[str, int]:
-    scheduler = core.scheduler
+    queues = core.queues
     names = ("requests", "waiting", "prefilling", "granted", "handed_off", "ungranted")
-    return {name: len(getattr(scheduler, name)) for name in names} | {"running": len(scheduler.running)}
+    return {name: len(getattr(queues, name)) for name in names} | {"running": len(queues.running)}
 
 
 def test_an_installed_request_is_running_and_nothing_else() -> None:
@@ -37,7 +37,7 @@ def test_at_rest_no_book_holds_anybody(retract_every: int) -> None:
     outcome = run_pair(pair, jobs, retract_every=retract_every)
     assert_streams(jobs, outcome)
     for core in (pair.prefill, pair.decode):
-        core.scheduler.plan()  # rows that ended leave the batch here
+        core.scheduler.planner.plan()  # rows that ended leave the batch here
         assert not any(books(core).values()), books(core)
     pair.close()
 
@@ -47,13 +47,13 @@ def test_a_launched_step_announces_chunks_of_those_still_here() -> None:
     jobs = [Job(rid, tuple(range(9 + rid)), SamplingParams(max_tokens=3, temperature=0.0), rid) for rid in (0, 1)]
     stays, leaves = [job.request() for job in jobs]
     for request in (stays, leaves):
-        core.scheduler.submit(request)
-    plan = core.scheduler.plan()
+        core.scheduler.intake.submit(request)
+    plan = core.scheduler.planner.plan()
     assert plan is not None and plan.num_prefill == 2
-    core.scheduler.abort(leaves.key)
-    core.scheduler.take_events()
-    core.scheduler.launched(plan, LayerMarks((1,)))
-    (announced,) = core.scheduler.take_events()
+    core.queues.abort(leaves.key)
+    core.queues.take_events()
+    core.scheduler.planner.launched(plan, LayerMarks((1,)))
+    (announced,) = core.queues.take_events()
     assert isinstance(announced, ChunkLaunched) and announced.key == stays.key
-    core.scheduler.launched(plan, None)
-    assert not core.scheduler.take_events(), "nobody waits for layers"
+    core.scheduler.planner.launched(plan, None)
+    assert not core.queues.take_events(), "nobody waits for layers"

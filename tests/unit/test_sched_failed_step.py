@@ -20,14 +20,14 @@ def job(rid: int, length: int, max_tokens: int = 30) -> Job:
 def test_a_failing_request_ends_with_its_error_and_frees_all(output: int) -> None:
     core = make_core(CoreKnobs("inline", chunk_size=16, page_size=4))
     request = job(0, 40).request()
-    core.scheduler.submit(request)
+    core.scheduler.intake.submit(request)
     while len(request.output_ids) < output:
         core.loop.step(block=True)
-    core.scheduler.take_events()
+    core.queues.take_events()
     error = HandoffFailed("the peer is gone")
     for _ in range(2):  # the second time the key is unknown, which is legal
-        core.scheduler.fail(request.key, error)
-    (end,) = core.scheduler.take_events()
+        core.queues.fail(request.key, error)
+    (end,) = core.queues.take_events()
     assert isinstance(end, Ended) and end.reason is FinishReason.ERROR
     assert end.error is error
     while not core.loop.idle:
@@ -41,13 +41,13 @@ def test_a_failed_step_of_a_former_life_leaves_the_next_alone() -> None:
     core = make_core(CoreKnobs("inline", chunk_size=16, page_size=4))
     one = job(0, 40)
     request = one.request()
-    core.scheduler.submit(request)
+    core.scheduler.intake.submit(request)
     while len(request.output_ids) < 5:
         core.loop.step(block=True)
     former = RowId(request.key, request.incarnation)
-    core.scheduler.retract(request)
+    core.queues.retract(request)
     for _ in range(2):  # the first makes a suspect of whom it names, the second ends him
-        core.scheduler.step_failed((former,), (), StepFailed("injected"))
+        core.scheduler.results.step_failed((former,), (), StepFailed("injected"))
     outcome = run_local(core, [])
     assert request.output_ids == one.expected() and outcome.ends["r0"].error is None
     assert_whole(core)

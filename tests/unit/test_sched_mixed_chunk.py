@@ -219,7 +219,7 @@ def on_a_priced_clock(core: NodeCore, budget_s: float) -> list[StepPlan]:
     """Give the core a budget, and steps the times of `on_one_core`. The plans are added as they are launched."""
     clock, launch, forward, plans = Priced(), core.engine.launch, core.engine.worker.forward, []
     core.engine.streams = replace(core.engine.streams, clock=clock)
-    core.scheduler.mixed_chunk = BudgetedChunk(budget_s, MOST)
+    core.scheduler.planner.mixed_chunk = BudgetedChunk(budget_s, MOST)
 
     def remember(plan):  # type: ignore[no-untyped-def]
         plans.append(plan)
@@ -257,7 +257,7 @@ def test_a_node_keeps_the_budget_and_says_the_same(backend: str, budget_s: float
     least = on_one_core(8, LEAST)
     assert all(seconds_of(plan) <= max(budget_s, least) for plan in mixed)
     assert max(plan.prompt_tokens for plan in mixed) <= LEAST or budget_s > least
-    counted = core.scheduler.counters
+    counted = core.queues.counters
     assert counted.mixed_steps == len(mixed)
     assert counted.mixed_prompt_tokens == sum(plan.prompt_tokens for plan in mixed)
     core.close()
@@ -272,8 +272,8 @@ def test_the_flag_reaches_the_scheduler_of_a_node(itl_budget: float, kind: type)
     cores = NodeCores(config.cores, config.parts.parallel, "n")
     try:
         core = build_core(config, Logger("n", io.StringIO()), do_nothing, RankProcesses(config, "n"), cores)
-        assert isinstance(core.scheduler.mixed_chunk, kind)
-        assert Machine(core.scheduler.mixed_chunk, seconds_of=lambda *_: 0.001).run(20)[-1][0] == 48
+        assert isinstance(core.scheduler.planner.mixed_chunk, kind)
+        assert Machine(core.scheduler.planner.mixed_chunk, seconds_of=lambda *_: 0.001).run(20)[-1][0] == 48
         core.close()
     finally:
         cores.close()

@@ -34,7 +34,7 @@ def core_with(num_free_pages: int, **knobs: object) -> NodeCore:
 def submit(core: NodeCore, *jobs: Job) -> list[Request]:
     requests = [one.request() for one in jobs]
     for req in requests:
-        core.scheduler.submit(req)
+        core.scheduler.intake.submit(req)
     return requests
 
 
@@ -75,7 +75,7 @@ def test_rule_a_admission_leaves_a_reservation_per_decoding_row() -> None:
     (tight,) = submit(core, job(2, free_next - 2, 2))
     core.loop.step()
     assert tight.state.value == "waiting", "it fits with its own first token, but not with a page for both old rows"
-    core.scheduler.abort(tight.key)
+    core.queues.abort(tight.key)
     free_next = core.kv.num_available - 2
     (fits,) = submit(core, job(3, free_next - 3, 2))
     core.loop.step()
@@ -100,11 +100,11 @@ def test_rule_b_holders_go_before_a_retracted_head() -> None:
     core.loop.step()
     core.loop.step()
     assert states(head, holder) == ["running", "running"]
-    core.scheduler.retract(head)
-    core.scheduler.waiting[0].arrival = -1
+    core.queues.retract(head)
+    core.queues.waiting[0].arrival = -1
     before = int(core.kv.rows.num_pages[holder.row])
     available = core.kv.num_available
-    core.scheduler.plan()
+    core.scheduler.planner.plan()
     assert int(core.kv.rows.num_pages[holder.row]) > before and available > core.kv.num_available
     core.close()
 
@@ -125,13 +125,13 @@ def test_rule_c_the_youngest_arrival_goes_and_the_oldest_never(arrivals: list[in
 def test_rule_c_all_holders_are_victims(youngest: str) -> None:
     core = core_with(30, chunk_size=64 if youngest == "running" else 3)
     old, victim = job(0, 6, 20).request(), job(1, 12, 12).request()
-    core.scheduler.submit(old)
+    core.scheduler.intake.submit(old)
     while old.state.value != "running":
         core.loop.step()
     if youngest == "granted":
-        assert core.scheduler.grant(victim, "p") == 0
+        assert core.scheduler.grants.grant(victim, "p") == 0
     else:
-        core.scheduler.submit(victim)
+        core.scheduler.intake.submit(victim)
         core.loop.step()
         core.loop.step() if youngest == "running" else None
     assert states(old, victim) == ["running", youngest]
@@ -140,7 +140,7 @@ def test_rule_c_all_holders_are_victims(youngest: str) -> None:
     for _ in range(3):
         core.loop.step()
     assert states(old, victim) == ["running", "waiting"]
-    revoked = [event for event in core.scheduler.take_events() if isinstance(event, GrantRevoked)]
+    revoked = [event for event in core.queues.take_events() if isinstance(event, GrantRevoked)]
     assert bool(revoked) == (youngest == "granted")
     core.close()
 
@@ -174,9 +174,9 @@ def test_rule_c_seniority_survives_retraction() -> None:
     core.loop.step()
     assert states(first, second, third) == ["running"] * 3
     for req in (second, third, first):
-        core.scheduler.retract(req)
-    assert core.scheduler.waiting == [first, second, third]
-    assert [req.arrival for req in core.scheduler.waiting] == [0, 1, 2]
+        core.queues.retract(req)
+    assert core.queues.waiting == [first, second, third]
+    assert [req.arrival for req in core.queues.waiting] == [0, 1, 2]
     core.close()
 
 
@@ -187,11 +187,11 @@ def test_rule_c_hand_offs_are_no_victims() -> None:
     handed = job(1, 10, 15).request(handoff_to="decode")
     (old,) = submit(core, job(0, 6, 20))
     core.loop.step()
-    core.scheduler.submit(handed)
+    core.scheduler.intake.submit(handed)
     for _ in range(4):
         core.loop.step()
     assert handed.state.value == "handed_off"
-    core.scheduler.set_granted(handed.key)
+    core.queues.set_granted(handed.key)
     core.kv.alloc_row("stuffing")
     core.kv.grow(core.kv.rows.rows_in_use()[-1], core.kv.num_available)
     before = int(core.kv.rows.num_pages[handed.row])
@@ -205,7 +205,7 @@ def test_rule_c_hand_offs_are_no_victims() -> None:
 def handed_off(core: NodeCore, *jobs: Job) -> list[Request]:
     offers = [one.request(handoff_to="decode") for one in jobs]
     for req in offers:
-        core.scheduler.submit(req)
+        core.scheduler.intake.submit(req)
     for _ in range(20):
         if states(*offers) == ["handed_off"] * len(offers):
             return offers
@@ -244,7 +244,7 @@ def test_hand_offs_stay_if_their_memory_is_too_little() -> None:
     for _ in range(10):
         core.loop.step()
     assert states(late, *offers) == ["waiting"] + ["handed_off"] * 4
-    assert core.scheduler.counters.retractions == 0 and not core.loop.step()
+    assert core.queues.counters.retractions == 0 and not core.loop.step()
     core.kv.release(row)
     until_running(core, late)
     assert states(*offers) == ["handed_off"] + ["waiting"] * 3
@@ -261,8 +261,8 @@ def test_hand_offs_that_gave_way_in_vain_give_way_once() -> None:
     (late,) = submit(core, job(9, 120, 5))
     for _ in range(30):
         core.loop.step(block=True)
-    assert core.scheduler.counters.retractions <= len(offers) and states(old) == ["running"]
-    core.scheduler.abort(old.key)
+    assert core.queues.counters.retractions <= len(offers) and states(old) == ["running"]
+    core.queues.abort(old.key)
     until_running(core, late)
     core.close()
 
@@ -275,17 +275,17 @@ def test_rule_d_a_short_row_skips_while_pages_are_coming_back() -> None:
     while states(old, young) != ["running", "running"]:
         core.loop.step()
     granted = job(2, 20).request()
-    assert core.scheduler.grant(granted, "p") == 0
+    assert core.scheduler.grants.grant(granted, "p") == 0
     core.kv.alloc_row("stuffing")
     core.kv.grow(core.kv.rows.rows_in_use()[-1], core.kv.num_available)
     for _ in range(5):
         core.loop.step()
     assert states(old, young, granted) == ["running", "running", "waiting"]
-    (revoked,) = [event for event in core.scheduler.take_events() if isinstance(event, GrantRevoked)]
+    (revoked,) = [event for event in core.queues.take_events() if isinstance(event, GrantRevoked)]
     tokens = (len(old.output_ids), len(young.output_ids))
     core.loop.step()
     assert (len(old.output_ids), len(young.output_ids)) == tokens, "both skip"
-    core.scheduler.release_held(revoked.row)
+    core.queues.budget.release_held(revoked.row)
     for _ in range(3):
         core.loop.step()
     assert len(old.output_ids) > tokens[0] and len(young.output_ids) > tokens[1] and young.incarnation == 0
@@ -296,12 +296,12 @@ def test_rule_d_a_short_row_skips_while_pages_are_coming_back() -> None:
 def test_rule_e_a_held_row_counts_until_its_event_frees_it() -> None:
     core = core_with(30)
     granted = job(0, 8).request()
-    core.scheduler.grant(granted, "p")
-    core.scheduler.abort(granted.key)
-    (revoked,) = [event for event in core.scheduler.take_events() if isinstance(event, GrantRevoked)]
-    assert core.scheduler.budget.num_held == 9 and core.kv.num_available == 21
+    core.scheduler.grants.grant(granted, "p")
+    core.queues.abort(granted.key)
+    (revoked,) = [event for event in core.queues.take_events() if isinstance(event, GrantRevoked)]
+    assert core.queues.budget.num_held == 9 and core.kv.num_available == 21
     core.kv.check_integrity()
-    core.scheduler.release_held(revoked.row)
+    core.queues.budget.release_held(revoked.row)
     assert core.kv.num_available == 30
     assert_whole(core)
     core.close()
@@ -330,7 +330,7 @@ def test_what_fits_fits_with_all_that_its_last_steps_reserve(longest: int) -> No
     req = job(0, longest - 5, 5).request()
     for num_pages, fits in ((longest + 3, True), (longest + 2, False)):
         core = core_with(num_pages)
-        assert core.settings.overshoot == 3 and core.scheduler.can_fit(req) is fits
+        assert core.settings.overshoot == 3 and core.queues.budget.can_ever_hold(req) is fits
         core.close()
 
 
@@ -339,15 +339,15 @@ def test_rows_that_their_requests_left_are_counted() -> None:
     core = core_with(60)
     ended, retracted = submit(core, job(0, 6, 20), job(1, 6, 20))
     granted = job(2, 6, 20).request()
-    assert core.scheduler.grant(granted, "p") == 0
+    assert core.scheduler.grants.grant(granted, "p") == 0
     until_running(core, ended, retracted)
-    assert core.scheduler.budget.num_left == 0
-    core.scheduler.abort(ended.key)
-    assert core.scheduler.budget.num_left == 1
-    core.scheduler.retract(retracted)
-    assert core.scheduler.budget.num_left == 2
-    core.scheduler.abort(granted.key)
-    assert core.scheduler.budget.num_left == 3
+    assert core.queues.budget.num_left == 0
+    core.queues.abort(ended.key)
+    assert core.queues.budget.num_left == 1
+    core.queues.retract(retracted)
+    assert core.queues.budget.num_left == 2
+    core.queues.abort(granted.key)
+    assert core.queues.budget.num_left == 3
     core.close()
 
 
@@ -359,7 +359,7 @@ def test_lengths_never_pass_what_was_reserved() -> None:
 
     def check(plan):  # noqa: ANN001, ANN202
         pages = (plan.page_table != 0).sum(axis=1)
-        running = core.scheduler.running
+        running = core.queues.running
         for b, row in enumerate(plan.req_pool_indices.tolist()):
             if b >= plan.num_prefill:
                 hi = int(running.seq_lens.hi[running.req_pool_indices.tolist().index(row)])

@@ -12,7 +12,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.engine.plan import Admission
 from shared.sched.events import Emitted, GrantRevoked
-from shared.sched.scheduler import Arrival
+from shared.sched.prebuilt import Arrival
 from tests.support.core_pair import CorePair, make_pair, run_pair
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core
 
@@ -42,9 +42,9 @@ def arrival(core_request, token: int, committed: int) -> Arrival:  # noqa: ANN00
 def test_a_grant_is_all_or_nothing() -> None:
     core = make_core(CoreKnobs(page_size=4, num_pages=9, max_running=2))
     big, small = job(0, 40).request(), job(1, 8).request()
-    assert core.scheduler.grant(big, "p") is None, "11 pages of 8"
+    assert core.scheduler.grants.grant(big, "p") is None, "11 pages of 8"
     assert big.row == 0 and big.state is RequestState.WAITING and core.kv.rows.num_free == 2
-    assert core.scheduler.grant(small, "p") == 0
+    assert core.scheduler.grants.grant(small, "p") == 0
     assert core.kv.gauges()["granted"] == 3 and core.kv.row_gauges()["granted"] == 1, "8 + width tokens, in pages of 4"
     core.kv.check_integrity()
     core.close()
@@ -53,14 +53,14 @@ def test_a_grant_is_all_or_nothing() -> None:
 def test_a_grant_leaves_room_for_one_step_of_every_decoding_row() -> None:
     """Rule a: the pages would do, but then the running row could not take its next one."""
     core = make_core(CoreKnobs(page_size=4, num_pages=11))
-    core.scheduler.submit(job(0, 7, 30).request())
+    core.scheduler.intake.submit(job(0, 7, 30).request())
     core.loop.step()
     core.loop.step()
     held = int(core.kv.rows.num_pages.sum())
     free = 10 - held
     fits = (free - 1) * 4 - 1  # tokens of a prompt whose pages, with one token more, leave one page free
-    assert core.scheduler.grant(job(1, fits + 1).request(), "p") is None
-    assert core.scheduler.grant(job(2, fits).request(), "p") == 0
+    assert core.scheduler.grants.grant(job(1, fits + 1).request(), "p") is None
+    assert core.scheduler.grants.grant(job(2, fits).request(), "p") == 0
     core.close()
 
 
@@ -69,11 +69,11 @@ def test_what_can_fit_alone_is_granted_alone(page_size: int) -> None:
     """A grant that asks for more than an empty node has would wait until its deadline."""
     core = make_core(CoreKnobs(page_size=page_size, num_pages=1 + 128 // page_size))
     for rid, max_tokens in enumerate((1, 2, 3, 17)):
-        most = next(n for n in range(128, 0, -1) if core.scheduler.can_fit(job(rid, n, max_tokens).request()))
+        most = next(n for n in range(128, 0, -1) if core.queues.budget.can_ever_hold(job(rid, n, max_tokens).request()))
         req = job(rid, most, max_tokens).request()
-        assert core.scheduler.grant(req, "p") == 0, f"{most} tokens and {max_tokens}"
-        core.scheduler.abort(req.key)
-        core.scheduler.release_held(next(e.row for e in core.scheduler.take_events() if isinstance(e, GrantRevoked)))
+        assert core.scheduler.grants.grant(req, "p") == 0, f"{most} tokens and {max_tokens}"
+        core.queues.abort(req.key)
+        core.queues.budget.release_held(next(e.row for e in core.queues.take_events() if isinstance(e, GrantRevoked)))
     core.close()
 
 
@@ -106,7 +106,7 @@ def test_rows_join_while_a_step_is_in_flight(backend: str, width: int, host_leng
 
         def count(arrivals, admit=admit, pair=pair) -> None:  # noqa: ANN001
             nonlocal joined_in_flight
-            joined_in_flight += bool(pair.decode.engine.leases) and len(pair.decode.scheduler.running) > 0
+            joined_in_flight += bool(pair.decode.engine.leases) and len(pair.decode.scheduler.queues.running) > 0
             admit(arrivals)
 
         pair.decode.loop.admit = count  # type: ignore[method-assign]
@@ -132,23 +132,23 @@ def test_a_first_token_that_ends_its_request_joins_no_batch(stop: bool) -> None:
     ending = job(0, 8, 9, stop_token_ids=(77,)) if stop else job(0, 8, 1)
     requests = [ending.request(), job(1, 8, 9).request()]
     for req in requests:
-        assert core.scheduler.grant(req, "p") == 0
-    admission = core.scheduler.process_prebuilt([arrival(req, 77, 8) for req in requests])
+        assert core.scheduler.grants.grant(req, "p") == 0
+    admission = core.scheduler.grants.process_prebuilt([arrival(req, 77, 8) for req in requests])
     assert admission is not None and admission.req_pool_indices.tolist() == [requests[1].row]
-    assert [req.key.rid for req in core.scheduler.running.reqs] == ["r1"]
-    emitted = [event for event in core.scheduler.take_events() if isinstance(event, Emitted)]
+    assert [req.key.rid for req in core.queues.running.reqs] == ["r1"]
+    emitted = [event for event in core.queues.take_events() if isinstance(event, Emitted)]
     assert [event.ids for event in emitted] == [(77,), (77,)], "both first tokens are repeated to the router"
     assert requests[0].finish_reason is (FinishReason.STOP if stop else FinishReason.LENGTH)
-    assert requests[0].row == 0 and requests[0].key not in core.scheduler.requests
+    assert requests[0].row == 0 and requests[0].key not in core.queues.requests
     core.close()
 
 
 def test_nothing_is_launched_when_all_arrivals_ended() -> None:
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 8, 1).request()
-    core.scheduler.grant(req, "p")
+    core.scheduler.grants.grant(req, "p")
     core.loop.admit([arrival(req, 5, 8)])
-    assert not core.engine.leases and core.scheduler.plan() is None
+    assert not core.engine.leases and core.scheduler.planner.plan() is None
     assert_whole(core)
     core.close()
 
@@ -156,12 +156,12 @@ def test_nothing_is_launched_when_all_arrivals_ended() -> None:
 def test_an_admission_is_a_step_whose_tag_the_next_plan_expects() -> None:
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 8, 9).request()
-    core.scheduler.grant(req, "p")
-    admission = core.scheduler.process_prebuilt([arrival(req, 5, 8)])
+    core.scheduler.grants.grant(req, "p")
+    admission = core.scheduler.grants.process_prebuilt([arrival(req, 5, 8)])
     assert isinstance(admission, Admission) and admission.committed.tolist() == [8]
     lease = core.engine.admit(admission)
     assert lease.step == admission.step and list(core.engine.leases) == [lease], "no lease, no way back for its pages"
-    plan = core.scheduler.plan()
+    plan = core.scheduler.planner.plan()
     assert plan is not None and plan.step > admission.step
     assert plan.expect_step.tolist() == [admission.step] and plan.seq_lens_cpu.tolist() == [8]
     core.close()
@@ -170,40 +170,40 @@ def test_an_admission_is_a_step_whose_tag_the_next_plan_expects() -> None:
 def test_a_prebuilt_row_s_length_is_published_if_a_backend_asks() -> None:
     core = make_core(CoreKnobs(page_size=4, width=4, needs_cpu_seq_lens=True))
     req = job(0, 8, 9).request()
-    core.scheduler.grant(req, "p")
-    admission = core.scheduler.process_prebuilt([arrival(req, 5, 8)])
+    core.scheduler.grants.grant(req, "p")
+    admission = core.scheduler.grants.process_prebuilt([arrival(req, 5, 8)])
     assert admission is not None
     core.engine.admit(admission)
     assert core.loop._resolve()
-    assert core.scheduler.running.seq_lens.lo.tolist() == core.scheduler.running.seq_lens.hi.tolist() == [8]
+    assert core.queues.running.seq_lens.lo.tolist() == core.queues.running.seq_lens.hi.tolist() == [8]
     core.close()
 
 
 def test_a_revoked_grant_keeps_its_pages_until_the_pull_is_over() -> None:
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 8, 9).request()
-    core.scheduler.grant(req, "p")
+    core.scheduler.grants.grant(req, "p")
     row = req.row
-    core.scheduler.retract(req)
-    (event,) = core.scheduler.take_events()
+    core.queues.retract(req)
+    (event,) = core.queues.take_events()
     assert event == GrantRevoked(req, row, retracted=True) and req.row == 0
-    assert core.kv.gauges()["held"] == 3 == core.scheduler.budget.num_held
-    core.scheduler.release_held(row)
-    assert core.kv.gauges()["held"] == 0 == core.scheduler.budget.num_held
-    assert core.scheduler.waiting == [req] and req.incarnation == 1
+    assert core.kv.gauges()["held"] == 3 == core.queues.budget.num_held
+    core.queues.budget.release_held(row)
+    assert core.kv.gauges()["held"] == 0 == core.queues.budget.num_held
+    assert core.queues.waiting == [req] and req.incarnation == 1
     core.close()
 
 
 def test_an_aborted_grant_is_held_too() -> None:
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 8, 9).request()
-    core.scheduler.grant(req, "p")
+    core.scheduler.grants.grant(req, "p")
     row = req.row
-    core.scheduler.abort(req.key)
-    revoked, ended = core.scheduler.take_events()
+    core.queues.abort(req.key)
+    revoked, ended = core.queues.take_events()
     assert revoked == GrantRevoked(req, row, retracted=False) and ended.reason is FinishReason.ABORT  # type: ignore[union-attr]
     assert core.kv.tag(row) == "held"
-    core.scheduler.release_held(row)
+    core.queues.budget.release_held(row)
     assert_whole(core)
     core.close()
 
@@ -216,7 +216,7 @@ def test_a_grant_retracted_while_its_pull_runs_is_computed_here(backend: str) ->
     until(pair, "granted", 0)
     while handoff.pull is None:
         pair.tick()
-    pair.decode.scheduler.retract(handoff.decode)
+    pair.decode.scheduler.queues.retract(handoff.decode)
     pair._take_events()
     assert handoff.held_row and pair.decode.kv.tag(handoff.held_row) == "held"
     assert_streams(jobs, run_pair(pair, [jobs[1]]))
@@ -237,7 +237,7 @@ def test_only_hand_offs_report_their_chunks() -> None:
         return others
 
     outcome.take = watch  # type: ignore[method-assign]
-    pair.decode.scheduler.submit(job(5, 40).request())
+    pair.decode.scheduler.intake.submit(job(5, 40).request())
     assert_streams([job(0, 40)], run_pair(pair, [job(0, 40)]))
     assert chunks == [(16, pair.prefill), (32, pair.prefill)], "the last chunk is in PrefillDone"
     pair.close()

@@ -30,12 +30,12 @@ def jobs_of(num: int, stem: int = STEM, own: int = OWN, first: int = 0) -> list[
 
 def submit(core: NodeCore, jobs: list[Job]) -> None:
     for job in jobs:
-        core.scheduler.submit(job.request())
+        core.scheduler.intake.submit(job.request())
 
 
 def finish(core: NodeCore, outcome: Outcome | None = None) -> Outcome:
     outcome = outcome or Outcome()
-    while core.scheduler.requests or not core.loop.idle:
+    while core.queues.requests or not core.loop.idle:
         core.loop.step(block=True)
         outcome.take(core)
     return outcome
@@ -45,7 +45,7 @@ def check(core: NodeCore, jobs: list[Job], outcome: Outcome) -> None:
     for job in jobs:
         assert outcome.streams[f"r{job.rid}"] == job.expected_of(job.seed)
     core.kv.check_integrity(idle=True)
-    prefixes = core.scheduler.queues.prefixes
+    prefixes = core.queues.prefixes
     assert not (prefixes._leaders or prefixes._leads or prefixes._waits_for or prefixes._wanted), "nothing is left"
     core.close()
 
@@ -57,7 +57,7 @@ def test_a_burst_computes_its_prefix_once(chunk_size: int, width: int, spec: str
     jobs = jobs_of(16)
     submit(core, jobs)
     outcome = finish(core)
-    assert core.scheduler.counters.prompt_tokens == COMMON + 16 * (STEM - COMMON + OWN)
+    assert core.queues.counters.prompt_tokens == COMMON + 16 * (STEM - COMMON + OWN)
     check(core, jobs, outcome)
 
 
@@ -65,13 +65,13 @@ def test_a_request_that_comes_later_finds_the_finished_chunks() -> None:
     core, jobs = make_core(KNOBS), jobs_of(2)
     submit(core, jobs[:1])
     outcome = Outcome()
-    first = core.scheduler.requests[RequestKey("test", 1, "r0", 0, 0)]
+    first = core.queues.requests[RequestKey("test", 1, "r0", 0, 0)]
     while first.computed < KNOBS.chunk_size:
         core.loop.step(block=True)
         outcome.take(core)
     submit(core, jobs[1:])
     finish(core, outcome)
-    assert core.scheduler.counters.prompt_tokens == COMMON + 2 * (STEM - COMMON + OWN)
+    assert core.queues.counters.prompt_tokens == COMMON + 2 * (STEM - COMMON + OWN)
     check(core, jobs, outcome)
 
 
@@ -119,16 +119,18 @@ def test_the_leader_s_end_releases_the_others(how: str) -> None:
     core.loop.step(block=True)
     outcome.take(core)
     scheduler, leader = core.scheduler, RequestKey("test", 1, "r0", 0, 0)
-    assert [chunk.request.key for chunk in scheduler.prefilling] == [leader] and len(scheduler.waiting) == 3
+    assert [chunk.request.key for chunk in scheduler.queues.prefilling] == [leader] and len(
+        scheduler.queues.waiting
+    ) == 3
     if how == "abort":
-        scheduler.abort(leader)
+        scheduler.queues.abort(leader)
     elif how == "fail":
-        scheduler.fail(leader, BatonError("made up"))
+        scheduler.queues.fail(leader, BatonError("made up"))
     else:
-        scheduler.retract(scheduler.requests[leader])
+        scheduler.queues.retract(scheduler.queues.requests[leader])
     core.loop.step(block=True)
     outcome.take(core)
-    assert len(scheduler.prefilling) == 1, "one of them computes now, the others wait for it"
+    assert len(scheduler.queues.prefilling) == 1, "one of them computes now, the others wait for it"
     finish(core, outcome)
     check(core, jobs if how == "retract" else jobs[1:], outcome)
 
@@ -146,7 +148,7 @@ def test_who_can_t_share_does_not_wait(what: str) -> None:
     core = make_core(knobs)
     submit(core, [first, second])
     core.loop.step(block=True)
-    assert not core.scheduler.waiting, "both have begun"
+    assert not core.queues.waiting, "both have begun"
     outcome = Outcome()
     outcome.take(core)
     check(core, [first, second], finish(core, outcome))
@@ -156,11 +158,11 @@ def test_nobody_waits_for_a_prompt_under_suspicion() -> None:
     """After a step that failed, its prompts are computed each alone; the same prefix is computed by each."""
     core, jobs = make_core(KNOBS), jobs_of(3)
     submit(core, jobs)
-    queues = core.scheduler.queues
-    suspect = core.scheduler.requests[RequestKey("test", 1, "r0", 0, 0)]
+    queues = core.queues
+    suspect = core.queues.requests[RequestKey("test", 1, "r0", 0, 0)]
     queues.suspects.add(suspect)
     core.loop.step(block=True)
-    assert len(core.scheduler.prefilling) == 2, "one that is not suspected computes the prefix for the third"
+    assert len(core.queues.prefilling) == 2, "one that is not suspected computes the prefix for the third"
     outcome = Outcome()
     outcome.take(core)
     check(core, jobs, finish(core, outcome))
@@ -171,7 +173,7 @@ def test_siblings_share_their_prompt() -> None:
     jobs = [Job(0, tokens(0, STEM + OWN), replace(ANSWER, temperature=1.0), i, seq_index=i) for i in range(6)]
     submit(core, jobs)
     finish(core)
-    assert core.scheduler.counters.prompt_tokens <= COMMON + 6 * (STEM - COMMON + OWN)
+    assert core.queues.counters.prompt_tokens <= COMMON + 6 * (STEM - COMMON + OWN)
     core.kv.check_integrity(idle=True)
     core.close()
 
@@ -180,7 +182,7 @@ def test_windows_share_too() -> None:
     core, jobs = make_core(replace(KNOBS, window=40)), [replace(job, window=40) for job in jobs_of(8)]
     submit(core, jobs)
     outcome = finish(core)
-    assert core.scheduler.counters.prompt_tokens == COMMON + 8 * (STEM - COMMON + OWN)
+    assert core.queues.counters.prompt_tokens == COMMON + 8 * (STEM - COMMON + OWN)
     check(core, jobs, outcome)
 
 
@@ -206,13 +208,13 @@ def test_a_cached_prompt_waits_for_no_scored_one() -> None:
 
 def test_a_rewound_prompt_leads_nobody() -> None:
     core, jobs = make_core(KNOBS), jobs_of(2)
-    core.scheduler.submit(jobs[0].request(handoff_to="d"))
+    core.scheduler.intake.submit(jobs[0].request(handoff_to="d"))
     core.loop.step(block=True)
-    leader = core.scheduler.prefilling[0].request
-    core.scheduler.queues.rewind(leader)
-    core.scheduler.submit(jobs[1].request())
-    assert not core.scheduler.queues.prefixes.makes_wait(core.scheduler.waiting[-1])
-    core.scheduler.abort(leader.key)
+    leader = core.queues.prefilling[0].request
+    core.queues.rewind(leader)
+    core.scheduler.intake.submit(jobs[1].request())
+    assert not core.queues.prefixes.makes_wait(core.queues.waiting[-1])
+    core.queues.abort(leader.key)
     check(core, jobs[1:], finish(core))
 
 
@@ -220,6 +222,6 @@ def test_few_prompts_are_hashed_in_one_round(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("shared.sched.prefixes.MOST_NAMED", 3 * (STEM + OWN))
     core, jobs = make_core(KNOBS), jobs_of(9)
     submit(core, jobs)
-    core.scheduler.plan()
-    assert sum(req.page_names is not None for req in core.scheduler.requests.values()) == 1 + 3, "the leader and three"
+    core.scheduler.planner.plan()
+    assert sum(req.page_names is not None for req in core.queues.requests.values()) == 1 + 3, "the leader and three"
     core.close()

@@ -52,18 +52,18 @@ def bring_to(core: NodeCore, req: Request, state: str) -> None:
 
 
 def run_dry(core: NodeCore) -> None:
-    while core.scheduler.requests or not core.loop.idle:
+    while core.queues.requests or not core.loop.idle:
         core.loop.step(block=True)
-        core.scheduler.take_events()
+        core.queues.take_events()
 
 
 def test_a_request_that_can_never_fit_ends_at_once() -> None:
     core = make_core(CoreKnobs(num_pages=5, page_size=16))
     for req in (job(0, 60, 30).request(), job(1, 500, 100).request(), job(2, 0).request()):
-        core.scheduler.submit(req)
-        (event,) = core.scheduler.take_events()
+        core.scheduler.intake.submit(req)
+        (event,) = core.queues.take_events()
         assert isinstance(event, Ended) and isinstance(event.error, TooLarge) and req.finished
-    assert not core.scheduler.requests and core.scheduler.plan() is None
+    assert not core.queues.requests and core.scheduler.planner.plan() is None
     core.close()
 
 
@@ -76,14 +76,14 @@ def test_abort_in_every_local_state_frees_all_and_harms_no_other(backend: str, s
         core = make_core(CoreKnobs(backend, chunk_size=16, width=width, seed=steps, num_pages=60))
         others = [job(rid, 30 + rid) for rid in range(3)]
         for other in others:
-            core.scheduler.submit(other.request())
+            core.scheduler.intake.submit(other.request())
         victim = job(9, 60, 60).request()
-        core.scheduler.submit(victim)
+        core.scheduler.intake.submit(victim)
         bring_to(core, victim, state)
         for _ in range(steps if state != "waiting" else 0):
             core.loop.step()
         if not victim.finished:
-            core.scheduler.abort(victim.key)
+            core.queues.abort(victim.key)
         assert victim.finished and victim.row == 0
         core.kv.check_integrity()
         outcome = run_local(core, [])
@@ -107,8 +107,8 @@ def test_abort_in_every_state_of_a_hand_off(backend: str, side: str) -> None:
         core = getattr(pair, side)
         record: Request = getattr(handoff, side)
         seen.add(record.state.value)
-        if record.key in core.scheduler.requests:
-            core.scheduler.abort(record.key)
+        if record.key in core.queues.requests:
+            core.queues.abort(record.key)
         pair._take_events()
         pair.outcome.ends.pop("r9", None)
         if handoff.decode.key in pair.handoffs:
@@ -126,27 +126,27 @@ def test_abort_in_every_state_of_a_hand_off(backend: str, side: str) -> None:
 
 def _tell_the_other_side(pair, handoff) -> None:  # noqa: ANN001
     for core, record in ((pair.prefill, handoff.prefill), (pair.decode, handoff.decode)):
-        core.scheduler.abort(record.key)
+        core.queues.abort(record.key)
     pair._take_events()
     pair.outcome.ends.pop("r9", None)
     if handoff.pull is not None:
         handoff.pull.done.synchronize()
     if handoff.held_row:
-        pair.decode.scheduler.release_held(handoff.held_row)
+        pair.decode.scheduler.queues.budget.release_held(handoff.held_row)
     del pair.handoffs[handoff.decode.key]
 
 
 def test_an_abort_of_nobody_is_legal() -> None:
     core = make_core(CoreKnobs())
     req = job(0).request()
-    core.scheduler.abort(req.key)
-    core.scheduler.submit(req)
+    core.queues.abort(req.key)
+    core.scheduler.intake.submit(req)
     run_local(core, [])
-    core.scheduler.abort(req.key)
-    core.scheduler.fail(req.key, IntegrityError("late"))
-    core.scheduler.complete_handoff(req.key)
-    core.scheduler.set_granted(req.key)
-    assert core.scheduler.take_events() == []
+    core.queues.abort(req.key)
+    core.queues.fail(req.key, IntegrityError("late"))
+    core.queues.complete_handoff(req.key)
+    core.queues.set_granted(req.key)
+    assert core.queues.take_events() == []
     core.close()
 
 
@@ -155,12 +155,12 @@ def test_a_deadline_ends_a_request_in_any_state(state: str) -> None:
     core = make_core(CoreKnobs(chunk_size=16))
     late, other = job(0, 60).request(), job(1, 60)
     late.deadline = 10.0
-    core.scheduler.submit(late)
-    core.scheduler.submit(other.request())
+    core.scheduler.intake.submit(late)
+    core.scheduler.intake.submit(other.request())
     bring_to(core, late, state)
-    core.scheduler.expire(10.0)
+    core.queues.expire(10.0)
     assert not late.finished, "at its deadline it is not late"
-    core.scheduler.expire(10.5)
+    core.queues.expire(10.5)
     assert late.finished and late.finish_reason is FinishReason.ERROR
     outcome = run_local(core, [])
     assert isinstance(outcome.ends["r0"].error, DeadlineExceeded)
@@ -173,11 +173,11 @@ def test_a_granted_request_s_deadline_keeps_pages_for_the_pull() -> None:
     core = make_core(CoreKnobs())
     req = job(0).request()
     req.deadline = 1.0
-    core.scheduler.grant(req, "p")
+    core.scheduler.grants.grant(req, "p")
     row = req.row
-    core.scheduler.expire(2.0)
+    core.queues.expire(2.0)
     assert req.finished and core.kv.tag(row) == "held"
-    core.scheduler.release_held(row)
+    core.queues.budget.release_held(row)
     assert_whole(core)
     core.close()
 
@@ -197,10 +197,10 @@ def siblings(count: int, num_prompt: int = 41, max_tokens: int = 20) -> list[tup
 def run_siblings(core: NodeCore, family: list[tuple[Job, Request]]) -> None:
     streams: dict[int, list[int]] = defaultdict(list)
     for _, req in family:
-        core.scheduler.submit(req)
-    while core.scheduler.requests or not core.loop.idle:
+        core.scheduler.intake.submit(req)
+    while core.queues.requests or not core.loop.idle:
         core.loop.step(block=True)
-        for event in core.scheduler.take_events():
+        for event in core.queues.take_events():
             if isinstance(event, Emitted):
                 streams[event.key.seq_index].extend(event.ids)
     for index, (sibling, _) in enumerate(family):
@@ -222,9 +222,9 @@ def test_siblings_do_not_wait_where_there_is_nothing_to_share() -> None:
     core = make_core(CoreKnobs(page_size=4, prefix_cache=False))
     family = siblings(3)
     for _, req in family:
-        core.scheduler.submit(req)
+        core.scheduler.intake.submit(req)
     core.loop.step()
-    assert not core.scheduler.waiting
+    assert not core.queues.waiting
     run_dry(core)
     core.close()
 
@@ -235,13 +235,13 @@ def test_siblings_do_not_wait_for_a_gone_leader() -> None:
         core = make_core(CoreKnobs(page_size=4, chunk_size=16))
         family = siblings(3)
         for _, req in family:
-            core.scheduler.submit(req)
+            core.scheduler.intake.submit(req)
         core.loop.step()
-        assert len(core.scheduler.waiting) == 2
+        assert len(core.queues.waiting) == 2
         leader = family[0][1]
-        core.scheduler.abort(leader.key) if way_out == "abort" else core.scheduler.retract(leader)
+        core.queues.abort(leader.key) if way_out == "abort" else core.queues.retract(leader)
         core.loop.step()
-        assert len(core.scheduler.prefilling) == 1 and len(core.scheduler.waiting) == num_waiting
+        assert len(core.queues.prefilling) == 1 and len(core.queues.waiting) == num_waiting
         run_dry(core)
         assert_whole(core)
         core.close()
@@ -250,10 +250,10 @@ def test_siblings_do_not_wait_for_a_gone_leader() -> None:
 def test_a_gated_sibling_blocks_nobody_behind_it() -> None:
     core = make_core(CoreKnobs(page_size=4, chunk_size=16))
     for _, req in siblings(2):
-        core.scheduler.submit(req)
-    core.scheduler.submit(job(7, 9).request())
+        core.scheduler.intake.submit(req)
+    core.scheduler.intake.submit(job(7, 9).request())
     core.loop.step()
-    assert [req.key.seq_index for req in core.scheduler.waiting] == [1]
+    assert [req.key.seq_index for req in core.queues.waiting] == [1]
     run_dry(core)
     core.close()
 
@@ -266,19 +266,19 @@ def test_hand_offs_without_a_grant_pin_pages_up_to_the_cap() -> None:
     core.scheduler.capacity.settings = dataclasses.replace(core.scheduler.settings, max_ungranted_pages=12)
     offers = [job(rid, 20).request(handoff_to="decode") for rid in range(4)]
     for req in offers:
-        core.scheduler.submit(req)
-    core.scheduler.submit(job(8, 20).request())
+        core.scheduler.intake.submit(req)
+    core.scheduler.intake.submit(job(8, 20).request())
     for _ in range(6):
         core.loop.step()
     states = [req.state.value for req in offers]
     assert states == ["handed_off", "handed_off", "waiting", "waiting"], "5 pages each, 12 allowed"
-    assert core.scheduler.requests[job(8).request().key].state.value == "running", "a local one is not in that queue"
-    core.scheduler.set_granted(offers[0].key)
+    assert core.queues.requests[job(8).request().key].state.value == "running", "a local one is not in that queue"
+    core.queues.set_granted(offers[0].key)
     for _ in range(4):
         core.loop.step()
     assert [req.state.value for req in offers] == ["handed_off"] * 3 + ["waiting"]
     for req in offers:
-        core.scheduler.complete_handoff(req.key)
+        core.queues.complete_handoff(req.key)
     run_local(core, [])
     core.close()
 
@@ -288,15 +288,15 @@ def test_one_hand_off_larger_than_the_cap_goes_alone() -> None:
     core.scheduler.capacity.settings = dataclasses.replace(core.scheduler.settings, max_ungranted_pages=3)
     offers = [job(rid, 20).request(handoff_to="decode") for rid in range(2)]
     for req in offers:
-        core.scheduler.submit(req)
+        core.scheduler.intake.submit(req)
     for _ in range(4):
         core.loop.step()
     assert [req.state.value for req in offers] == ["handed_off", "waiting"]
-    core.scheduler.abort(offers[0].key)
+    core.queues.abort(offers[0].key)
     for _ in range(4):
         core.loop.step()
     assert offers[1].state.value == "handed_off"
-    core.scheduler.abort(offers[1].key)
+    core.queues.abort(offers[1].key)
     run_local(core, [])
     assert_whole(core)
     core.close()
@@ -313,11 +313,11 @@ def test_a_long_queue_behind_the_cap_is_counted_once_a_plan() -> None:
             return super().values()
 
     core = make_core(CoreKnobs(page_size=4, max_ungranted_pages=12))
-    core.scheduler.queues.ungranted = watched = Watched()
+    core.queues.ungranted = watched = Watched()
     for rid in range(30):
-        core.scheduler.submit(job(rid, 20).request(handoff_to="decode"))
-    assert core.scheduler.plan() is not None and watched.rounds == 1
-    assert len(core.scheduler.waiting) == 28, "5 pages each, 12 allowed"
+        core.scheduler.intake.submit(job(rid, 20).request(handoff_to="decode"))
+    assert core.scheduler.planner.plan() is not None and watched.rounds == 1
+    assert len(core.queues.waiting) == 28, "5 pages each, 12 allowed"
     core.close()
 
 
@@ -328,25 +328,25 @@ def test_a_granted_prompt_pushes_out_those_without_a_grant(short_of: str) -> Non
     core = make_core(CoreKnobs(page_size=4, **small))  # type: ignore[arg-type]
     pinned = [job(rid, 20, 9).request(handoff_to="decode") for rid in range(2)]
     for req in pinned:
-        core.scheduler.submit(req)
+        core.scheduler.intake.submit(req)
     while [req.state.value for req in pinned] != ["handed_off"] * 2:
         core.loop.step(block=True)
     outcome = Outcome()
     outcome.take(core)
     granted = job(2, 20, 9).request(handoff_to="decode")
-    core.scheduler.submit(granted)
-    core.scheduler.set_granted(granted.key)
+    core.scheduler.intake.submit(granted)
+    core.queues.set_granted(granted.key)
     for _ in range(4):
         core.loop.step(block=True)
     assert [req.state.value for req in (*pinned, granted)] == ["handed_off", "waiting", "handed_off"]
     assert pinned[1].key in {event.request.key for event in outcome.take(core) if isinstance(event, HandoffUnpinned)}
-    core.scheduler.complete_handoff(granted.key)
+    core.queues.complete_handoff(granted.key)
     while pinned[1].state.value != "handed_off":
         core.loop.step(block=True)
     outcome.take(core)  # checks that its first token came again
     for req, one in zip(pinned, (job(0, 20, 9), job(1, 20, 9)), strict=True):
         assert outcome.streams[req.key.rid] == req.output_ids == one.expected()[:1]
-        core.scheduler.complete_handoff(req.key)
+        core.queues.complete_handoff(req.key)
     assert_whole(core)
     core.close()
 
@@ -358,23 +358,23 @@ def test_a_granted_prompt_pushes_out_those_without_a_grant(short_of: str) -> Non
 def test_a_retraction_does_not_count_as_a_cache_hit() -> None:
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 22, 6).request()
-    core.scheduler.submit(req)
+    core.scheduler.intake.submit(req)
     bring_to(core, req, "running")
     core.loop.step(block=True)
-    core.scheduler.retract(req)
+    core.queues.retract(req)
     outcome = run_local(core, [])
-    assert core.scheduler.counters.cached_prompt_tokens == 20 and outcome.ends["r0"].cached_tokens == 0
+    assert core.queues.counters.cached_prompt_tokens == 20 and outcome.ends["r0"].cached_tokens == 0
     core.close()
 
 
 def test_each_retraction_is_counted() -> None:
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 22, 6).request()
-    core.scheduler.submit(req)
+    core.scheduler.intake.submit(req)
     for count in (1, 2):
         bring_to(core, req, "running")
-        core.scheduler.retract(req)
-        assert core.scheduler.counters.retractions == count
+        core.queues.retract(req)
+        assert core.queues.counters.retractions == count
     run_dry(core)
     core.close()
 
@@ -383,7 +383,7 @@ def test_each_retraction_is_counted() -> None:
 @pytest.mark.parametrize("width", [1, 4])
 def test_no_step_follows_those_that_end_an_answer(backend: str, width: int) -> None:
     core = make_core(CoreKnobs(backend, width=width))
-    core.scheduler.widths = FixedWidth(1)
+    core.scheduler.planner.widths = FixedWidth(1)
     launched, launch = list[StepPlan](), core.engine.launch
 
     def counted(plan: StepPlan) -> StepLease:
@@ -391,7 +391,7 @@ def test_no_step_follows_those_that_end_an_answer(backend: str, width: int) -> N
         return launch(plan)
 
     core.engine.launch = counted  # type: ignore[method-assign]
-    core.scheduler.submit(job(0, max_tokens=12).request())
+    core.scheduler.intake.submit(job(0, max_tokens=12).request())
     run_dry(core)
     assert len(launched) == 12
     core.close()
@@ -401,11 +401,11 @@ def test_a_retracted_row_without_draft_state_is_recomputed_whole() -> None:
     """And then its pages are a prefix for others too."""
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 22, 6).request()
-    core.scheduler.submit(req)
+    core.scheduler.intake.submit(req)
     req.lacks_draft_state = True
     bring_to(core, req, "running")
     core.loop.step(block=True)
-    core.scheduler.retract(req)
+    core.queues.retract(req)
     assert not req.lacks_draft_state and core.kv.cache.num_cached == 0
     run_dry(core)
     assert core.kv.cache.num_cached > 22 // 4
@@ -420,10 +420,10 @@ def test_each_token_comes_with_the_reference_s_logprobs(backend: str, width: int
     jobs = [job(rid, 10 + 7 * rid, 20, num_logprobs=num) for rid, num in enumerate((-1, 0, 3, 1))]
     events: dict[str, list[TokenLogprob]] = defaultdict(list)
     for one in jobs:
-        core.scheduler.submit(one.request())
-    while core.scheduler.requests or not core.loop.idle:
+        core.scheduler.intake.submit(one.request())
+    while core.queues.requests or not core.loop.idle:
         core.loop.step(block=True)
-        for event in core.scheduler.take_events():
+        for event in core.queues.take_events():
             if isinstance(event, Emitted):
                 asked = jobs[int(event.key.rid[1:])].sampling.num_logprobs >= 0
                 assert len(event.logprobs) == (len(event.ids) if asked else 0)
@@ -449,15 +449,15 @@ def test_positions_count_from_output_one_and_survive_retraction() -> None:
     """Outcome.take asserts that no gap and no other token appears at a position; retraction re-emits nothing."""
     core, outcome, positions = make_core(CoreKnobs("simulated", seed=3)), Outcome(), []
     req = job(0, 20, 30).request()
-    core.scheduler.submit(req)
+    core.scheduler.intake.submit(req)
     for loop in range(200):
         core.loop.step(block=True)
-        for event in core.scheduler.take_events():
+        for event in core.queues.take_events():
             if isinstance(event, Emitted):
                 positions.extend(range(event.first_pos, event.first_pos + len(event.ids)))
                 outcome.streams["r0"].extend(event.ids)
         if loop in (6, 15) and req.state.value == "running":
-            core.scheduler.retract(req)
+            core.queues.retract(req)
     assert req.incarnation == 2 and positions == list(range(len(job(0).expected())))
     assert outcome.streams["r0"] == job(0, 20, 30).expected()
     core.close()
@@ -476,10 +476,10 @@ def test_an_end_tells_its_numbers_of_output_and_cached_tokens() -> None:
 def test_steps_alternate_without_mixing_and_nobody_starves() -> None:
     core = make_core(CoreKnobs(mix=False, chunk_size=8))
     decoding, long = job(0, 5, 60), job(1, 150, 5)
-    core.scheduler.submit(decoding.request())
+    core.scheduler.intake.submit(decoding.request())
     for _ in range(3):
         core.loop.step()
-    core.scheduler.submit(long.request())
+    core.scheduler.intake.submit(long.request())
     kinds = []
     launch = core.engine.launch
     core.engine.launch = lambda plan: (kinds.append((plan.num_prefill, plan.batch_size)), launch(plan))[1]  # type: ignore[method-assign]

@@ -43,12 +43,12 @@ def run(core: NodeCore, requests: Sequence[Request], *, retract_every: int = 0) 
     """Run them dry. Of each prompt position something may be said once, in order, and before the first token."""
     outcome, scores, rng = Outcome(), defaultdict[str, dict[int, TokenLogprob]](dict), random.Random(0)
     for req in requests:
-        core.scheduler.submit(req)
+        core.scheduler.intake.submit(req)
     loops = 0
-    while core.scheduler.requests or not core.loop.idle:
+    while core.queues.requests or not core.loop.idle:
         loops += 1
         core.loop.step(block=True)
-        for event in core.scheduler.queues.events:
+        for event in core.queues.events:
             if isinstance(event, Scored):
                 known = scores[event.key.rid]
                 assert event.first_pos == len(known) + 1 and event.key.rid not in outcome.streams
@@ -64,9 +64,9 @@ def run(core: NodeCore, requests: Sequence[Request], *, retract_every: int = 0) 
 
 def retract_any(core: NodeCore, rng: random.Random) -> None:
     """Those whose prompt is being computed too."""
-    holders = [req for req in core.scheduler.requests.values() if req.state.value in ("running", "prefilling")]
+    holders = [req for req in core.queues.requests.values() if req.state.value in ("running", "prefilling")]
     if holders and max(req.incarnation for req in holders) < 6:
-        core.scheduler.retract(rng.choice(holders))
+        core.queues.retract(rng.choice(holders))
 
 
 def assert_scores(jobs: Sequence[Job], scores: Scores) -> None:
@@ -114,11 +114,11 @@ def test_known_scores_are_not_computed_again_and_the_cache_helps(known: int) -> 
     run(core, [Job(0, job.prompt, SamplingParams(1, 0.0), 0).request()])
     request = job.request()
     request.scored = known
-    core.scheduler.submit(request)
+    core.scheduler.intake.submit(request)
     found: list[int] = []
-    while core.scheduler.requests or not core.loop.idle:
+    while core.queues.requests or not core.loop.idle:
         core.loop.step(block=True)
-        for event in core.scheduler.take_events():
+        for event in core.queues.take_events():
             if isinstance(event, Scored):
                 found += range(event.first_pos, event.first_pos + len(event.logprobs))
     assert found == list(range(known, 60))

@@ -18,7 +18,7 @@ from shared.core.request import Request, RequestState
 from shared.core.states import FinishReason
 from shared.engine.transfer_jobs import TransferJobs
 from shared.sched.events import Emitted, Ended, GrantRevoked
-from shared.sched.scheduler import Arrival
+from shared.sched.prebuilt import Arrival
 from tests.support.core_rig import CoreKnobs, Job, make_core
 from tests.support.scripted_core import Script, job
 
@@ -43,12 +43,12 @@ def computed(shape: int, stop: bool) -> tuple[tuple[bytes, ...], int, int, np.nd
     far = Script(width=WIDTH, page_size=PAGE_SIZE)
     long = replace(one, sampling=replace(one.sampling, max_tokens=9, stop_token_ids=()))
     sent = long.request(handoff_to="here")
-    far.core.scheduler.submit(sent)
+    far.core.scheduler.intake.submit(sent)
     done = None
     while done is None:
         far.world.run_until_idle()
         far.core.loop.step()
-        done = next((e for e in far.core.scheduler.take_events() if type(e).__name__ == "PrefillDone"), None)
+        done = next((e for e in far.core.queues.take_events() if type(e).__name__ == "PrefillDone"), None)
     pages = far.core.kv.rows.pages_of(sent.row).tolist()
     content = tuple(far.core.pool.page_view(page).tobytes() for page in pages)
     return content, done.token, done.committed, done.draft_state
@@ -93,7 +93,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(shape=st.integers(0, 11), stop=st.booleans())
     def submit(self, shape: int, stop: bool) -> None:
-        self.core.scheduler.submit(self.new_request(shape, stop))
+        self.core.scheduler.intake.submit(self.new_request(shape, stop))
         self.take_events()
 
     @rule(count=st.integers(1, 6))
@@ -104,15 +104,15 @@ class Life(RuleBasedStateMachine):
 
     @rule(shape=st.integers(0, 11), stop=st.booleans())
     def grant(self, shape: int, stop: bool) -> None:
-        if len(self.core.scheduler.granted) < 3:
+        if len(self.core.queues.granted) < 3:
             request = self.new_request(shape, stop)
-            if self.core.scheduler.grant(request, "p") is None:
+            if self.core.scheduler.grants.grant(request, "p") is None:
                 self.ends[request.key.rid] = FinishReason.ABORT  # never began
 
-    @precondition(lambda self: self.core.scheduler.granted)
+    @precondition(lambda self: self.core.queues.granted)
     @rule(data=st.data())
     def pull(self, data: st.DataObject) -> None:
-        waiting = [req for req in self.core.scheduler.granted.values() if req.row not in self.pulling]
+        waiting = [req for req in self.core.queues.granted.values() if req.row not in self.pulling]
         if not waiting:
             return
         request = data.draw(st.sampled_from(waiting))
@@ -138,31 +138,31 @@ class Life(RuleBasedStateMachine):
             self.pulling.discard(row)
             if row in self.held:
                 self.held.discard(row)
-                self.core.scheduler.release_held(row)
+                self.core.queues.budget.release_held(row)
             elif request.state is RequestState.GRANTED:
                 _, token, committed, draft_state = computed(*self.jobs[request.key.rid])
                 arrivals.append(Arrival(request, token, committed, (), draft_state))  # type: ignore[arg-type]
         self.core.loop.admit(arrivals)
         self.take_events()
 
-    @precondition(lambda self: self.core.scheduler.requests)
+    @precondition(lambda self: self.core.queues.requests)
     @rule(data=st.data(), how=st.sampled_from(("abort", "abort", "retract", "retract", "retract", "fail", "deadline")))
     def disturb(self, data: st.DataObject, how: str) -> None:
         scheduler = self.core.scheduler
-        request = data.draw(st.sampled_from(sorted(scheduler.requests.values(), key=lambda req: req.arrival)))
+        request = data.draw(st.sampled_from(sorted(scheduler.queues.requests.values(), key=lambda req: req.arrival)))
         if how == "abort":
-            scheduler.abort(request.key)
+            scheduler.queues.abort(request.key)
         elif how == "deadline":
             request.deadline = 1.0
-            scheduler.expire(2.0)
+            scheduler.queues.expire(2.0)
         elif how == "fail":
-            scheduler.fail(request.key, NodeLost("so the test says"))
+            scheduler.queues.fail(request.key, NodeLost("so the test says"))
         elif request.state in (RequestState.RUNNING, RequestState.PREFILLING, RequestState.GRANTED):
-            scheduler.retract(request)
+            scheduler.queues.retract(request)
         self.take_events()
 
     def take_events(self) -> None:
-        for event in self.core.scheduler.take_events():
+        for event in self.core.queues.take_events():
             if isinstance(event, Emitted):
                 stream = self.streams[event.key.rid]
                 assert event.first_pos == len(stream), f"{event.key} left a gap or said it twice"
@@ -175,7 +175,7 @@ class Life(RuleBasedStateMachine):
                 if event.row in self.pulling:
                     self.held.add(event.row)
                 else:
-                    self.core.scheduler.release_held(event.row)
+                    self.core.queues.budget.release_held(event.row)
 
     @invariant()
     def books_add_up(self) -> None:
@@ -194,15 +194,15 @@ class Life(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         for _ in range(3000):
-            if not self.core.scheduler.requests and self.core.loop.idle and not len(self.pulls):
+            if not self.core.queues.requests and self.core.loop.idle and not len(self.pulls):
                 break
-            for request in list(self.core.scheduler.granted.values()):
+            for request in list(self.core.queues.granted.values()):
                 if request.row not in self.pulling:
-                    self.core.scheduler.abort(request.key)
+                    self.core.queues.abort(request.key)
             self.core.loop.step(block=True)
             self.land()
         else:
-            raise AssertionError(f"no end within 3000 steps: {len(self.core.scheduler.requests)} requests are open")
+            raise AssertionError(f"no end within 3000 steps: {len(self.core.queues.requests)} requests are open")
         assert set(self.ends) == set(self.jobs), "every request ended, once"
         self.streams_are_prefixes()
         self.core.check_integrity(idle=True)

@@ -164,13 +164,13 @@ def test_others_step_between_two_suspects() -> None:
     launch = core.engine.launch
     core.engine.launch = lambda plan: plans.append(plan) or launch(plan)  # type: ignore[func-returns-value, method-assign]
     decoding = good_job(0, 20, 60).request()
-    core.scheduler.submit(decoding)
+    core.scheduler.intake.submit(decoding)
     while len(decoding.output_ids) < 3:
         core.loop.step(block=True)
     Forward(core, is_bad)
     suspects = [good_job(rid, 20, 1) for rid in range(1, 5)]
     for job in [*suspects, bad_job(9)]:
-        core.scheduler.submit(job.request())
+        core.scheduler.intake.submit(job.request())
     before = len(plans)
     while core.loop.num_failed_steps < 2:
         core.loop.step(block=True)
@@ -193,8 +193,8 @@ def test_a_suspect_that_comes_back_from_the_cold_tier_goes_on(nth: int) -> None:
     good = [good_job(rid) for rid in range(4)]
     assert_streams(good, run_local(core, good, rng=random.Random(2)))
     assert core.loop.num_failed_steps == 1
-    assert core.scheduler.counters.readmissions == 0
-    assert nth == 3 or core.scheduler.counters.restored_pages
+    assert core.queues.counters.readmissions == 0
+    assert nth == 3 or core.queues.counters.restored_pages
     core.close()
 
 
@@ -209,7 +209,7 @@ def test_a_bad_prompt_fails_alone_on_a_prefill_node() -> None:
     bad, good = good_job(9, FAR + 8), [good_job(rid, 150) for rid in range(3)]
     keys = [net.generate(p, job, d) for job in (bad, *good)]
     net.run(until=lambda: p.ctx.core.loop.num_failed_steps > 0)
-    assert len(p.ctx.core.scheduler.prefilling) > 1 and net.messages(Ready), "others were in the step, and announced"
+    assert len(p.ctx.core.queues.prefilling) > 1 and net.messages(Ready), "others were in the step, and announced"
     net.run()
     assert [net.router.streams[key] for key in keys[1:]] == [expected(job) for job in good]
     assert net.router.end(keys[0]).error_code == "step_failed" and len(net.messages(Installed)) == 3
@@ -224,19 +224,19 @@ def test_a_hand_off_recomputes_only_what_the_failed_step_lost(nth: int) -> None:
     prompt = first.prompt + job.prompt[20:]
     run_local(core, [first])
     again = Job(3, prompt, job.sampling, 3)
-    core.scheduler.counters.prompt_tokens = 0
+    core.queues.counters.prompt_tokens = 0
     calls: list[int] = []
     Forward(core, lambda inputs: calls.append(1) or len(calls) == nth)
     req = again.request(handoff_to="decode")
-    core.scheduler.submit(req)
+    core.scheduler.intake.submit(req)
     row = 0
     while req.state.value != "handed_off":
         core.loop.step(block=True)
         assert row in (0, req.row), "it keeps its row"
         row = req.row
     assert core.loop.num_failed_steps == 1 and req.output_ids == again.expected()[:1]
-    assert core.scheduler.counters.prompt_tokens == 60 - 20 + 16, "20 were cached, and one chunk ran twice"
-    core.scheduler.complete_handoff(req.key)
+    assert core.queues.counters.prompt_tokens == 60 - 20 + 16, "20 were cached, and one chunk ran twice"
+    core.queues.complete_handoff(req.key)
     run_local(core, [])
     assert_whole(core)
     core.close()
@@ -258,7 +258,7 @@ def test_a_dead_device_ends_the_node_and_blames_no_request(backend: str, num_job
     core, outcome = make_core(CoreKnobs(backend, chunk_size=16)), Outcome()
     dies(core, nth)
     for rid in range(num_jobs):
-        core.scheduler.submit(good_job(rid).request())
+        core.scheduler.intake.submit(good_job(rid).request())
     with pytest.raises(DeviceLost, match="injected"):
         for _ in range(500):
             core.loop.step(block=True)
@@ -281,7 +281,7 @@ def test_a_dead_device_ends_a_prefill_node(layer_ends: tuple[int, ...]) -> None:
     """Also where a hand-off can't begin again, for its layers have gone ahead."""
     core, outcome = make_core(CoreKnobs(chunk_size=16, layer_ends=layer_ends)), Outcome()
     dies(core)
-    core.scheduler.submit(good_job(0).request(handoff_to="decode"))
+    core.scheduler.intake.submit(good_job(0).request(handoff_to="decode"))
     with pytest.raises(DeviceLost):
         for _ in range(50):
             core.loop.step(block=True)
@@ -296,11 +296,11 @@ def test_requests_that_leave_in_time_do_not_hide_a_dead_device() -> None:
     with pytest.raises(DeviceLost):
         for rid in range(MOST_IN_A_ROW):
             req = good_job(rid).request()
-            core.scheduler.submit(req)
+            core.scheduler.intake.submit(req)
             failed = core.loop.num_failed_steps
             while core.loop.num_failed_steps == failed:
                 core.loop.step(block=True)
-            core.scheduler.abort(req.key)
+            core.queues.abort(req.key)
     assert core.loop.num_failed_steps == MOST_IN_A_ROW
     core.close()
 
@@ -313,7 +313,7 @@ def test_a_device_error_is_believed_if_an_empty_step_fails_too(place: str) -> No
     else:
         launch = core.streams.copy.launch
         core.streams.copy.launch = lambda fn, *args, **kwargs: launch(_lost, *args, **kwargs)  # type: ignore
-    core.scheduler.submit(good_job(0).request())
+    core.scheduler.intake.submit(good_job(0).request())
     with pytest.raises(DeviceLost):
         for _ in range(20):
             core.loop.step(block=True)
@@ -343,7 +343,7 @@ def test_the_step_of_nobody_s_takes_nothing_and_touches_nobody(hazards, knobs: d
     core = hazards.watch(make_core(CoreKnobs("simulated", seed=4, **({"page_size": 4} | knobs))))
     job = replace(good_job(1), window=knobs.get("window", 0), encoder=knobs.get("encoder", False))
     req = job.request()
-    core.scheduler.submit(req)
+    core.scheduler.intake.submit(req)
     while len(req.output_ids) < 5:
         core.loop.step(block=True)
     while core.engine.leases:

@@ -108,10 +108,12 @@ def run(core: NodeCore) -> dict[str, list[int]]:
     for again in range(2):
         for i, (prompt, sampling, seed) in enumerate(JOBS):
             key = RequestKey("test", 1, f"{again}.{i}", 0, 0)
-            core.scheduler.submit(Request(key, np.asarray(prompt, np.int64), sampling, seed, arrival=10 * again + i))
-        while core.scheduler.requests or not core.loop.idle:
+            core.scheduler.intake.submit(
+                Request(key, np.asarray(prompt, np.int64), sampling, seed, arrival=10 * again + i)
+            )
+        while core.queues.requests or not core.loop.idle:
             core.loop.step(block=True)
-            for event in core.scheduler.take_events():
+            for event in core.queues.take_events():
                 if isinstance(event, Emitted):
                     streams.setdefault(event.key.rid, []).extend(event.ids)
     core.kv.check_integrity(idle=True)

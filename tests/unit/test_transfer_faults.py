@@ -233,7 +233,7 @@ def test_pages_for_an_ended_request_are_written_nowhere(pair: Pairs) -> None:
     net.run()
     own = net.generate(d, job(1, sampling=replace(LONG, max_tokens=60)))
     net.run(until=lambda: len(net.router.streams[own]) > 5)
-    assert handoff.row in {request.row for request in d.ctx.core.scheduler.requests.values()}
+    assert handoff.row in {request.row for request in d.ctx.core.queues.requests.values()}
     group_of(p).open = True
     group_of(p).move()
     net.run()

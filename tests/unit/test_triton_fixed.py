@@ -93,7 +93,7 @@ def prompt_bits(shape: AttentionShape, cuts: Sequence[int], beside: Sequence[Row
         line = step.inputs.page_table[0, : len(own)].long()
         step.kv[line] = pages[own[: len(line)].long()]
         step.qkv[: stop - start] = whole.qkv[start:stop]
-        host = HostLengths(np.asarray(step.inputs.cu_q_lens), None, None, len(beside))
+        host = HostLengths(np.asarray(step.inputs.cu_q_lens), None, len(beside))
         step.inputs = replace(step.inputs, host=host)
         found.append(step.run(attention.TritonAttention(shape, tables_of(shape), is_fixed=fixed))[: stop - start])
         pages[own[: len(line)].long()] = step.kv_after[line]
@@ -114,7 +114,7 @@ def test_a_prompt_has_its_bits_however_it_is_cut(cuts: tuple[int, ...], shape: A
 def test_a_short_chunk_is_read_as_a_chunk_beside_nobody() -> None:
     """Without the flag its kernel follows from the longest row of the step, and splits its keys."""
     inputs = make_step(SHAPE, [Row(30, 2), Row(9, 1)]).inputs
-    inputs = replace(inputs, host=HostLengths(np.asarray(inputs.cu_q_lens), None, None, 1))
+    inputs = replace(inputs, host=HostLengths(np.asarray(inputs.cu_q_lens), None, 1))
     chunks, windows = attention.parted(inputs, is_fixed=True)
     assert (chunks.num_rows, chunks.num_tokens, windows.num_rows, windows.max_q_len) == (1, 2, 1, 1)
     assert attention.parted(inputs)[0].num_rows == 0

@@ -240,30 +240,30 @@ class SimCluster:
     def _turn(self, node: SimNode) -> None:
         timed = node.timed
         timed.turn()
-        events = timed.scheduler.take_events()
+        events = timed.scheduler.queues.take_events()
         while any(map(is_news, events)) or self._grant(node):
             for event in events:
                 self._event(node, event)
             timed.turn()
-            events = timed.scheduler.take_events()
+            events = timed.scheduler.queues.take_events()
         for event in events:
             self._event(node, event)
         self._wake(node)
 
     def _grant(self, node: SimNode) -> bool:
         """Grant memory like decode_node.prealloc: in order of arrival, until a request gets none."""
-        scheduler = node.timed.scheduler
-        scheduler.oldest_offer = None
+        queues = node.timed.scheduler.queues
+        queues.oldest_offer = None
         num_granted = 0
         for handoff in list(node.offers):
             req = handoff.target
-            older_waits = bool(scheduler.waiting) and scheduler.waiting[0].arrival < req.arrival
+            older_waits = bool(queues.waiting) and queues.waiting[0].arrival < req.arrival
             if older_waits or node.timed.grant(req) is None:
-                scheduler.oldest_offer = req.arrival
+                queues.oldest_offer = req.arrival
                 break
             node.offers.remove(handoff)
             handoff.is_granted = True
-            handoff.giver.timed.scheduler.set_granted(handoff.source.key)
+            handoff.giver.timed.scheduler.queues.set_granted(handoff.source.key)
             self._at(self._clock.now, functools.partial(self._turn, handoff.giver))  # `giver` may now pin more
             num_granted += 1
             self._pull(handoff.source.key, handoff.num_final)
@@ -340,13 +340,13 @@ class SimCluster:
         open_ = self._open.get(key)
         if open_ is not None and open_.handoff is not None:
             giver, open_.handoff = open_.handoff.giver, None
-            giver.timed.scheduler.complete_handoff(key)
+            giver.timed.scheduler.queues.complete_handoff(key)
             giver.timed.forget(key)
             self._turn(giver)
 
     def _revoked(self, node: SimNode, event: GrantRevoked) -> None:
         """Free the pages. The decode node itself prefills a retracted request."""
-        node.timed.scheduler.release_held(event.row)
+        node.timed.scheduler.queues.budget.release_held(event.row)
         if event.retracted:
             self._forget_handoff(event.request.key)
 
@@ -364,7 +364,7 @@ class SimCluster:
             for side in (handoff.giver, handoff.taker):
                 if side is not node:
                     side.timed.forget(event.key)
-                    side.timed.scheduler.abort(event.key)
+                    side.timed.scheduler.queues.abort(event.key)
                     self._turn(side)
         record.end, record.finish_reason = self._clock.now, event.reason.value
         record.error = event.error.message if event.error is not None else ""

@@ -87,7 +87,7 @@ class Bench:
     def __init__(self, core: NodeCore) -> None:
         self.core = core
         self.log = StepLog()
-        core.scheduler.widths = self.log
+        core.scheduler.planner.widths = self.log
         self._num_asked = 0
 
     def ask(self, prompt_tokens: int, output_tokens: int) -> None:
@@ -107,13 +107,12 @@ class Bench:
         self.core.take_events()
 
     def finish(self, left: int = 0) -> None:
-        scheduler = self.core.scheduler
-        while len(scheduler.requests) > left or (not left and not self.core.loop.idle):
+        while len(self.core.requests) > left or (not left and not self.core.loop.idle):
             self.turn()
 
     def until_running(self, num_rows: int) -> None:
-        scheduler = self.core.scheduler
-        while len(scheduler.running) < num_rows or scheduler.prefilling or scheduler.waiting:
+        queues = self.core.queues
+        while len(queues.running) < num_rows or queues.prefilling or queues.waiting:
             self.turn()
 
     # ---- loads
@@ -157,7 +156,7 @@ def serve(config: NodeProcessConfig, out: Path | None) -> int:
     warm_up(core, log)
     bench = Bench(core)
     bench.mixed()
-    bench.log = core.scheduler.widths = StepLog()
+    bench.log = core.scheduler.planner.widths = StepLog()
     if out is None:
         print("busy", flush=True)
         while True:

@@ -68,7 +68,7 @@ class TimedNode:
             if isinstance(work, StepPlan):
                 self.scheduler.process(self._result(work))
         while sum(isinstance(one.work, StepPlan) for one in self._launched) <= 1:
-            plan = self.scheduler.plan()
+            plan = self.scheduler.planner.plan()
             if plan is None:
                 return
             begin = max(self._clock.now, self.busy_until)
@@ -80,14 +80,14 @@ class TimedNode:
 
     def submit(self, req: Request) -> None:
         self.num_prompt_tokens[req.key] = len(req.prompt_ids)
-        self.scheduler.submit(req)
+        self.scheduler.intake.submit(req)
 
     def grant(self, req: Request) -> int | None:
         self.num_prompt_tokens[req.key] = len(req.prompt_ids)
-        return self.scheduler.grant(req, "")
+        return self.scheduler.grants.grant(req, "")
 
     def admit(self, arrival: Arrival) -> None:
-        admission = self.scheduler.process_prebuilt([arrival])
+        admission = self.scheduler.grants.process_prebuilt([arrival])
         if admission is not None:
             self._launched.append(Launched(admission, max(self._clock.now, self.busy_until)))
 

@@ -157,7 +157,7 @@ def attending(
     starts = np.arange(rows.batch + 1, dtype=np.int32) * rows.queries
     before = rows.keys - rows.queries
     num_running = 0 if rows in PREFILL + TINY_PREFILL else rows.batch
-    host = HostLengths(starts, np.full(rows.batch, before), rows.batch * before, num_running)
+    host = HostLengths(starts, np.full(rows.batch, before), num_running)
     inputs = AttentionInputs(
         positions=torch.arange(before, rows.keys, device=device).repeat(rows.batch),
         cu_q_lens=torch.from_numpy(starts).to(device),

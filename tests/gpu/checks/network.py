@@ -81,7 +81,7 @@ def decode(
                     torch.tensor([stop - start - 1], device=device),
                     stop - start,
                     stop,
-                    host=HostLengths(bounds, np.asarray([start]), start, 0),
+                    host=HostLengths(bounds, np.asarray([start]), 0),
                 ),
                 pool,
             )
@@ -95,7 +95,7 @@ def decode(
         torch.arange(len(contexts), device=device),
         1,
         max(contexts) + 1,
-        host=HostLengths(bounds, None, None, len(contexts)),
+        host=HostLengths(bounds, None, len(contexts)),
     )
 
     def step() -> torch.Tensor:
@@ -140,10 +140,10 @@ def tokens_of(place: Place, model: Model, most_tokens: int | None) -> tuple[dict
                 key = RequestKey("growth", 1, f"r{number}", 0, 0)
                 found[key.rid] = []
                 prompt = rng.integers(2, model.spec.vocab_size, length).astype(np.int64)
-                core.scheduler.submit(Request(key, prompt, SamplingParams(out, temperature=0.0), 0, number))
-            while core.scheduler.requests or not core.loop.idle:
+                core.scheduler.intake.submit(Request(key, prompt, SamplingParams(out, temperature=0.0), 0, number))
+            while core.queues.requests or not core.loop.idle:
                 core.loop.step(block=True)
-                for event in core.scheduler.take_events():
+                for event in core.queues.take_events():
                     if isinstance(event, Emitted):
                         found[event.key.rid].extend(int(one) for one in event.ids)
         return found, core.engine.runner.totals() if most_tokens is not None else {}

@@ -164,7 +164,7 @@ class Step:
             max_seq_len=bound or self.longest,
             slots=self.slots if self.visible is not None else None,
             visible=self.visible,
-            host=HostLengths(starts, None, None, 0 if self.chunk else len(self.lens)),
+            host=HostLengths(starts, None, 0 if self.chunk else len(self.lens)),
         )
 
     def attend(self, backend: Any, inputs: AttentionInputs) -> torch.Tensor:

@@ -267,14 +267,14 @@ def waiting_prompt_counts_as_sent() -> list[str]:
 def former_life_fails_the_next() -> list[str]:
     core, seen, what = make_core(PLAIN), Outcome(), job(1, 40, 12)
     req = what.request()
-    core.scheduler.submit(req)
+    core.scheduler.intake.submit(req)
     while len(req.output_ids) < 4:
         core.loop.step(block=True)
     before = RowId(req.key, req.incarnation)
-    core.scheduler.retract(req)  # for memory, with a step in flight
+    core.queues.retract(req)  # for memory, with a step in flight
     for step in (9, 10):  # once makes a suspect of whom it names, twice ends him
-        core.scheduler.step_failed((before,), (), StepFailed(f"step {step}: out of memory"))
-    while core.scheduler.requests or not core.loop.idle:
+        core.scheduler.results.step_failed((before,), (), StepFailed(f"step {step}: out of memory"))
+    while core.queues.requests or not core.loop.idle:
         core.loop.step(block=True)
     seen.take(core)
     end, tokens, expected = seen.ends["r1"], seen.streams["r1"], what.expected()

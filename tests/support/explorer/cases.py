@@ -277,11 +277,11 @@ def _drive(core: NodeCore, jobs: list[Job], rng: random.Random) -> Outcome:
     """Submit in waves, step with and without blocking, retract somebody now and then, until nothing is left."""
     outcome, left, rounds, retractions = Outcome(), list(jobs), 0, 0
     every = rng.choice([0, 5, 11])
-    while left or core.scheduler.requests or not core.loop.idle:
+    while left or core.queues.requests or not core.loop.idle:
         rounds += 1
-        assert rounds < ROUNDS, f"no end after {rounds} rounds: {len(core.scheduler.requests)} requests open"
+        assert rounds < ROUNDS, f"no end after {rounds} rounds: {len(core.queues.requests)} requests open"
         while left and rng.random() < 0.5:
-            core.scheduler.submit(left.pop(0).request())
+            core.scheduler.intake.submit(left.pop(0).request())
         core.loop.step(block=rng.random() < 0.5)
         outcome.take(core)
         if every and rounds % every == 0 and retractions < 12:
@@ -337,12 +337,12 @@ class Disturber:
     def maybe(self) -> None:
         core, side = self.node.ctx.core, self.node.side
         assert isinstance(side, DecodeSide)
-        running = [req for req in core.scheduler.running.reqs if req.state is RequestState.RUNNING]
-        granted = core.scheduler.granted
+        running = [req for req in core.queues.running.reqs if req.state is RequestState.RUNNING]
+        granted = core.queues.granted
         pulled = [h.request for h in side.transfers.open.values() if h.num_pulling and h.key in granted]
         if pulled and self.retractions and self.rng.random() < 0.1:
             self.retractions -= 1
-            core.scheduler.retract(self.rng.choice(pulled))
+            core.queues.retract(self.rng.choice(pulled))
         elif running and self.aborts and self.rng.random() < (0.2 if side.prealloc.requests() else 0.01):
             self.aborts -= 1
             key = to_wire(self.rng.choice(running).key)
@@ -350,7 +350,7 @@ class Disturber:
             self.net.abort(self.node, key)
         elif running and self.retractions and self.rng.random() < 0.02:
             self.retractions -= 1
-            core.scheduler.retract(self.rng.choice(running))
+            core.queues.retract(self.rng.choice(running))
 
 
 def _carry(nodes: tuple[Node, Node], jobs: list[Job], rng: random.Random, seed: int) -> None:

@@ -70,7 +70,7 @@ def cold_copies_do_not_wait(site: Site) -> None:
 
 def cold_copies_end_at_once(site: Site) -> None:
     """Copies of the cold tier count as done as soon as they were launched."""
-    offload = site.core.scheduler.queues.offload
+    offload = site.core.queues.offload
     assert isinstance(offload, Offload)
     jobs = offload._tier.jobs
     jobs.take_done = lambda: at_once(jobs)  # type: ignore[method-assign]
@@ -163,7 +163,7 @@ def live_lengths(site: Site) -> None:
     forward = worker.forward
 
     def live(plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
-        running = scheduler.running
+        running = scheduler.queues.running
         if len(running) == plan.batch_size and plan.num_prefill == 0:
             plan = dataclasses.replace(plan, seq_lens_cpu=running.seq_lens.lo)
         yield from forward(plan, lease)
@@ -204,7 +204,7 @@ def live_batch_rows(site: Site) -> None:
     forward = worker.forward
 
     def live(plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
-        rows = scheduler.running.req_pool_indices
+        rows = scheduler.queues.running.req_pool_indices
         if len(rows) == plan.batch_size and plan.num_prefill == 0:
             plan = dataclasses.replace(plan, req_pool_indices=rows)
         yield from forward(plan, lease)
@@ -230,7 +230,7 @@ def incarnation_unchecked(site: Site) -> None:
     process = scheduler.process
 
     def trusting(result: StepResult) -> None:
-        known = [scheduler.requests.get(row_id.key) for row_id in result.row_ids]
+        known = [scheduler.queues.requests.get(row_id.key) for row_id in result.row_ids]
         row_ids = [
             row_id if req is None else row_id._replace(incarnation=req.incarnation)
             for row_id, req in zip(result.row_ids, known, strict=True)
@@ -267,7 +267,7 @@ def revoked_row_freed_at_once(site: Site) -> None:
 
     def revoked(key: Any, row: int, now: float) -> HandoffIn | None:
         handoff = transfers.open.pop(key, None)
-        core.scheduler.release_held(row)
+        core.queues.budget.release_held(row)
         return handoff
 
     transfers.revoked = revoked  # type: ignore[method-assign]
@@ -276,7 +276,7 @@ def revoked_row_freed_at_once(site: Site) -> None:
 def described_early(site: Site) -> None:
     """The prefill node describes a chunk when it is planned, not when its step was processed."""
     scheduler = site.nodes[0].ctx.core.scheduler
-    advance = scheduler._advance_chunks
+    advance = scheduler.planner._advance_chunks
 
     def eager(shares: Any, step: int) -> None:
         advance(shares, step)
@@ -284,7 +284,7 @@ def described_early(site: Site) -> None:
             if share.chunk.request.handoff_to is not None:
                 scheduler.queues.events.append(ChunkReady(share.chunk.request, share.chunk.computed))
 
-    scheduler._advance_chunks = eager  # type: ignore[method-assign]
+    scheduler.planner._advance_chunks = eager  # type: ignore[method-assign]
 
 
 def short_reservation(site: Site) -> None:
@@ -295,7 +295,7 @@ def short_reservation(site: Site) -> None:
 def cached_page_written(site: Site) -> None:
     """The last token of a cached prefix is computed again, into the cache's page. The values are the same, so no
     stream can show it."""
-    budget = site.core.scheduler.budget
+    budget = site.core.queues.budget
     reserve = budget.reserve
 
     def one_more(*args: Any) -> int | None:

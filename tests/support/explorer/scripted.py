@@ -53,7 +53,7 @@ def _two_steps_in_flight(stack: ExitStack, mutant: Mutant | None, fail_copy: boo
         mutant.apply(Site(core, (), stack))
     for rid in (0, 1):
         sampling = SamplingParams(max_tokens=30, temperature=0.0)
-        core.scheduler.submit(Job(rid, tuple(range(10 + rid)), sampling, rid).request())
+        core.scheduler.intake.submit(Job(rid, tuple(range(10 + rid)), sampling, rid).request())
     core.loop.step()
     core.loop.step()
     assert len(core.engine.leases) == 2

@@ -19,6 +19,7 @@ import numpy as np
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap
+from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, HistorySeed, StepPlan
 from shared.model.interface import ModelInputs
 from shared.node.core import NodeCore
@@ -76,7 +77,7 @@ class NodeWatch:
         self._wrap_table()
         self._wrap_model()
         self._wrap_engine()
-        offload = core.scheduler.queues.offload
+        offload = core.queues.offload
         if isinstance(offload, Offload):
             self._wrap_cold(offload)
 
@@ -290,16 +291,17 @@ class NodeWatch:
 
     def _wrap_engine(self) -> None:
         engine, loop = self.core.engine, self.core.loop
-        launch, admit, step = engine.launch, engine.admit, loop.step
+        launch, sample, admit, step = engine.launch, engine.sample_masked, engine.admit, loop.step
 
         def launch_watched(plan: StepPlan) -> Any:
             self._require_rows(plan)
-            rows = self.core.kv._private[plan.req_pool_indices]
-            self._plan, self._private = plan, dict(enumerate(rows))
-            try:
+            with self._launching(plan):
                 return launch(plan)
-            finally:
-                self._plan, self._private = None, {}
+
+        def sample_watched(lease: StepLease) -> None:
+            assert isinstance(lease.work, StepPlan)
+            with self._launching(lease.work):
+                sample(lease)
 
         def admit_watched(admission: Admission) -> Any:
             self._require_rows(admission)
@@ -310,7 +312,17 @@ class NodeWatch:
             self.detector.check()
             return moved
 
-        engine.launch, engine.admit, loop.step = launch_watched, admit_watched, step_watched  # type: ignore[method-assign]
+        engine.launch, engine.sample_masked = launch_watched, sample_watched  # type: ignore[method-assign]
+        engine.admit, loop.step = admit_watched, step_watched  # type: ignore[method-assign]
+
+    @contextmanager
+    def _launching(self, plan: StepPlan) -> Iterator[None]:
+        """Closures that are launched meanwhile may read the plan, and the pages that its rows have now."""
+        self._plan, self._private = plan, dict(enumerate(self.core.kv._private[plan.req_pool_indices]))
+        try:
+            yield
+        finally:
+            self._plan, self._private = None, {}
 
     def _require_rows(self, work: StepPlan | Admission) -> None:
         """Every row of a step belongs to the request that the step names, and to no other batch row; the padding row is

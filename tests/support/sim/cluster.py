@@ -309,7 +309,7 @@ def leftovers(host: NodeHost) -> str:
         return f"{host.name} is dead"
     if host.node.idle and not open_pulls(host):
         return ""
-    requests = [f"{req.key} {req.state.value}" for req in host.node.ctx.core.scheduler.requests.values()]
+    requests = [f"{req.key} {req.state.value}" for req in host.node.ctx.core.queues.requests.values()]
     outside = [f"{req.key} outside" for req in host.node.side.outside()]
     pulls = [f"pull {name}" for name in open_pulls(host)]
     return f"{host.name}: {', '.join(requests + outside + pulls) or 'steps in flight'}"
@@ -327,7 +327,10 @@ def check_node(host: NodeHost) -> None:
         raise Violation(f"{host.name}: {error.message}", host.name) from error
     if core.kv.allocator.num_free != core.kv.allocator.num_total:
         raise Violation(f"{host.name}: {core.kv.allocator.num_total - core.kv.allocator.num_free} pages are not free")
-    books: dict[str, object] = {"scheduler.ungranted": core.scheduler.ungranted, "engine.leases": core.engine.leases}
+    books: dict[str, object] = {
+        "scheduler.queues.ungranted": core.queues.ungranted,
+        "engine.leases": core.engine.leases,
+    }
     if isinstance(side, PrefillSide):
         books |= {
             "offered": side.bootstrap.offered,

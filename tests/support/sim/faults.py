@@ -406,12 +406,12 @@ class Faults:
         """Memory ran out for somebody, at a time of our choice."""
         assert host.node is not None
         scheduler = host.node.ctx.core.scheduler
-        running = [req for req in scheduler.running.reqs if req.state is RequestState.RUNNING]
-        prompts = [chunk.request for chunk in scheduler.prefilling if chunk.request.handoff_to is None]
-        granted = list(scheduler.granted.values())
+        running = [req for req in scheduler.queues.running.reqs if req.state is RequestState.RUNNING]
+        prompts = [chunk.request for chunk in scheduler.queues.prefilling if chunk.request.handoff_to is None]
+        granted = list(scheduler.queues.granted.values())
         kinds = [kind for kind in (running, prompts, granted) if kind]
         if kinds:
-            scheduler.retract(self.rng.choice(self.rng.choice(kinds)))
+            scheduler.queues.retract(self.rng.choice(self.rng.choice(kinds)))
 
 
 def in_a_pull(hosts: Sequence[NodeHost], *, lends: bool) -> list[NodeHost]:

@@ -137,7 +137,7 @@ def check_pulls(host: NodeHost, look: Look, before: Look | None) -> None:
     if not isinstance(side, PrefillSide):
         return
     pulling = {pull.request.key for pull in side.pulls.open.values()}
-    for key, req in host.node.ctx.core.scheduler.requests.items():
+    for key, req in host.node.ctx.core.queues.requests.items():
         if req.awaits_prefix and key not in pulling:
             raise Violation(f"{host.name} keeps {key} for a pull that is over", host.name)
     look.pulls_end = min((pull.until for pull in side.pulls.open.values()), default=float("inf"))
@@ -195,14 +195,14 @@ def first_offer(node: Node) -> WaitingOffer | None:
     shares = Shares(node.ctx, node.side.transfers.open.values())
     offers, routers = node.side.prealloc._offers.values(), node.ctx.routers
     known = (o for o in offers if o.request.may_begin and routers.peer_of(o.request.key) is not None)
-    follows = node.ctx.core.scheduler.queues.prefixes.follows
+    follows = node.ctx.core.queues.prefixes.follows
     return next((o for o in known if shares.allow(o) and not follows(o.request)), None)
 
 
 def has_room_for(node: Node, offer: WaitingOffer) -> bool:
     scheduler, req = node.ctx.core.scheduler, offer.request
     follows = scheduler.queues.prefixes.follows
-    first = next((other for other in scheduler.waiting if other.may_begin and not follows(other)), None)
+    first = next((other for other in scheduler.queues.waiting if other.may_begin and not follows(other)), None)
     return (first is None or first.arrival > req.arrival) and fits(scheduler, req, scheduler.settings.width)
 
 
@@ -210,8 +210,8 @@ def first_prompt(node: Node) -> Request | None:
     """The oldest one that waits for memory alone, unless an offer is older. Those that nobody has granted come last:
     they give way to all others, so what is free may be kept for one of these."""
     scheduler = node.ctx.core.scheduler
-    wanted = [req for req in scheduler.waiting if req.may_begin and not scheduler.queues.prefixes.follows(req)]
-    prompt = min(wanted, key=lambda req: (req.key in scheduler.ungranted, req.arrival), default=None)
+    wanted = [req for req in scheduler.queues.waiting if req.may_begin and not scheduler.queues.prefixes.follows(req)]
+    prompt = min(wanted, key=lambda req: (req.key in scheduler.queues.ungranted, req.arrival), default=None)
     if prompt is None or not isinstance(node.side, DecodeSide):
         return prompt
     offer = first_offer(node)
@@ -219,15 +219,15 @@ def first_prompt(node: Node) -> Request | None:
 
 
 def fits_prompt(scheduler: Scheduler, req: Request) -> bool:
-    if req.key in scheduler.ungranted and not below_cap(scheduler, req):
+    if req.key in scheduler.queues.ungranted and not below_cap(scheduler, req):
         return False
     return fits(scheduler, req, 0 if req.handoff_to is not None else scheduler.settings.width)
 
 
 def below_cap(scheduler: Scheduler, req: Request) -> bool:
     """What is computed without a grant pins so much at most; a single one may pin more."""
-    holders = [scheduler.requests[key] for key in scheduler.ungranted]
-    pages = [int(scheduler.kv.rows.num_pages[holder.row]) for holder in holders if holder.row]
+    holders = [scheduler.queues.requests[key] for key in scheduler.queues.ungranted]
+    pages = [int(scheduler.queues.budget.kv.rows.num_pages[holder.row]) for holder in holders if holder.row]
     own = page_count(req.num_tokens, scheduler.settings.page_size)
     return not pages or sum(pages) + own <= scheduler.settings.max_ungranted_pages
 
@@ -235,7 +235,7 @@ def below_cap(scheduler: Scheduler, req: Request) -> bool:
 def fits(scheduler: Scheduler, req: Request, extra: int) -> bool:
     """Row and pages without any from the prefix cache, and what running rows may take next stays free. What open pulls
     of prefixes hold is free: they give way."""
-    kv, pulled = scheduler.kv, scheduler.budget._pulled
+    kv, pulled = scheduler.queues.budget.kv, scheduler.queues.budget._pulled
     missing = page_count(req.num_tokens + extra, scheduler.settings.page_size) - sum(pulled.values())
     return bool(kv.rows.num_free + len(pulled)) and kv.num_available - missing >= scheduler.capacity.headroom()
 
@@ -243,5 +243,9 @@ def fits(scheduler: Scheduler, req: Request, extra: int) -> bool:
 def has_room(node: Node) -> bool:
     """Whether a decode node could grant something small: nobody waits, and a row and a page are free."""
     scheduler = node.ctx.core.scheduler
-    is_empty = not scheduler.waiting and isinstance(node.side, DecodeSide) and not node.side.prealloc.requests()
-    return is_empty and bool(scheduler.kv.rows.num_free) and scheduler.kv.num_available > scheduler.capacity.headroom()
+    is_empty = not scheduler.queues.waiting and isinstance(node.side, DecodeSide) and not node.side.prealloc.requests()
+    return (
+        is_empty
+        and bool(scheduler.queues.budget.kv.rows.num_free)
+        and scheduler.queues.budget.kv.num_available > scheduler.capacity.headroom()
+    )

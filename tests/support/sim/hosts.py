@@ -162,7 +162,7 @@ class NodeHost:
             transports=plan.transports,
             fingerprint=make_fingerprint(
                 *(core.model.spec, core.pool.planes, plan.knobs.page_size, drafter, "sim"),
-                core.scheduler.grammar_version,
+                core.scheduler.intake.grammar_version,
             ),
             max_context=MAX_CONTEXT,
             max_running=plan.knobs.max_running,

@@ -42,7 +42,7 @@ def check_node_s_friends(host: NodeHost) -> None:
     routers, gone, lost = host.node.ctx.routers, host.port.told_gone, host.port.lost_dials
     if not gone and not lost:
         return
-    for key in host.node.ctx.core.scheduler.requests:
+    for key in host.node.ctx.core.queues.requests:
         if routers.peer_of(key) is None:
             raise Violation(f"{host.name} works on {key}, whose router is gone", host.name)
     waits = [(key, peer) for key, peer in waited_for(host) if peer in gone]
