@@ -241,6 +241,7 @@ def table(status: dict[str, Any]) -> str:
         *slow(status),
         *cores(status),
         *unreachable(status),
+        *strangers(status),
         *lacking(status),
     ]
     return "\n".join([f"open requests: {status['open_requests']}", *lines, *more])
@@ -268,6 +269,13 @@ def unreachable(status: dict[str, Any]) -> list[str]:
     return [
         f"{pair['prefill']} -> {pair['decode']}  can't connect to {pair['endpoint']}, for {pair['since_s']:.0f} s"
         for pair in status.get("unreachable", [])
+    ]
+
+
+def strangers(status: dict[str, Any]) -> list[str]:
+    return [
+        f"{one['node']} speaks protocol {one['protocol']}, this router {one['ours']}: it gets no requests"
+        for one in status.get("strangers", [])
     ]
 
 

@@ -298,7 +298,8 @@ class Handlers:
             for node in self._registry
         ]
         misfits = [{"a": a, "b": b, "differs": name} for a, b, name in self._registry.misfits()]
-        return {"nodes": nodes, "misfits": misfits}
+        strangers = [stranger.shown() for stranger in self._registry.strangers.all(now)]
+        return {"nodes": nodes, "misfits": misfits, "strangers": strangers}
 
     def _may_see(self, connection: Connection) -> bool:
         try:

@@ -29,6 +29,7 @@ from shared.observe.log_once import LogOnce
 from shared.observe.metric_names import REFUSED_EPOCH, REFUSED_PREFIX
 from shared.observe.metrics import ClusterMetrics, NodeReport
 from shared.wire.messages import (
+    PROTOCOL_VERSION,
     Begun,
     CacheEvents,
     CacheReplay,
@@ -237,6 +238,12 @@ class Gateway:
             self._on_gone(inbound.peer, "its connection closed", now, has_died=True)
 
     def _on_hello(self, peer: str, hello: Hello, now: float) -> None:
+        if self._registry.strangers.is_one(hello, now):
+            speaks, why = hello.fingerprint.protocol, "install the same version of Baton on both"
+            kind = (hello.node_id, "protocol", speaks)
+            told = "a node speaks another protocol and gets no requests"
+            self._log_once.warning(kind, told, node=hello.node_id, speaks=speaks, ours=PROTOCOL_VERSION, why=why)
+            return
         node, replaced = self._registry.hello(peer, hello, now)
         if node is None:
             if hello.role in ROLES:

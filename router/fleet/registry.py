@@ -14,6 +14,7 @@ from router.fleet.leaving import Leaving, leaving_after
 from router.fleet.prefix_index import MAX_PAGES, PageIndex
 from router.fleet.room import room_in
 from router.fleet.slowness import Share, Slowness
+from router.fleet.strangers import Strangers
 from shared.core.states import RowState
 from shared.wire.messages import CacheEvents, CacheReplay, Heartbeat, Hello, NodeLoad
 from shared.wire.others_load import NO_OTHERS, OthersLoad
@@ -165,6 +166,7 @@ class Registry:
         self._follows_caches = follows_caches
         self._nodes: dict[str, RegisteredNode] = {}
         self._kinds = Kinds()
+        self.strangers = Strangers()
         self.narrowest = 0  # smallest max_context of all nodes, silent ones included
 
     def __iter__(self) -> Iterator[RegisteredNode]:

@@ -20,12 +20,23 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.wire.messages import Abort, Fingerprint, Generate, Heartbeat, Hello, Key, NodeLoad, SequenceEnd, TokenRun
+from shared.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Fingerprint,
+    Generate,
+    Heartbeat,
+    Hello,
+    Key,
+    NodeLoad,
+    SequenceEnd,
+    TokenRun,
+)
 from shared.wire.messages import Tokens as TokensMessage
 from shared.wire.peers import PeerUp, Received
 from shared.wire.zeromq.link import NodeLinks
 
-FINGERPRINT = Fingerprint(1, 1, "m", "w", "int", 16, "paged", "none", "build", "none")
+FINGERPRINT = Fingerprint(PROTOCOL_VERSION, 1, "m", "w", "int", 16, "paged", "none", "build", "none")
 CONTEXT = 1 << 17
 ROWS_TOTAL = 4096
 PAGES_TOTAL = 1 << 20

@@ -19,12 +19,12 @@ import msgspec
 
 from router.fleet.prefix_index import MAX_PAGES, PageIndex, PromptPages
 from shared.wire.codec import decode, encode
-from shared.wire.messages import CacheEvents, Fingerprint, Hello
+from shared.wire.messages import PROTOCOL_VERSION, CacheEvents, Fingerprint, Hello
 
 NUM_NODES, NUM_PAGES, BATCH = 100, 1_000_000, 2_000
 PROMPT_TOKENS, PAGE_SIZE, REPEATS = 8_192, 16, 200
-HELLO = Hello("prefill", "a", 1, "", Fingerprint(1, 1, "m", "w", "int", PAGE_SIZE, "l", "none", "b", "none"), 1, 1,
-              "h", [], 1, [])  # fmt: skip
+FINGERPRINT = Fingerprint(PROTOCOL_VERSION, 1, "m", "w", "int", PAGE_SIZE, "l", "none", "b", "none")
+HELLO = Hello("prefill", "a", 1, "", FINGERPRINT, 1, 1, "h", [], 1, [])
 
 
 def resident_bytes() -> int:

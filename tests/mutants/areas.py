@@ -135,10 +135,9 @@ AREAS = {
     ),
     "wire": Area(
         wanted=20,
-        files=_files(
-            "shared.wire",
-            *("codec", "messages", "errors", "fitting", "peers", "peer_gate"),
-            *("connections", "dialling", "link", "link_options", "sockets", "wakeup"),
+        files=(
+            *_files("shared.wire", "codec", "messages", "errors", "fitting", "peers", "wakeup"),
+            *_files("shared.wire.zeromq", "peer_gate", "connections", "dialling", "link", "link_options", "sockets"),
         ),
         quick=(
             "wire_codec",

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from shared.core.keys import RequestKey
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import (
+    PROTOCOL_VERSION,
     Abort,
     Fingerprint,
     Generate,
@@ -37,7 +38,7 @@ from shared.wire.zeromq.link import NodeLinks
 from tests.support.patience import HANG_GUARD_S
 
 EOS = 95
-FINGERPRINT = Fingerprint(1, 1, "hashlm", "w", "int", 16, "paged", "none", "build", "none")
+FINGERPRINT = Fingerprint(PROTOCOL_VERSION, 1, "hashlm", "w", "int", 16, "paged", "none", "build", "none")
 _epochs = itertools.count(1)
 
 

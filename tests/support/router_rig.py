@@ -14,6 +14,7 @@ from router.requests.new_request import NewRequest
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import (
+    PROTOCOL_VERSION,
     Abort,
     Fingerprint,
     Generate,
@@ -27,7 +28,7 @@ from shared.wire.messages import (
 )
 from shared.wire.peers import peer_name
 
-FINGERPRINT = Fingerprint(1, 1, "m", "w", "int", 16, "paged", "none", "build", "none")
+FINGERPRINT = Fingerprint(PROTOCOL_VERSION, 1, "m", "w", "int", 16, "paged", "none", "build", "none")
 
 
 def hello(

@@ -23,6 +23,7 @@ from deploy.tools.doctor.facts import (
     ReadyFacts,
     Secret,
     SeenPair,
+    Stranger,
 )
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, worst
 from deploy.tools.doctor.visit import examine
@@ -64,6 +65,12 @@ def test_where_all_is_well_each_check_says_so() -> None:
 def test_who_is_there(ready: ReadyFacts, expected: tuple[str, str]) -> None:
     found = check_nodes(cluster(ready=ready))
     assert bad(found) == [(expected[0], "http://r")] and expected[1] in found[0].what
+
+
+def test_a_node_of_another_version_is_named() -> None:
+    ready = ReadyFacts(True, True, 2, (), (Stranger("new", 14, 13),))
+    found = [finding for finding in check_nodes(cluster(ready=ready)) if finding.where == "new"]
+    assert bad(found) == [(BROKEN, "new")] and "protocol 14, not 13" in found[0].what
 
 
 @pytest.mark.parametrize(("state", "level"), [("silent", BROKEN), ("avoided", LOOK), ("draining", LOOK)])

@@ -11,7 +11,7 @@ from router.requests.effects import Update
 from router.requests.new_request import NewRequest
 from shared.core.errors import NoNodes, QueueFull
 from shared.core.sampling_params import SamplingParams
-from shared.wire.messages import Fingerprint, Key, SequenceEnd, TokenLogprob, TokenRun, Tokens
+from shared.wire.messages import PROTOCOL_VERSION, Fingerprint, Key, SequenceEnd, TokenLogprob, TokenRun, Tokens
 from tests.support.router_rig import RouterRig, aborts, failures, generates, ids_of, sibling
 
 
@@ -102,7 +102,7 @@ def test_short_prompts_go_to_decode_alone() -> None:
 
 
 def test_nodes_that_do_not_fit_are_not_paired(rig: RouterRig) -> None:
-    other = Fingerprint(1, 1, "m", "w", "int", 64, "paged", "none", "build", "none")
+    other = Fingerprint(PROTOCOL_VERSION, 1, "m", "w", "int", 64, "paged", "none", "build", "none")
     rig.join("prefill", "p", fingerprint=other)
     rig.join("decode", "d")
     assert rig.open()[0].decode_node == ""

@@ -13,10 +13,11 @@ from prometheus_client import CollectorRegistry
 
 from router.dispatch.gateway import Gateway
 from router.fleet.registry import RegisteredNode, Registry, fitting
+from router.fleet.strangers import FORGET_S, MAX_STRANGERS
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.fitting import misfit
-from shared.wire.messages import Fingerprint, Message
+from shared.wire.messages import PROTOCOL_VERSION, Fingerprint, Message
 from shared.wire.peers import PeerClosed, Received, peer_name
 from tests.support.router_rig import FINGERPRINT, RouterRig, hello
 
@@ -49,10 +50,14 @@ def calls_of(function: Callable[..., object], work: Callable[[], object]) -> int
 class Link:
     endpoint = "tcp://127.0.0.1:1"
 
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+
     async def receive(self) -> list[Received]:
         return []
 
     def send(self, peer: str, message: Message) -> bool:
+        self.sent.append(message)
         return True
 
 
@@ -60,8 +65,8 @@ class Cluster:
     """A gateway that nodes say Hello to."""
 
     def __init__(self) -> None:
-        self.rig, self.log = RouterRig(), io.StringIO()
-        parts = (self.rig.registry, self.rig.dispatcher, Link(), ClusterMetrics(CollectorRegistry()))
+        self.rig, self.log, self.link = RouterRig(), io.StringIO(), Link()
+        parts = (self.rig.registry, self.rig.dispatcher, self.link, ClusterMetrics(CollectorRegistry()))
         self.gateway = Gateway(("r", 9), *parts, Logger("r", self.log), lambda: self.rig.now)
 
     def hello(self, role: str, node_id: str, fingerprint: Fingerprint) -> None:
@@ -161,3 +166,39 @@ def check_pairs(registry: Registry) -> None:
         apart |= {node.node_id for node in prefills if node not in wanted}
     told = {name for one in registry.misfits() for name in one[:2]}
     assert not apart or told & apart
+
+
+NEWER = msgspec.structs.replace(FINGERPRINT, protocol=PROTOCOL_VERSION + 1)
+
+
+def test_a_node_of_another_protocol_gets_no_requests_and_is_named() -> None:
+    cluster = Cluster()
+    registry = cluster.rig.registry
+    for _ in range(3):  # it repeats its Hello until somebody answers
+        cluster.hello("decode", "new", NEWER)
+    assert not len(registry) and not cluster.link.sent, "no Welcome"
+    (line,) = [line for line in cluster.log.getvalue().splitlines() if "speaks another protocol" in line]
+    assert f"node=new speaks={PROTOCOL_VERSION + 1} ours={PROTOCOL_VERSION}" in line
+    (shown,) = registry.strangers.all(cluster.rig.now)
+    assert shown.shown() == {
+        "node": "new",
+        "role": "decode",
+        "protocol": PROTOCOL_VERSION + 1,
+        "ours": PROTOCOL_VERSION,
+    }
+    assert not registry.strangers.all(cluster.rig.now + FORGET_S + 1), "it has gone away"
+
+
+def test_an_upgraded_node_is_no_stranger_any_more() -> None:
+    cluster = Cluster()
+    cluster.hello("decode", "d", NEWER)
+    cluster.hello("decode", "d", FINGERPRINT)
+    assert cluster.rig.registry.find("d", 1) is not None and not cluster.rig.registry.strangers.all(cluster.rig.now)
+
+
+def test_strangers_are_bounded() -> None:
+    cluster = Cluster()
+    for number in range(2 * MAX_STRANGERS):
+        cluster.hello("decode", f"n{number}", NEWER)
+    known = [one.node_id for one in cluster.rig.registry.strangers.all(cluster.rig.now)]
+    assert known == [f"n{number}" for number in range(MAX_STRANGERS, 2 * MAX_STRANGERS)]

@@ -35,7 +35,7 @@ ADVICE = {
 
 
 def check_nodes(cluster: Cluster) -> list[Finding]:
-    found = check_ready(cluster.url, cluster.ready)
+    found = check_ready(cluster.url, cluster.ready) + check_strangers(cluster.ready)
     status = cluster.status
     if status is None:
         what = f"nodes can't be compared: {cluster.no_status}"
@@ -58,6 +58,14 @@ def check_ready(url: str, ready: ReadyFacts) -> list[Finding]:
         what = "nodes of one role only: requests are served, but not disaggregated"
         return [Finding("nodes", url, LOOK, what, "start a node of the other role")]
     return [Finding("nodes", url, OK, f"{ready.num_nodes} nodes, prefill and decode")]
+
+
+def check_strangers(ready: ReadyFacts) -> list[Finding]:
+    said = "is of another version than its router, and gets no requests"
+    return [
+        Finding("nodes", one.node, BROKEN, f"{said} (protocol {one.protocol}, not {one.ours})", ADVICE["protocol"])
+        for one in ready.strangers
+    ]
 
 
 def check_misfits(ready: ReadyFacts) -> list[Finding]:

@@ -61,11 +61,21 @@ class Misfit:
 
 
 @dataclass(frozen=True, slots=True)
+class Stranger:
+    """A node of another protocol than the router's."""
+
+    node: str
+    protocol: int
+    ours: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReadyFacts:
     is_ready: bool
     is_pair: bool
     num_nodes: int
     misfits: tuple[Misfit, ...]
+    strangers: tuple[Stranger, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

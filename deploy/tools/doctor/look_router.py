@@ -11,7 +11,7 @@ import msgspec
 from deploy.metrics_page import Page, parse_page
 from deploy.router_http import UNREACHABLE, RouterHttp, error_message
 from deploy.router_url import no_answer
-from deploy.tools.doctor.facts import Cluster, Misfit, ReadyFacts, SeenNode, SeenPair, Status
+from deploy.tools.doctor.facts import Cluster, Misfit, ReadyFacts, SeenNode, SeenPair, Status, Stranger
 from shared.wire.messages import Hello
 
 T = TypeVar("T")
@@ -28,11 +28,18 @@ class ReadyMisfit(msgspec.Struct, frozen=True):
     differs: str
 
 
+class ReadyStranger(msgspec.Struct, frozen=True):
+    node: str
+    protocol: int
+    ours: int
+
+
 class ReadyAnswer(msgspec.Struct, frozen=True):
     ready: bool
     pair: bool
     nodes: list[object]
     misfits: list[ReadyMisfit]
+    strangers: list[ReadyStranger] = []
 
 
 class StatusRouter(msgspec.Struct, frozen=True):
@@ -99,7 +106,8 @@ def ask_ready(http: RouterHttp) -> ReadyFacts:
         raise NoRouterError(f"no Baton router: /ready answers {status}")
     answer = decode(body, ReadyAnswer, "/ready")
     misfits = tuple(Misfit(one.a, one.b, one.differs) for one in answer.misfits)
-    return ReadyFacts(answer.ready, answer.pair, len(answer.nodes), misfits)
+    strangers = tuple(Stranger(one.node, one.protocol, one.ours) for one in answer.strangers)
+    return ReadyFacts(answer.ready, answer.pair, len(answer.nodes), misfits, strangers)
 
 
 def ask_status(http: RouterHttp) -> tuple[Status | None, str]:

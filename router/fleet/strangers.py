@@ -1,0 +1,41 @@
+"""Nodes of another protocol: they get no Welcome, and so no requests; people see them. Sans-IO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.wire.messages import PROTOCOL_VERSION, Hello
+
+FORGET_S = 30.0  # without a Hello; an unanswered node repeats its Hello more often
+MAX_STRANGERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    node_id: str
+    role: str
+    protocol: int
+    heard_at: float
+
+    def shown(self) -> dict[str, object]:
+        """For /ready and /admin/status."""
+        return {"node": self.node_id, "role": self.role, "protocol": self.protocol, "ours": PROTOCOL_VERSION}
+
+
+class Strangers:
+    def __init__(self) -> None:
+        self._known: dict[str, Stranger] = {}  # the one heard last is the last
+
+    def is_one(self, hello: Hello, now: float) -> bool:
+        """Return whether this node speaks another protocol, and note it."""
+        self._known.pop(hello.node_id, None)  # it may have been upgraded
+        protocol = hello.fingerprint.protocol
+        if protocol == PROTOCOL_VERSION:
+            return False
+        if len(self._known) >= MAX_STRANGERS:
+            del self._known[next(iter(self._known))]
+        self._known[hello.node_id] = Stranger(hello.node_id, hello.role, protocol, now)
+        return True
+
+    def all(self, now: float) -> list[Stranger]:
+        return [one for one in self._known.values() if now - one.heard_at <= FORGET_S]
