@@ -171,7 +171,7 @@ def check_pairs(registry: Registry) -> None:
 NEWER = msgspec.structs.replace(FINGERPRINT, protocol=PROTOCOL_VERSION + 1)
 
 
-def test_a_node_of_another_protocol_gets_no_requests_and_is_named() -> None:
+def test_a_node_of_another_protocol_gets_nothing_and_is_named() -> None:
     cluster = Cluster()
     registry = cluster.rig.registry
     for _ in range(3):  # it repeats its Hello until somebody answers
