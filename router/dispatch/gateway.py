@@ -195,9 +195,20 @@ class Gateway:
                 self._link.send(node.peer, message)
 
     def _on_spending(self, peer: str, message: Spending, now: float) -> None:
-        if self._ledger is not None and not self._ledger.read(message, now):
+        if self._ledger is None:
+            return
+        if not self._ledger.read(message, now):
             why = "another stream_secret, or a node made it up: limits do not hold over all routers"
             self._log_once.warning((peer, "spending"), "spending is not signed by our routers", peer=peer, why=why)
+        for one in self._ledger.differences:
+            self._log_once.warning(
+                (one.router_id, one.tenant, "limits"),
+                "routers have different limits for a tenant: is one keys file old?",
+                tenant=one.tenant,
+                router=one.router_id,
+                ours=per_minute(one.ours),
+                theirs=per_minute(one.theirs),
+            )
 
     def _note_absence(self, now: float) -> None:
         """Detect a freeze of this router before messages are handled, because nodes may have dropped the router
@@ -240,9 +251,14 @@ class Gateway:
     def _on_hello(self, peer: str, hello: Hello, now: float) -> None:
         if self._registry.strangers.is_one(hello, now):
             speaks, why = hello.fingerprint.protocol, "install the same version of Baton on both"
-            kind = (hello.node_id, "protocol", speaks)
-            told = "a node speaks another protocol and gets no requests"
-            self._log_once.warning(kind, told, node=hello.node_id, speaks=speaks, ours=PROTOCOL_VERSION, why=why)
+            self._log_once.warning(
+                (hello.node_id, "protocol", speaks),
+                "a node speaks another protocol and gets no requests",
+                node=hello.node_id,
+                speaks=speaks,
+                ours=PROTOCOL_VERSION,
+                why=why,
+            )
             return
         node, replaced = self._registry.hello(peer, hello, now)
         if node is None:
@@ -344,6 +360,10 @@ class Gateway:
         for peer, message in effects.sends:
             if not self._link.send(peer, message):
                 self._apply(self._dispatcher.send_refused(peer, message, self._clock()))
+
+
+def per_minute(limits: tuple[int, int]) -> str:
+    return "{} requests, {} tokens a minute (0: no limit)".format(*limits)
 
 
 def report_of(node: RegisteredNode, beat: Heartbeat) -> NodeReport:

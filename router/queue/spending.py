@@ -4,7 +4,8 @@
 
 Counts are cumulative, so a lost, late or repeated body does no lasting harm. The receiver charges the increase since
 the last body, and gives a decrease back. Counts from before the receiver began are only a baseline. Routers with the
-same keys file share the secret that signs bodies. Nodes don't have this secret.
+same keys file share the secret that signs bodies. Nodes don't have this secret. A body also has the sender's limits:
+if they differ from ours for long, one router's keys file is old.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from shared.wire.messages import Spending
 from shared.wire.ranges import MAX_NAME, Count
 
 PERIOD_S = 0.5
+DIFFERS_S = 10.0  # limits differ for a moment while a new keys file is spread
 REPEAT_S = 5.0  # after this time an unchanged body is repeated, because the last one may be lost
 MAX_ROWS = 512  # rows in one body; with the longest names they take 52 KiB
 MAX_ROUTERS = 64
@@ -45,6 +47,12 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
     requests: Count
     tokens: Count
     started: Count
+    requests_per_minute: Count
+    tokens_per_minute: Count
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        return self.requests_per_minute, self.tokens_per_minute
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -74,6 +82,16 @@ class Life:
     number: int = -1
     heard_at: float = 0.0
     accounts: dict[str, Account] = field(default_factory=dict)
+    differs_since: dict[str, float] = field(default_factory=dict)  # by the tenant's name
+
+
+class Difference(NamedTuple):
+    """(requests, tokens) per minute of a tenant, here and at another router."""
+
+    router_id: str
+    tenant: str
+    ours: tuple[int, int]
+    theirs: tuple[int, int]
 
 
 class Seal:
@@ -109,6 +127,7 @@ class Ledger:
         self._since_ms: dict[str, int] = {}
         self._told: dict[str, Row] = {}  # rows as they were last written, the oldest first
         self._lives: dict[str, Life] = {}  # by the other router's id
+        self.differences: list[Difference] = []  # found by the last `read`
         self._oldest_epoch = 0  # an unknown router's epoch must be newer, so forgotten epochs are not read again
 
     # ---- our counts
@@ -135,7 +154,8 @@ class Ledger:
             tenant = named.get(name)
             if tenant is not None:
                 since_ms = self._since_ms.setdefault(name, age_ms)
-                rows[name] = Row(name, since_ms, spent.requests, spent.tokens, started[name])
+                limits = tenant.requests_per_minute, tenant.tokens_per_minute
+                rows[name] = Row(name, since_ms, spent.requests, spent.tokens, started[name], *limits)
         return rows
 
     def _chosen(self, rows: Mapping[str, Row], now: float) -> list[Row]:
@@ -165,6 +185,7 @@ class Ledger:
 
     def read(self, message: Spending, now: float) -> bool:
         """Charge tenants for another router's counts. Return False for a wrong signature."""
+        self.differences.clear()
         if self._seal is None or not self._is_news(message):
             return True
         payload = self._seal.open(message)
@@ -178,6 +199,7 @@ class Ledger:
         life.number, life.heard_at = message.number, now
         own_age_ms = self._age_ms(now)
         for row in body.rows:
+            self._compare(message.router_id, life, row, now)
             self._take(life, row, is_from_before=body.age_ms - row.since_ms > own_age_ms, now=now)
         return True
 
@@ -197,6 +219,14 @@ class Ledger:
             quietest = min(self._lives, key=lambda name: self._lives[name].heard_at)
             self._oldest_epoch = max(self._oldest_epoch, self._lives.pop(quietest).epoch)
         return life
+
+    def _compare(self, router_id: str, life: Life, row: Row, now: float) -> None:
+        tenant = self._by_name().get(row.name)
+        ours = (tenant.requests_per_minute, tenant.tokens_per_minute) if tenant is not None else row.limits
+        if row.limits == ours:
+            life.differs_since.pop(row.name, None)
+        elif now - life.differs_since.setdefault(row.name, now) >= DIFFERS_S:
+            self.differences.append(Difference(router_id, row.name, ours, row.limits))
 
     def _take(self, life: Life, row: Row, *, is_from_before: bool, now: float) -> None:
         counts = Counts(row.requests, row.tokens, row.started)

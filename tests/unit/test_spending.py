@@ -9,7 +9,7 @@ import pytest
 
 from router.queue import spending
 from router.queue.rate_limit import REQUESTS, TOKENS
-from router.queue.spending import MAX_ROUTERS, MAX_ROWS, PERIOD_S, REPEAT_S
+from router.queue.spending import DIFFERS_S, MAX_ROUTERS, MAX_ROWS, PERIOD_S, REPEAT_S, Difference
 from router.tenants.keys_file import parse_keys
 from shared.core.errors import RateLimited
 from shared.wire.codec import decode, encode
@@ -47,6 +47,21 @@ def test_what_one_router_charges_counts_at_the_others() -> None:
         charge(theirs, 400, 1.0)
     assert mine.left("a", TOKENS, 1.0) == 316, "what is read is not told again"
     assert mine.ledger.read(told(theirs, 1.0), 1.0) and mine.left("a", TOKENS, 1.0) == 316
+
+
+def test_limits_that_differ_for_long_are_named() -> None:
+    mine, theirs = books("mine"), books("theirs", text=keys_text(["a"], requests=10, tokens=50))
+    charge(mine, 10, 0.0)
+    theirs.ledger.read(told(mine, 0.0), 0.0)
+    assert not theirs.ledger.differences, "perhaps a new keys file is on its way"
+    theirs.ledger.read(told(mine, DIFFERS_S), DIFFERS_S)
+    assert theirs.ledger.differences == [Difference("mine", "a", (10, 50), (10, 1000))]
+    theirs.tenants.replace(mine.tenants.now)
+    theirs.ledger.read(told(mine, 2 * DIFFERS_S), 2 * DIFFERS_S)
+    assert not theirs.ledger.differences
+    theirs.tenants.replace(parse_keys(keys_text(["a"], requests=10, tokens=50)))
+    theirs.ledger.read(told(mine, 3 * DIFFERS_S), 3 * DIFFERS_S)
+    assert not theirs.ledger.differences, "it differs anew"
 
 
 def test_one_that_comes_by_three_nodes_counts_once() -> None:
