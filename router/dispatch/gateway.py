@@ -16,7 +16,7 @@ from router.fleet.leaving import By
 from router.fleet.registry import ROLES, RegisteredNode, Registry, misfits_of
 from router.fleet.slowness import Share
 from router.queue.admission import Waiting
-from router.queue.spending import Ledger, carriers
+from router.queue.spending import Ledger, Reading, carriers
 from router.requests.effects import Effects, Failure
 from router.requests.mailbox import Mailbox
 from router.requests.new_request import NewRequest
@@ -197,17 +197,23 @@ class Gateway:
     def _on_spending(self, peer: str, message: Spending, now: float) -> None:
         if self._ledger is None:
             return
-        if not self._ledger.read(message, now):
+        reading = self._ledger.read(message, now)
+        if reading is Reading.UNSIGNED:
             why = "another stream_secret, or a node made it up: limits do not hold over all routers"
             self._log_once.warning((peer, "spending"), "spending is not signed by our routers", peer=peer, why=why)
-        for one in self._ledger.differences:
+        elif reading is Reading.OTHER_VERSION:
+            kind, why = (message.router_id, "spending"), "until both have one version, each counts alone"
+            self._log_once.warning(kind, "a router of another version counts alone", router=message.router_id, why=why)
+        elif self._ledger.differences:
+            first, *others = self._ledger.differences
             self._log_once.warning(
-                (one.router_id, one.tenant, "limits"),
+                (message.router_id, "limits"),
                 "routers have different limits for a tenant: is one keys file old?",
-                tenant=one.tenant,
-                router=one.router_id,
-                ours=per_minute(one.ours),
-                theirs=per_minute(one.theirs),
+                tenant=first.tenant,
+                router=first.router_id,
+                ours=per_minute(first.ours),
+                theirs=per_minute(first.theirs),
+                other_tenants=len(others),
             )
 
     def _note_absence(self, now: float) -> None:
@@ -250,15 +256,7 @@ class Gateway:
 
     def _on_hello(self, peer: str, hello: Hello, now: float) -> None:
         if self._registry.strangers.is_one(hello, now):
-            speaks, why = hello.fingerprint.protocol, "install the same version of Baton on both"
-            self._log_once.warning(
-                (hello.node_id, "protocol", speaks),
-                "a node speaks another protocol and gets no requests",
-                node=hello.node_id,
-                speaks=speaks,
-                ours=PROTOCOL_VERSION,
-                why=why,
-            )
+            self._on_stranger(hello, now)
             return
         node, replaced = self._registry.hello(peer, hello, now)
         if node is None:
@@ -277,6 +275,20 @@ class Gateway:
             # logged once a minute per pair of first nodes, because one node can name new kinds again and again
             kinds = frozenset((node.kind.first, other.first))
             self._log_once.warning(kinds, "nodes do not fit together", a=first, b=second, differs=name)
+
+    def _on_stranger(self, hello: Hello, now: float) -> None:
+        self._log_once.warning(
+            (hello.node_id, "protocol"),
+            "a node speaks another protocol and gets no requests",
+            node=hello.node_id,
+            speaks=hello.fingerprint.protocol,
+            ours=PROTOCOL_VERSION,
+            why="install the same version of Baton on both",
+        )
+        before = self._registry.ended_by(hello)
+        if before is not None:
+            self._metrics.forget(before.node_id)
+            self._lose(before, "it has restarted with another protocol", now, has_died=True)
 
     def _on_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
         node = self._registry.heartbeat(beat, now)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import islice
 from typing import Annotated, NamedTuple
 
@@ -32,7 +33,7 @@ from shared.wire.ranges import MAX_NAME, Count
 PERIOD_S = 0.5
 DIFFERS_S = 10.0  # limits differ for a moment while a new keys file is spread
 REPEAT_S = 5.0  # after this time an unchanged body is repeated, because the last one may be lost
-MAX_ROWS = 512  # rows in one body; with the longest names they take 52 KiB
+MAX_ROWS = 512  # rows in one body; with the longest names they take 61 KiB
 MAX_ROUTERS = 64
 NUM_CARRIERS = 3
 MAC_BYTES = 32
@@ -47,8 +48,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
     requests: Count
     tokens: Count
     started: Count
-    requests_per_minute: Count
-    tokens_per_minute: Count
+    requests_per_minute: Count = 0
+    tokens_per_minute: Count = 0
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -58,6 +59,12 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     age_ms: Count  # the sending router's age
     rows: Annotated[list[Row], Meta(max_length=MAX_ROWS)]
+
+
+class Reading(Enum):
+    DONE = "done"
+    UNSIGNED = "unsigned"
+    OTHER_VERSION = "other version"
 
 
 class Counts(NamedTuple):
@@ -183,25 +190,25 @@ class Ledger:
 
     # ---- other routers' counts
 
-    def read(self, message: Spending, now: float) -> bool:
-        """Charge tenants for another router's counts. Return False for a wrong signature."""
+    def read(self, message: Spending, now: float) -> Reading:
+        """Charge tenants for another router's counts."""
         self.differences.clear()
         if self._seal is None or not self._is_news(message):
-            return True
+            return Reading.DONE
         payload = self._seal.open(message)
         if payload is None:
-            return False
+            return Reading.UNSIGNED
         try:
             body = msgspec.msgpack.decode(payload, type=Body)
-        except msgspec.MsgspecError:  # the router has another version
-            return True
+        except msgspec.MsgspecError:
+            return Reading.OTHER_VERSION
         life = self._life_of(message, now)
         life.number, life.heard_at = message.number, now
         own_age_ms = self._age_ms(now)
         for row in body.rows:
             self._compare(message.router_id, life, row, now)
             self._take(life, row, is_from_before=body.age_ms - row.since_ms > own_age_ms, now=now)
-        return True
+        return Reading.DONE
 
     def _is_news(self, message: Spending) -> bool:
         life = self._lives.get(message.router_id)

@@ -80,6 +80,8 @@ class Found:
     num_pages: int
     node: CachedPage | None = None
     identity: bytes = ROOT
+    next_key: bytes = b""  # of the first page that is not cached, if the search was not at its end; see `has_news`
+    num_added: int = 0  # by a WindowCache when this was found
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class PrefixCache:
         self._root.identity = ROOT
         self._locks: set[Lock] = set()
         self._num_evictable = 0
+        self.num_pins = 0  # how often a request or a copy has locked evictable pages
         self._clock = itertools.count(1)
         # (used, push number, stamp, node) of unlocked leaves; stale entries are dropped when popped
         self._leaves: list[tuple[int, int, int, CachedPage]] = []
@@ -169,19 +172,28 @@ class PrefixCache:
     def find(self, keys: Keys, max_tokens: int, first_needed: int = 0) -> Found:
         """Return what `match` would lock, without a lock. This does not count as a use."""
         node, nodes = self._root, list[CachedPage]()
-        limit = max(0, min(len(keys), max_tokens)) // self.page_size if self._nodes else 0
-        for key in self._page_keys(keys, limit):
+        next_key = b""
+        for key in self._page_keys(keys, max(0, min(len(keys), max_tokens)) // self.page_size):
             child = node.children.get(key)
             if child is None:
+                next_key = key
                 break
             node = child
             nodes.append(child)
         num_pinned = bisect.bisect_left(nodes, True, key=lambda page: page.refs == 0)  # pinned paths begin at the root
         pages = np.fromiter((page.page for page in nodes), np.int32, len(nodes))
-        return Found(pages, len(nodes) - num_pinned, len(nodes), node)
+        return Found(pages, len(nodes) - num_pinned, len(nodes), node, next_key=next_key)
+
+    def has_news(self, found: Found) -> bool:
+        """Return whether the page after `found` is cached now, or pages of `found` are gone."""
+        node = found.node
+        assert node is not None
+        is_gone = node is not self._root and self._nodes.get(node.page) is not node
+        return is_gone or (bool(found.next_key) and found.next_key in node.children)
 
     def lock(self, found: Found, owner: str) -> Match:
         assert found.node is not None
+        self.num_pins += found.num_evictable > 0
         lock = self._lock(found.node, found.num_pages, owner)
         return Match(found.pages, len(found.pages) * self.page_size, lock)
 

@@ -36,6 +36,8 @@ class WindowCache:
         self._idle: OrderedDict[int, None] = OrderedDict()  # unpinned pages, least recently unpinned first
         self._locks: set[Lock] = set()
         self.listener: Listener | None = None
+        self.num_pins = 0  # how often a request has locked evictable pages
+        self._num_added = 0
 
     @property
     def num_cached(self) -> int:
@@ -80,9 +82,14 @@ class WindowCache:
         pages[first:] = found[first:best]
         num_idle = sum(page in self._idle for page in found[first:best])
         end = min(best, limit)
-        return Found(pages, num_idle, end, identity=names[end - 1] if end else ROOT)
+        return Found(pages, num_idle, end, identity=names[end - 1] if end else ROOT, num_added=self._num_added)
+
+    def has_news(self, found: Found) -> bool:
+        """Return whether pages have entered since, perhaps the next ones of this prefix."""
+        return self._num_added != found.num_added
 
     def lock(self, found: Found, owner: str) -> Match:
+        self.num_pins += found.num_evictable > 0
         lock = Lock(None, found.num_pages, owner, identity=found.identity)
         self._locks.add(lock)
         for index in np.flatnonzero(found.pages).tolist():
@@ -111,6 +118,7 @@ class WindowCache:
         return lock, taken
 
     def _add(self, identity: bytes, page: int, owner: str) -> None:
+        self._num_added += 1
         if page in self._identity_of:
             raise IntegrityError(f"insert for {owner!r}: page {page} is cached under another key")
         self._page_of[identity] = page

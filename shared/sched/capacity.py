@@ -34,8 +34,8 @@ class Capacity:
         self._budget = queues.budget
         # the request that took memory from ungranted hand-offs last; until it begins, these get none back
         self._taker: Request | None = None
-        self._no_room = NoRoom(queues.budget, may_gain_cached=False)
-        self._no_room_ungranted = NoRoom(queues.budget, may_gain_cached=False)
+        self._no_room = NoRoom(queues.budget)
+        self._no_room_ungranted = NoRoom(queues.budget)
 
     def reserve_running(self, width: int) -> set[Request]:
         """Return the rows of the next step, with pages for all tokens that the step may commit (rule a)."""

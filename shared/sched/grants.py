@@ -31,7 +31,7 @@ class Grants:
         self._queues = queues
         self._capacity = capacity
         self._new_step = new_step
-        self._no_room = NoRoom(queues.budget, may_gain_cached=True)
+        self._no_room = NoRoom(queues.budget)
 
     def grant(self, req: Request, source: str) -> int | None:
         """Reserve a row and all pages for the KV of a grant from `source`, or reserve nothing (rule a).

@@ -13,7 +13,7 @@ f  loans of cached pages end first, then pulls of prefixes, newest first; then a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from shared.core.page_identity import prefix_keys
 from shared.core.request import Request, TokenIds
 from shared.core.states import PageState, Tag
 from shared.kv.manager import KVManager, page_count
-from shared.kv.prefix_cache import Lock
+from shared.kv.prefix_cache import Found, Lock
 from shared.sched.settings import SchedSettings
 
 LoanName = tuple[str, int]  # the peer that reads the pages, and the lease number in the peer's Pull
@@ -29,9 +29,10 @@ LoanName = tuple[str, int]  # the peer that reads the pages, and the lease numbe
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """`pages`: how many more pages must become available. 0: a row is lacking."""
+    """`pages`: how many more pages must become available. 0: a row is lacking. `found`: the cached prefix."""
 
     pages: int
+    found: Found | None = field(default=None, compare=False)
 
 
 class PageBudget:
@@ -76,7 +77,7 @@ class PageBudget:
         missing = page_count(len(ids) + extra, self._settings.page_size) - len(found.pages)
         short = keep_free + missing + found.num_evictable - kv.num_available
         if short > 0:
-            return Shortage(short)
+            return Shortage(short, found)
         row = kv.alloc_row(owner, tag)
         assert row is not None
         match = kv.cache.lock(found, owner)

@@ -15,26 +15,22 @@ from shared.sched.page_budget import PageBudget, Shortage
 @dataclass(frozen=True, slots=True)
 class Room:
     num_available: int
-    num_cached: int
     num_free_rows: int
     headroom: int
     num_left: int
+    num_pins: int  # a lock of the remembered one's prefix takes from the room, and as much from its need
 
     def may_hold_more(self, than: Room) -> bool:
-        grew = self.num_available > than.num_available or self.num_cached > than.num_cached
-        grew = grew or self.num_free_rows > than.num_free_rows or self.headroom < than.headroom
-        return grew or self.num_left != than.num_left
+        grew = self.num_available > than.num_available or self.num_free_rows > than.num_free_rows
+        grew = grew or self.headroom < than.headroom
+        return grew or self.num_left != than.num_left or self.num_pins != than.num_pins
 
 
 class NoRoom:
     """Remembers one request. Requests of a kind are tried in order, so one is enough."""
 
-    def __init__(self, budget: PageBudget, *, may_gain_cached: bool) -> None:
-        """`may_gain_cached`: whether other requests may bring pages of the remembered one's prompt.
-
-        If not, the remembered request would wait for these pages in PrefixesUnderWay."""
+    def __init__(self, budget: PageBudget) -> None:
         self._budget = budget
-        self._may_gain_cached = may_gain_cached
         self._noted: tuple[RequestKey, int, Shortage, Room] | None = None
 
     def note(self, req: Request, shortage: Shortage, headroom: int) -> None:
@@ -46,13 +42,12 @@ class NoRoom:
             return None
         _, _, shortage, before = self._noted
         now = self._now(headroom)
-        if now.may_hold_more(before):
+        if now.may_hold_more(before) or (shortage.found and self._budget.kv.cache.has_news(shortage.found)):
             return None
-        if not shortage.pages:
-            return shortage
+        if not shortage.pages or not now.num_free_rows:
+            return Shortage(0)
         return Shortage(shortage.pages + before.num_available - now.num_available + now.headroom - before.headroom)
 
     def _now(self, headroom: int) -> Room:
         kv = self._budget.kv
-        num_cached = kv.cache.num_cached if self._may_gain_cached else 0
-        return Room(kv.num_available, num_cached, kv.rows.num_free, headroom, self._budget.num_left)
+        return Room(kv.num_available, kv.rows.num_free, headroom, self._budget.num_left, kv.cache.num_pins)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from router.queue.fair_queue import FairQueue
 from router.queue.rate_limit import RateLimits
-from router.queue.spending import Ledger
+from router.queue.spending import Ledger, Reading
 from router.requests.journal import OpenRequest
 from router.requests.new_request import NewRequest
 from router.tenants.book import Tenants
@@ -106,7 +106,7 @@ class World:
 
     def _read(self, router: TenantBooks, message: Spending) -> None:
         copy = decode(encode(message))
-        assert isinstance(copy, Spending) and router.ledger.read(copy, self.now)
+        assert isinstance(copy, Spending) and router.ledger.read(copy, self.now) is Reading.DONE
 
     def clients(self, router: TenantBooks, name: str, per_s: float, most: int) -> None:
         """Ask at random moments for up to `most` tokens, and use a part of them."""

@@ -189,6 +189,18 @@ def test_a_node_of_another_protocol_gets_nothing_and_is_named() -> None:
     assert not registry.strangers.all(cluster.rig.now + FORGET_S + 1), "it has gone away"
 
 
+def test_a_node_that_restarts_with_another_protocol_is_lost() -> None:
+    cluster = Cluster()
+    cluster.hello("decode", "d", FINGERPRINT)
+    late = hello("decode", "d", fingerprint=NEWER)
+    cluster.gateway.handle(Received(peer_name("d", 2), msgspec.structs.replace(late, epoch=2)))
+    assert not len(cluster.rig.registry) and "it has restarted with another protocol" in cluster.log.getvalue()
+    cluster.hello("decode", "d", FINGERPRINT)
+    assert cluster.rig.registry.named("d") is not None
+    cluster.hello("decode", "d", NEWER)
+    assert cluster.rig.registry.named("d") is not None, "no later life of it has come"
+
+
 def test_an_upgraded_node_is_no_stranger_any_more() -> None:
     cluster = Cluster()
     cluster.hello("decode", "d", NEWER)

@@ -9,7 +9,7 @@ import pytest
 
 from router.queue import spending
 from router.queue.rate_limit import REQUESTS, TOKENS
-from router.queue.spending import DIFFERS_S, MAX_ROUTERS, MAX_ROWS, PERIOD_S, REPEAT_S, Difference
+from router.queue.spending import DIFFERS_S, MAX_ROUTERS, MAX_ROWS, PERIOD_S, REPEAT_S, Difference, Reading
 from router.tenants.keys_file import parse_keys
 from shared.core.errors import RateLimited
 from shared.wire.codec import decode, encode
@@ -38,15 +38,15 @@ def told(own: TenantBooks, now: float) -> Spending:
 def test_what_one_router_charges_counts_at_the_others() -> None:
     mine, theirs = books("mine"), books("theirs")
     charge(mine, 400, 0.0)
-    assert theirs.ledger.read(told(mine, 0.0), 0.0)
+    assert theirs.ledger.read(told(mine, 0.0), 0.0) is Reading.DONE
     assert (theirs.left("a", TOKENS, 0.0), theirs.left("a", REQUESTS, 0.0)) == (600, 9)
     charge(mine, 300, 1.0)
-    assert theirs.ledger.read(told(mine, 1.0), 1.0)
+    assert theirs.ledger.read(told(mine, 1.0), 1.0) is Reading.DONE
     assert theirs.left("a", REQUESTS, 1.0) == 8
     with pytest.raises(RateLimited):
         charge(theirs, 400, 1.0)
     assert mine.left("a", TOKENS, 1.0) == 316, "what is read is not told again"
-    assert mine.ledger.read(told(theirs, 1.0), 1.0) and mine.left("a", TOKENS, 1.0) == 316
+    assert mine.ledger.read(told(theirs, 1.0), 1.0) is Reading.DONE and mine.left("a", TOKENS, 1.0) == 316
 
 
 def test_limits_that_differ_for_long_are_named() -> None:
@@ -69,7 +69,7 @@ def test_one_that_comes_by_three_nodes_counts_once() -> None:
     charge(mine, 400, 0.0)
     message = told(mine, 0.0)
     for _ in range(3):
-        assert theirs.ledger.read(message, 0.0)
+        assert theirs.ledger.read(message, 0.0) is Reading.DONE
     assert theirs.left("a", TOKENS, 0.0) == 600
 
 
@@ -155,9 +155,9 @@ def test_a_restarted_router_counts_from_zero() -> None:
 def test_our_own_counts_come_back_without_effect() -> None:
     mine = books("mine")
     charge(mine, 400, 0.0)
-    assert mine.ledger.read(told(mine, 0.0), 0.0) and mine.left("a", TOKENS, 0.0) == 600
+    assert mine.ledger.read(told(mine, 0.0), 0.0) is Reading.DONE and mine.left("a", TOKENS, 0.0) == 600
     again = books("mine", 2)
-    assert again.ledger.read(told(mine, REPEAT_S), 9.0) and again.left("a", TOKENS, 9.0) == 1000
+    assert again.ledger.read(told(mine, REPEAT_S), 9.0) is Reading.DONE and again.left("a", TOKENS, 9.0) == 1000
 
 
 # ---- who may say it
@@ -180,9 +180,10 @@ def test_what_is_not_signed_charges_nothing() -> None:
         change(right, body=b""),
         told(other, 0.0),
     ):
-        assert not theirs.ledger.read(forged, 0.0)
+        assert theirs.ledger.read(forged, 0.0) is Reading.UNSIGNED
     assert theirs.left("a", TOKENS, 0.0) == 1000
-    assert theirs.ledger.read(right, 0.0) and theirs.left("a", TOKENS, 0.0) == 600, "it heard nothing of that router"
+    assert theirs.ledger.read(right, 0.0) is Reading.DONE
+    assert theirs.left("a", TOKENS, 0.0) == 600, "it heard nothing of that router"
 
 
 def test_a_node_that_repeats_or_withholds_gains_nothing() -> None:
@@ -192,7 +193,7 @@ def test_a_node_that_repeats_or_withholds_gains_nothing() -> None:
         charge(mine, 50, second)
         kept.append(told(mine, second))
     for message in (*kept[2:4], *kept, kept[9], *kept[::-1]):
-        assert theirs.ledger.read(message, 9.0)
+        assert theirs.ledger.read(message, 9.0) is Reading.DONE
     assert theirs.left("a", TOKENS, 9.0) == 500
 
 
@@ -208,7 +209,7 @@ def test_a_forgotten_router_is_not_read_again() -> None:
     left = theirs.left("a", TOKENS, 0.0)
     assert left == 100_000 - 100 * len(kept) and len(theirs.ledger._lives) == MAX_ROUTERS
     for message in kept:
-        assert theirs.ledger.read(message, 1e-3)
+        assert theirs.ledger.read(message, 1e-3) is Reading.DONE
     assert theirs.left("a", TOKENS, 0.0) == left
 
 
@@ -216,7 +217,8 @@ def test_a_body_that_is_none_is_passed_over() -> None:
     mine, theirs = books("mine"), books("theirs")
     seal = spending.Seal(SECRET)
     for payload in (b"", b"\xc1", msgspec.msgpack.encode([1, [["a", 0, -1, 0, 0]]]), msgspec.msgpack.encode([1, 2, 3])):
-        assert theirs.ledger.read(Spending("mine", 1, 1, seal.close("mine", 1, 1, payload)), 0.0)
+        reading = theirs.ledger.read(Spending("mine", 1, 1, seal.close("mine", 1, 1, payload)), 0.0)
+        assert reading is Reading.OTHER_VERSION
     charge(mine, 400, 0.0)
     theirs.ledger.read(told(mine, 0.0), 0.0)
     assert theirs.left("a", TOKENS, 0.0) == 600
@@ -240,7 +242,8 @@ def test_who_has_something_to_tell(text: str, tells: bool) -> None:
     own = books("mine", text=text)
     charge(own, 100, 0.0)
     assert (own.ledger.write(0.0) is not None) == tells
-    assert own.ledger.read(Spending("r", 1, 1, b"made up"), 0.0) == (not own.tenants.now.stream_secret)
+    expected = Reading.UNSIGNED if own.tenants.now.stream_secret else Reading.DONE
+    assert own.ledger.read(Spending("r", 1, 1, b"made up"), 0.0) is expected
 
 
 def test_it_speaks_when_counts_change_and_now_and_then() -> None:
