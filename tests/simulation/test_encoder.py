@@ -89,7 +89,7 @@ def test_what_it_can_t_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="draft heads"):
         make_core(CoreKnobs(encoder=True, width=4))
     core = make_core(CoreKnobs(encoder=True, page_size=4))
-    core.scheduler.settings = replace(core.scheduler.settings, prompts=InChunks(), chunk_size=5)
+    core.scheduler.planner._settings = replace(core.settings, prompts=InChunks(), chunk_size=5)
     outcome = run_local(core, [with_encoder(1, 20)])
     assert "encoder tokens" in str(outcome.ends["r1"].error), "an input that was cut is an error, not another answer"
     core.close()

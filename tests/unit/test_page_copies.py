@@ -37,8 +37,8 @@ class Copies:
             last_done=None,
             heard=lambda error: None,
         )
-        scheduler = SimpleNamespace(release_held=self.freed.append)
-        core = SimpleNamespace(engine=self.engine, scheduler=scheduler, pages_of=lambda row: np.arange(10) + 10 * row)
+        queues = SimpleNamespace(budget=SimpleNamespace(release_held=self.freed.append))
+        core = SimpleNamespace(engine=self.engine, queues=queues, pages_of=lambda row: np.arange(10) + 10 * row)
         self.receiver = SimpleNamespace(pull=self._pull, forget_dead=lambda: self.stream.log.append("tidied"))
         receivers = {"zmq": cast(PageReceiver, self.receiver)}
         self.copies: PageCopies[Row] = PageCopies(cast(NodeContext, SimpleNamespace(core=core)), receivers, "pull")
