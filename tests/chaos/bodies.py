@@ -32,8 +32,10 @@ from tests.support.body_requests import Request, make_request
 from tests.support.cluster import Cluster, baton_up
 
 ROLES = ("router", "prefill", "decode")
-# Answers of no given length end soon; a small pool is full before memory counts; a busy machine loses no node.
+# Answers of no given length end soon; a small pool is full before memory counts; a busy machine loses no node. Used
+# tickets are remembered for a minute beyond a request's time: of ten minutes they would still be growing here.
 FLAGS = ("--max-context", "512", "--kv-bytes", "2MiB", "--node-silence-s", "60", "--silence-s", "60",
+         "--request-timeout-s", "60",
          "--max-open-requests", "16", "--max-queued-requests", "4")  # fmt: skip
 NUM_CLIENTS = 24  # enough to meet both limits now and then
 WARM_UP, MOST_WARM_UP = 0.1, 5_000  # share of the bodies before memory is measured, and the most of them
