@@ -373,12 +373,13 @@ def test_lengths_never_pass_what_was_reserved() -> None:
 
 
 def test_a_lone_row_that_pins_copies_of_its_pages_begins_again() -> None:
-    """Both compute the same beginning side by side; the short one is faster, so the cache has its pages, and the long
-    one's lock pins them beside its own copies. In a pool that holds it exactly once it would never get its last."""
-    long = job(0, 48, 60)
-    short = Job(1, long.prompt[:40], SamplingParams(max_tokens=2), 1)
-    core = make_core(CoreKnobs(page_size=8, num_pages=15, chunk_size=40))
-    submit(core, long, short)
+    """Both compute the same beginning in one step, for nobody waits for a prompt with scores; the cache has the short
+    one's pages, and the long one's lock pins them beside its own copies. In a pool that holds it exactly once it would
+    never get its last."""
+    long = job(1, 48, 60)
+    short = Job(0, long.prompt[:40], SamplingParams(max_tokens=2, prompt_logprobs=0), 0)
+    core = make_core(CoreKnobs(page_size=8, num_pages=15, chunk_size=96))
+    submit(core, short, long)
     outcome = run_local(core, [], budget=400)
     assert_streams([long, short], outcome)
     assert_whole(core)
