@@ -23,7 +23,7 @@ from catalogue import ROOT, find_tests, node_id, read_all
 SECONDS = ROOT / "build" / "seconds"
 DEEP = ROOT / "tests" / "deep.txt"
 # Of tests, on one core each, in the first part of a tier. Two cores share the first two tiers.
-SHARES_S = {"unit": 540.0, "simulation": 120.0, "integration": 145.0, "chaos": 50.0, "drill": 50.0}
+SHARES_S = {"unit": 505.0, "simulation": 120.0, "integration": 145.0, "chaos": 50.0, "drill": 50.0}
 BIG_S = 8.0  # of a test's cases together, from which on they are chosen one by one
 # Files that are one thing: clusters are their fixtures, or a last test counts what the others did.
 WHOLE_FILES = ("tests/integration/", "tests/chaos/", "tests/drill/", "tests/simulation/test_equivalence.py")
