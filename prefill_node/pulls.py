@@ -134,9 +134,7 @@ class Pulls:
         return has_cache and bool(self.copies.receivers) and req.first_unscored is None
 
     def _num_cached(self, keys: TokenIds) -> int:
-        match = self._ctx.core.kv.cache.match(keys, len(keys), "a look before a pull")
-        self._ctx.core.kv.cache.unlock(match.lock)
-        return len(match.pages)
+        return len(self._ctx.core.kv.cache.find(keys, len(keys)).pages)
 
     # ---- the source's answers
 

@@ -92,7 +92,7 @@ class AdminHandlers:
             "limits": self._limits.left(now),
             "nodes": nodes,
             "unreachable": unreachable,
-            "strangers": [stranger.shown() for stranger in self._registry.strangers.all(now)],
+            "strangers": self._registry.strangers.shown(now),
         }
         await connection.answer(200, msgspec.json.encode(answer))
 

@@ -298,8 +298,7 @@ class Handlers:
             for node in self._registry
         ]
         misfits = [{"a": a, "b": b, "differs": name} for a, b, name in self._registry.misfits()]
-        strangers = [stranger.shown() for stranger in self._registry.strangers.all(now)]
-        return {"nodes": nodes, "misfits": misfits, "strangers": strangers}
+        return {"nodes": nodes, "misfits": misfits, "strangers": self._registry.strangers.shown(now)}
 
     def _may_see(self, connection: Connection) -> bool:
         try:

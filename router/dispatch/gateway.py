@@ -210,7 +210,7 @@ class Gateway:
                 (message.router_id, "limits"),
                 "routers have different limits for a tenant: is one keys file old?",
                 tenant=first.tenant,
-                router=first.router_id,
+                router=message.router_id,
                 ours=per_minute(first.ours),
                 theirs=per_minute(first.theirs),
                 other_tenants=len(others),
@@ -287,7 +287,7 @@ class Gateway:
         )
         before = self._registry.ended_by(hello)
         if before is not None:
-            self._metrics.forget(before.node_id)
+            self._remove(before)
             self._lose(before, "it has restarted with another protocol", now, has_died=True)
 
     def _on_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
@@ -320,8 +320,7 @@ class Gateway:
     def _on_gone(self, peer: str, reason: str, now: float, *, has_died: bool = False) -> None:
         node = self._registry.by_peer(peer)
         if node is not None:
-            self._registry.remove(node)
-            self._metrics.forget(node.node_id)
+            self._remove(node)
             self._lose(node, reason, now, has_died=has_died)
 
     def _on_unwelcome(self, message: Unwelcome, now: float) -> None:
@@ -333,9 +332,12 @@ class Gateway:
         )
         node = self._registry.find(message.node_id, message.epoch)
         if node is not None:
-            self._registry.remove(node)
-            self._metrics.forget(node.node_id)
+            self._remove(node)
             self._apply(self._dispatcher.unwelcome(node, now))
+
+    def _remove(self, node: RegisteredNode) -> None:
+        self._registry.remove(node)
+        self._metrics.forget(node.node_id)
 
     def _lose(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> None:
         gone = node.leaving is not None

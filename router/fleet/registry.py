@@ -214,12 +214,9 @@ class Registry:
         return node, known
 
     def ended_by(self, hello: Hello) -> RegisteredNode | None:
-        """Remove and return the node's life before this one, if it is registered."""
+        """Return the node's life before this one, if it is registered."""
         known = self._nodes.get(hello.node_id)
-        if known is None or not (known.is_silent or age(known.hello) < age(hello)):
-            return None
-        self.remove(known)
-        return known
+        return known if known is not None and (known.is_silent or age(known.hello) < age(hello)) else None
 
     def _measure(self) -> None:
         self.narrowest = min((node.hello.max_context for node in self._nodes.values()), default=0)

@@ -17,10 +17,6 @@ class Stranger:
     protocol: int
     heard_at: float
 
-    def shown(self) -> dict[str, object]:
-        """For /ready and /admin/status."""
-        return {"node": self.node_id, "role": self.role, "protocol": self.protocol, "ours": PROTOCOL_VERSION}
-
 
 class Strangers:
     def __init__(self) -> None:
@@ -37,5 +33,10 @@ class Strangers:
         self._known[hello.node_id] = Stranger(hello.node_id, hello.role, protocol, now)
         return True
 
-    def all(self, now: float) -> list[Stranger]:
-        return [one for one in self._known.values() if now - one.heard_at <= FORGET_S]
+    def shown(self, now: float) -> list[dict[str, object]]:
+        """For /ready and /admin/status."""
+        return [
+            {"node": one.node_id, "role": one.role, "protocol": one.protocol, "ours": PROTOCOL_VERSION}
+            for one in self._known.values()
+            if now - one.heard_at <= FORGET_S
+        ]

@@ -95,7 +95,6 @@ class Life:
 class Difference(NamedTuple):
     """(requests, tokens) per minute of a tenant, here and at another router."""
 
-    router_id: str
     tenant: str
     ours: tuple[int, int]
     theirs: tuple[int, int]
@@ -161,8 +160,7 @@ class Ledger:
             tenant = named.get(name)
             if tenant is not None:
                 since_ms = self._since_ms.setdefault(name, age_ms)
-                limits = tenant.requests_per_minute, tenant.tokens_per_minute
-                rows[name] = Row(name, since_ms, spent.requests, spent.tokens, started[name], *limits)
+                rows[name] = Row(name, since_ms, spent.requests, spent.tokens, started[name], *tenant.limits)
         return rows
 
     def _chosen(self, rows: Mapping[str, Row], now: float) -> list[Row]:
@@ -206,7 +204,7 @@ class Ledger:
         life.number, life.heard_at = message.number, now
         own_age_ms = self._age_ms(now)
         for row in body.rows:
-            self._compare(message.router_id, life, row, now)
+            self._compare(life, row, now)
             self._take(life, row, is_from_before=body.age_ms - row.since_ms > own_age_ms, now=now)
         return Reading.DONE
 
@@ -227,13 +225,12 @@ class Ledger:
             self._oldest_epoch = max(self._oldest_epoch, self._lives.pop(quietest).epoch)
         return life
 
-    def _compare(self, router_id: str, life: Life, row: Row, now: float) -> None:
+    def _compare(self, life: Life, row: Row, now: float) -> None:
         tenant = self._by_name().get(row.name)
-        ours = (tenant.requests_per_minute, tenant.tokens_per_minute) if tenant is not None else row.limits
-        if row.limits == ours:
+        if tenant is None or row.limits == tenant.limits:
             life.differs_since.pop(row.name, None)
         elif now - life.differs_since.setdefault(row.name, now) >= DIFFERS_S:
-            self.differences.append(Difference(router_id, row.name, ours, row.limits))
+            self.differences.append(Difference(row.name, tenant.limits, row.limits))
 
     def _take(self, life: Life, row: Row, *, is_from_before: bool, now: float) -> None:
         counts = Counts(row.requests, row.tokens, row.started)

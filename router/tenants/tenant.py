@@ -19,6 +19,11 @@ class Tenant:
     adapters: frozenset[str] | None = None
     sees_cluster: bool = False
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """(requests, tokens) per minute."""
+        return self.requests_per_minute, self.tokens_per_minute
+
     def may_use(self, adapter: str) -> bool:
         return self.adapters is None or adapter in self.adapters
 

@@ -78,14 +78,8 @@ class PageBudget:
         short = keep_free + missing + found.num_evictable - kv.num_available
         if short > 0:
             return Shortage(short, found)
-        row = kv.alloc_row(owner, tag)
-        assert row is not None
-        match = kv.cache.lock(found, owner)
-        kv.take_cached(row, match)
-        if not kv.grow(row, missing):
-            raise AssertionError("pages vanished between the count and the reservation")
-        req.row = row
-        return match.num_tokens
+        req.row = self._take(found, missing, tag, owner)
+        return len(found.pages) * self._settings.page_size
 
     def reserve_pulled(self, keys: TokenIds, first_page: int, num_pages: int, keep_free: int, owner: str) -> int | None:
         """Reserve a held row for pages [first_page, num_pages), which a pull will bring, or reserve nothing.
@@ -100,12 +94,17 @@ class PageBudget:
         missing = num_pages - len(found.pages)
         if len(found.pages) < first_page or kv.num_available - found.num_evictable - missing < keep_free:
             return None
-        row = kv.alloc_row(owner, PageState.HELD)
-        assert row is not None
-        kv.take_cached(row, kv.cache.lock(found, owner))
-        if not kv.grow(row, missing):
-            raise AssertionError("pages vanished between the count and the reservation")
+        row = self._take(found, missing, PageState.HELD, owner)
         self._pulled[row] = missing
+        return row
+
+    def _take(self, found: Found, missing: int, tag: Tag, owner: str) -> int:
+        """Return a new row with the cached prefix and `missing` pages. The caller has counted that they are there."""
+        row = self.kv.alloc_row(owner, tag)
+        assert row is not None
+        self.kv.take_cached(row, self.kv.cache.lock(found, owner))
+        if not self.kv.grow(row, missing):
+            raise AssertionError("pages vanished between the count and the reservation")
         return row
 
     def lend(self, name: LoanName, lock: Lock) -> None:

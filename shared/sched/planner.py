@@ -8,7 +8,6 @@ import numpy as np
 
 from shared.core.request import Request, RequestState
 from shared.engine.plan import Int64s, StepPlan, StepResult
-from shared.engine.stages import every_row
 from shared.kv.manager import KVManager
 from shared.model.interface import LayerMarks
 from shared.sched.batch import ScheduleBatch
@@ -36,8 +35,8 @@ class Planner:
         capacity: Capacity,
         new_step: Callable[[], int],
         widths: WidthChoice,
-        choose_rows: Callable[[Int64s, Int64s], Int64s] = every_row,
-        mixed_chunk: MixedChunk | None = None,
+        choose_rows: Callable[[Int64s, Int64s], Int64s],
+        mixed_chunk: MixedChunk | None,
     ) -> None:
         """`choose_rows`: see Stages.choose."""
         self.widths = widths

@@ -179,14 +179,14 @@ def test_a_node_of_another_protocol_gets_nothing_and_is_named() -> None:
     assert not len(registry) and not cluster.link.sent, "no Welcome"
     (line,) = [line for line in cluster.log.getvalue().splitlines() if "speaks another protocol" in line]
     assert f"node=new speaks={PROTOCOL_VERSION + 1} ours={PROTOCOL_VERSION}" in line
-    (shown,) = registry.strangers.all(cluster.rig.now)
-    assert shown.shown() == {
+    (shown,) = registry.strangers.shown(cluster.rig.now)
+    assert shown == {
         "node": "new",
         "role": "decode",
         "protocol": PROTOCOL_VERSION + 1,
         "ours": PROTOCOL_VERSION,
     }
-    assert not registry.strangers.all(cluster.rig.now + FORGET_S + 1), "it has gone away"
+    assert not registry.strangers.shown(cluster.rig.now + FORGET_S + 1), "it has gone away"
 
 
 def test_a_node_that_restarts_with_another_protocol_is_lost() -> None:
@@ -205,12 +205,12 @@ def test_an_upgraded_node_is_no_stranger_any_more() -> None:
     cluster = Cluster()
     cluster.hello("decode", "d", NEWER)
     cluster.hello("decode", "d", FINGERPRINT)
-    assert cluster.rig.registry.find("d", 1) is not None and not cluster.rig.registry.strangers.all(cluster.rig.now)
+    assert cluster.rig.registry.find("d", 1) is not None and not cluster.rig.registry.strangers.shown(cluster.rig.now)
 
 
 def test_strangers_are_bounded() -> None:
     cluster = Cluster()
     for number in range(2 * MAX_STRANGERS):
         cluster.hello("decode", f"n{number}", NEWER)
-    known = [one.node_id for one in cluster.rig.registry.strangers.all(cluster.rig.now)]
+    known = [one["node"] for one in cluster.rig.registry.strangers.shown(cluster.rig.now)]
     assert known == [f"n{number}" for number in range(MAX_STRANGERS, 2 * MAX_STRANGERS)]
