@@ -518,6 +518,8 @@ def test_packs_are_filled_to_their_size_and_joined_again(tmp_path: Path, monkeyp
     assert Path(pack.find_model(tmp_path)).read_bytes() == whole
     with pytest.raises(SystemExit, match="give --mib more"):
         pack.share_out(whole, tmp_path, pack.MIB // 8)
+    with pytest.raises(SystemExit, match="give --mib more"):
+        pack.share_out(whole + b"1", last, pack.MIB)  # one pack more than there are scripts to send it with
 
 
 def test_packages_that_are_there_are_not_installed_again(tmp_path: Path) -> None:
