@@ -306,7 +306,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._rules.metrics.refused(error.code)
         self._rules.once.warning(error.code, "a connection was refused", code=error.code, why=error.message)
         self._disarm()
-        is_own = self.cycle is None or self.cycle.response_complete or self._is_reading_first()
+        is_own = self.cycle is None or self._has_its_answer() or self._is_reading_first()
         self._tell_gone()
         if says_so and is_own:
             self.transport.write(self._told(error))
@@ -352,6 +352,13 @@ class LimitedProtocol(HttpToolsProtocol):
     def _hang_up(self) -> None:
         """Close without waiting for a client that does not read."""
         self.transport.abort()
+
+    def _has_its_answer(self) -> bool:
+        """Return whether the client has the newest request's whole answer. An early one is not complete for the library
+        until the rest of the body has come."""
+        cycle = self.cycle
+        is_sent = cycle.response_started and not cycle.chunked_encoding and cycle.expected_content_length == 0
+        return bool(cycle.response_complete or (is_sent and self._is_in_head))
 
     def _is_reading_first(self) -> bool:
         """Return whether the refused bytes are the body of the only open request, whose answer has not begun."""

@@ -299,6 +299,31 @@ def test_a_connection_serves_on_after_an_early_answer() -> None:
     assert got.count(b" 413 ") == 2
 
 
+@pytest.mark.parametrize(
+    ("framing", "begun", "more", "wanted"),
+    [
+        (b"Content-Length: 5", b"1234", b"5" + POST + b"Host: again\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"Transfer-Encoding: chunked", b"4\r\n1234\r\n", b"no size\r\n", b""),
+    ],
+    ids=["next request", "same body"],
+)
+def test_bad_http_after_an_early_answer(framing: bytes, begun: bytes, more: bytes, wanted: bytes) -> None:
+    """The next request is told why, though the server still reads the first body. One request has one answer."""
+    rest = b""
+
+    async def told(site: Site, port: int) -> None:
+        nonlocal rest
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(POST + framing + b"\r\n\r\n" + begun)
+        await reader.readuntil(b"too large")
+        writer.write(more)
+        rest = await reader.read()
+        await close(writer)
+
+    serve(told, make=Early)
+    assert rest[: len(wanted)] == wanted and bool(rest) == bool(wanted)
+
+
 def test_an_early_answer_to_who_waits_ends_the_connection() -> None:
     """Nobody can know whether the body will still come."""
     got = b""
