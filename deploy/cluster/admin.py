@@ -241,6 +241,7 @@ def table(status: dict[str, Any]) -> str:
         *slow(status),
         *cores(status),
         *unreachable(status),
+        *misfits(status),
         *strangers(status),
         *lacking(status),
     ]
@@ -270,6 +271,10 @@ def unreachable(status: dict[str, Any]) -> list[str]:
         f"{pair['prefill']} -> {pair['decode']}  can't connect to {pair['endpoint']}, for {pair['since_s']:.0f} s"
         for pair in status.get("unreachable", [])
     ]
+
+
+def misfits(status: dict[str, Any]) -> list[str]:
+    return [f"{pair['a']} and {pair['b']} do not pair: {pair['differs']} differs" for pair in status.get("misfits", [])]
 
 
 def strangers(status: dict[str, Any]) -> list[str]:

@@ -92,7 +92,7 @@ class AdminHandlers:
             "limits": self._limits.left(now),
             "nodes": nodes,
             "unreachable": unreachable,
-            "strangers": self._registry.strangers.shown(now),
+            **self._registry.told_apart(now),
         }
         await connection.answer(200, msgspec.json.encode(answer))
 

@@ -297,8 +297,7 @@ class Handlers:
             }
             for node in self._registry
         ]
-        misfits = [{"a": a, "b": b, "differs": name} for a, b, name in self._registry.misfits()]
-        return {"nodes": nodes, "misfits": misfits, "strangers": self._registry.strangers.shown(now)}
+        return {"nodes": nodes, **self._registry.told_apart(now)}
 
     def _may_see(self, connection: Connection) -> bool:
         try:

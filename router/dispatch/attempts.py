@@ -88,6 +88,7 @@ class Attempts:
             request.asked.most_tokens,
             request.asked.adapter,
             apart,
+            version=request.asked.version,
             on_one=request.asked.wants_scores,
         )
 

@@ -145,8 +145,11 @@ class RegisteredNode:
     def is_draining(self) -> bool:
         return self.leaving is not None and self.leaving.is_draining
 
-    def has_adapter(self, digest: str) -> bool:
-        return any(adapter.digest == digest for adapter in self.hello.adapters)
+    def knows(self, adapter: str, version: int) -> bool:
+        """Return whether the node has an adapter (its digest; "": none) and at least this protocol version."""
+        if self.hello.fingerprint.protocol < version:
+            return False
+        return not adapter or any(own.digest == adapter for own in self.hello.adapters)
 
     def can_take(self, now: float) -> bool:
         return self.is_there and self.breaker.allows(now)
@@ -304,6 +307,11 @@ class Registry:
 
     def misfits(self) -> list[Misfit]:
         return self._kinds.misfits()
+
+    def told_apart(self, now: float) -> dict[str, object]:
+        """Return pairs of nodes that don't fit, and nodes without requests: for /ready and /admin/status."""
+        misfits = [{"a": a, "b": b, "differs": name} for a, b, name in self.misfits()]
+        return {"misfits": misfits, "strangers": self.strangers.shown(now)}
 
 
 def of_role(role: str, nodes: Sequence[RegisteredNode]) -> list[RegisteredNode]:

@@ -52,6 +52,7 @@ class Placer:
         adapter: str = "",
         apart: Collection[str] = (),
         *,
+        version: int = 0,
         on_one: bool = False,
     ) -> Placement:
         """Choose a request's nodes. Raise NoNodes or AdapterMissing.
@@ -59,9 +60,10 @@ class Placer:
         - `avoid`: peers used only as a last resort, and then without a hand-off
         - `most_tokens`: prompt and longest answer; nodes that can't hold them are used only if no node can
         - `adapter`: a digest that the nodes must have
+        - `version`: a protocol version that the nodes must have at least
         - `apart`: peers used only if their role has no other node
         - `on_one`: no hand-off"""
-        usable = self._able(wanted.now, most_tokens, adapter)
+        usable = self._able(wanted.now, most_tokens, adapter, version)
         others = [node for node in usable if node.peer not in avoid] if avoid else usable
         prefills = without(of_role("prefill", others or usable), apart)
         decodes = without(of_role("decode", others or usable), apart)
@@ -125,7 +127,7 @@ class Placer:
         """Choose a node without our requests, else the node with the fewest sequences.
 
         Decode nodes are preferred: no other prompts wait there. `apart`: peers where another suspect runs alone."""
-        able = self._able(now, request.asked.most_tokens, request.asked.adapter)
+        able = self._able(now, request.asked.most_tokens, request.asked.adapter, request.asked.version)
         if not able:
             raise NoNodes("no node can take requests now; try again")
         nodes = without(without(able, request.avoid), apart)
@@ -135,11 +137,13 @@ class Placer:
             return Placement(None, node, is_alone=bool(idle))
         return Placement(node, None, is_alone=bool(idle))
 
-    def _able(self, now: float, most_tokens: int, adapter: str) -> list[RegisteredNode]:
+    def _able(self, now: float, most_tokens: int, adapter: str, version: int) -> list[RegisteredNode]:
         usable = self._registry.usable(now)
-        there = [node for node in usable if node.has_adapter(adapter)] if adapter else usable
+        there = [node for node in usable if node.knows(adapter, version)] if adapter or version else usable
         if usable and not there:
-            raise AdapterMissing("no node that can take requests now has the adapter; try again")
+            if adapter:
+                raise AdapterMissing("no node that can take requests now has the adapter; try again")
+            raise NoNodes("no node knows all parameters of this request: its version is older than the router's")
         if most_tokens <= self._registry.narrowest:
             return there
         return [node for node in there if node.hello.max_context >= most_tokens] or there
@@ -155,7 +159,7 @@ class Placer:
             and node.can_take(now)
             and node.peer not in request.avoid
             and node.hello.max_context >= asked.most_tokens
-            and (not asked.adapter or node.has_adapter(asked.adapter))
+            and node.knows(asked.adapter, asked.version)
             and self.pairs.reachable(fitting([prefill], node), node, now)
         ]
 

@@ -40,7 +40,7 @@ MAC_BYTES = 32
 PURPOSE = b"baton: what routers charged tenants"
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True):
     """One tenant's counts at one router. `since_ms`: the router's age when the counts began."""
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
@@ -56,7 +56,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
         return self.requests_per_minute, self.tokens_per_minute
 
 
-class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class Body(msgspec.Struct, frozen=True, array_like=True):
     age_ms: Count  # the sending router's age
     rows: Annotated[list[Row], Meta(max_length=MAX_ROWS)]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.sampling_params import SamplingParams
+from shared.wire.sampling import version_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,11 @@ class NewRequest:
     @property
     def most_tokens(self) -> int:
         return len(self.prompt_ids) + self.sampling.max_tokens
+
+    @property
+    def version(self) -> int:
+        """The first protocol that knows all of the request's parameters."""
+        return version_for(self.sampling)
 
     @property
     def wants_scores(self) -> bool:

@@ -1,7 +1,7 @@
 """Turns messages into bytes and back, with a limit on every size.
 
-`msgpack` reads the kind of a message. `msgspec` then decodes this kind strictly: it checks each field's type and range
-while it reads, and refuses unknown fields. So it builds only objects that this kind has. Malformed bytes raise only
+`msgpack` reads the kind of a message. `msgspec` then checks each field's type and range while it reads, and skips
+fields of newer versions (versions.py). So it builds only objects that this kind has. Malformed bytes raise only
 WireError.
 """
 
@@ -75,7 +75,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
-    tag, num_entries = _head(data)
+    tag = _tag(data)
     kind = MESSAGE_TYPES.get(tag)
     if kind is None:
         raise WireError("a frame that is not one of our messages")
@@ -86,8 +86,6 @@ def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
         message = cast(AnyMessage, DECODERS[kind].decode(data))
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(f"{tag}: {error}") from None
-    if num_entries <= len(kind.__struct_fields__):  # the entries include the tag
-        raise WireError(f"{tag}: a field is missing")
     _check(message, limits)
     return message
 
@@ -105,15 +103,16 @@ def decode_parts(parts: Sequence[Buffer], limits: WireLimits = DEFAULT_LIMITS) -
     return message, frames
 
 
-def _head(data: Buffer) -> tuple[str, int]:
-    """Return the tag and the map's number of entries; ("", 0) if the map's first entry is not a tag."""
+def _tag(data: Buffer) -> str:
+    """Return "" if the map's first entry is not a tag."""
     head = msgpack.Unpacker(max_buffer_size=HEAD_BYTES)
     head.feed(bytes(data[:HEAD_BYTES]))
     try:
-        num_entries, field, tag = head.read_map_header(), head.unpack(), head.unpack()
+        head.read_map_header()
+        field, tag = head.unpack(), head.unpack()
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
-        return "", 0
-    return (tag, num_entries) if field == TAG_FIELD and isinstance(tag, str) else ("", 0)
+        return ""
+    return tag if field == TAG_FIELD and isinstance(tag, str) else ""
 
 
 def _check(message: AnyMessage, limits: WireLimits) -> None:

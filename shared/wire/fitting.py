@@ -6,6 +6,7 @@ A decode node with a draft head fits a prefill node without one, if its planes b
 from __future__ import annotations
 
 from shared.wire.messages import Fingerprint
+from shared.wire.versions import work_together
 
 REPORTED_ONLY = ("build", "grammar")  # `grammar` matters only to requests with a grammar; see Prealloc
 PREFILL = "prefill"
@@ -19,6 +20,8 @@ def misfit(prefill: Fingerprint, decode: Fingerprint) -> str | None:
     lacks_head = prefill.spec == NO_DRAFT_STATE != decode.spec
     for name in Fingerprint.__struct_fields__:
         if name in REPORTED_ONLY or getattr(prefill, name) == getattr(decode, name):
+            continue
+        if name == "protocol" and work_together(prefill.protocol, decode.protocol):
             continue
         if lacks_head and (name == "spec" or (name == "page_layout" and _leads(prefill, decode))):
             continue

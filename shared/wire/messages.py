@@ -49,17 +49,16 @@ from shared.wire.ranges import (
     Unsigned,
 )
 from shared.wire.request_key import Key as Key
-from shared.wire.sampling import NUM_ADDED, Sampling
+from shared.wire.sampling import Sampling
 from shared.wire.tickets import PrefixSource as PrefixSource
 from shared.wire.tickets import Ticket
 from shared.wire.token_runs import SequenceEnd as SequenceEnd
 from shared.wire.token_runs import TokenLogprob as TokenLogprob
 from shared.wire.token_runs import TokenRun as TokenRun
+from shared.wire.versions import PROTOCOL_VERSION as PROTOCOL_VERSION
 
-PROTOCOL_VERSION = 13 + NUM_ADDED
 
-
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):
+class Message(msgspec.Struct, frozen=True, tag_field="t"):
     """A message's tag is its class name."""
 
 

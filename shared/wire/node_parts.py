@@ -11,7 +11,7 @@ from shared.observe.node_metrics import MAX_SAMPLES
 from shared.wire.ranges import MAX_NAMES, Count, Name, Real, States, Text
 
 
-class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Fingerprint(msgspec.Struct, frozen=True):
     """Nodes pair only if their fingerprints fit (shared/wire/fitting.py)."""
 
     protocol: Count
@@ -26,14 +26,14 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grammar: Text  # llguidance's version and the vocabulary's digest; "none" without grammars
 
 
-class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class Adapter(msgspec.Struct, frozen=True, array_like=True):
     """A loaded LoRA adapter. Requests and KV refer to its digest. Clients use its name."""
 
     name: Name
     digest: Name
 
 
-class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NodeLoad(msgspec.Struct, frozen=True):
     """`pages` add up to pages_total, and `rows` add up to rows_total."""
 
     pages_total: Count

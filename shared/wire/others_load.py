@@ -7,7 +7,7 @@ import msgspec
 from shared.wire.ranges import Count
 
 
-class OthersLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class OthersLoad(msgspec.Struct, frozen=True, array_like=True):
     """The load that all routers, except the receiver of this message, put on the node."""
 
     routers: Count  # routers with requests on this node

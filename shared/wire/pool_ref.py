@@ -7,7 +7,7 @@ import msgspec
 from shared.wire.ranges import Count, Unsigned
 
 
-class PoolRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PoolRef(msgspec.Struct, frozen=True):
     """A peer on the same host opens P's pool read-only as /proc/<pid>/fd/<fd>, and compares these sizes with the file's
     size."""
 

@@ -7,7 +7,7 @@ import msgspec
 from shared.wire.ranges import Count, Name, Unsigned
 
 
-class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class Key(msgspec.Struct, frozen=True, array_like=True):
     router_id: Name
     router_epoch: Unsigned
     rid: Name

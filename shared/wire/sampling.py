@@ -23,6 +23,7 @@ from shared.core.sampling_params import (
     listed,
 )
 from shared.wire.ranges import MAX_REAL, BadWord, Int32, Real, TokenId
+from shared.wire.versions import SINCE
 
 NUMBERS = {int: Int32, float: Real}
 LISTS = {
@@ -32,7 +33,6 @@ LISTS = {
     "stop_token_ids": Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)],
     "grammar": Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARS)],
 }
-NUM_ADDED = len(PARAMETERS) - 16  # since protocol 13
 
 REALS = tuple(one.name for one in PARAMETERS if one.kind is float)
 LIMITED = tuple(name for name in REALS if BY_NAME[name].nodes != Bounds())
@@ -40,8 +40,11 @@ COUNTS = ("max_tokens", "min_tokens", *(one.name for one in FILTERS if one.kind 
 LOGPROBS = ("num_logprobs", "prompt_logprobs")
 
 
-class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Sampling(msgspec.Struct, frozen=True):
+    """Senders of earlier versions lack newer parameters, and mean their neutral values."""
+
     __annotations__ = {one.name: LISTS.get(one.name) or NUMBERS[one.kind] for one in PARAMETERS}
+    locals().update({one.name: one.neutral for one in PARAMETERS if one.neutral is not None})
 
 
 def sampling_to_wire(sampling: SamplingParams) -> Sampling:
@@ -52,6 +55,17 @@ def sampling_to_wire(sampling: SamplingParams) -> Sampling:
         "stop_token_ids": list(sampling.stop_token_ids),
     }
     return Sampling(**{one.name: getattr(sampling, one.name) for one in PARAMETERS} | lists)
+
+
+def version_for(sampling: SamplingParams) -> int:
+    """Return the first protocol that knows all parameters which the request uses. An earlier node would skip some."""
+    rows = ((row.partition("."), since) for row, since in SINCE.items())
+    used = (since for (kind, _, name), since in rows if kind == "Sampling" and _uses(sampling, name))
+    return max(used, default=0)
+
+
+def _uses(sampling: SamplingParams, name: str) -> bool:
+    return bool(getattr(sampling, name) != BY_NAME[name].neutral)
 
 
 def sampling_of(wire: Sampling) -> SamplingParams:

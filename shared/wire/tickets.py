@@ -25,14 +25,14 @@ HANDS_OVER = b""  # replaces the page in a hand-off's ticket
 ENCODER = msgspec.msgpack.Encoder()
 
 
-class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class Ticket(msgspec.Struct, frozen=True, array_like=True):
     num_sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
     most_tokens: Count  # limit on each sequence's tokens, prompt plus answer
     deadline_ms: Milliseconds  # by the router's clock
     code: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)]
 
 
-class PrefixSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class PrefixSource(msgspec.Struct, frozen=True, array_like=True):
     """A prefill node that has more of a prompt's pages than the asking node, as far as the router knows."""
 
     node: Name

@@ -12,7 +12,7 @@ from shared.wire.ranges import MAX_RUNS, Count, Real, Text, TokenId
 from shared.wire.request_key import Key
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """The log-probabilities of a token and of the likeliest tokens in its place."""
 
     logprob: Real
@@ -20,7 +20,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
     top_logprobs: Annotated[tuple[Real, ...], Meta(max_length=MAX_TOP_LOGPROBS)]
 
 
-class TokenRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class TokenRun(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive tokens of one sequence. first_pos is the first token's position in the sequence's output, from 0."""
 
     key: Key
@@ -29,7 +29,7 @@ class TokenRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     logprobs: Annotated[list[TokenLogprob], Meta(max_length=MAX_RUNS)]  # empty unless the request wants them
 
 
-class SequenceEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class SequenceEnd(msgspec.Struct, frozen=True, array_like=True):
     key: Key
     reason: Text  # a core.states.FinishReason
     num_output_tokens: Count

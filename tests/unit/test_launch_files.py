@@ -315,12 +315,14 @@ def test_baton_admin_prints_pairs_that_can_t_connect() -> None:
     assert "prefill-1 -> decode-1  can't connect to tcp://10.0.0.2:7002, for 12 s" in printed.splitlines()
 
 
-def test_baton_admin_prints_nodes_of_another_protocol() -> None:
+def test_baton_admin_prints_nodes_that_are_kept_apart() -> None:
     from deploy.cluster.admin import table
 
     stranger = {"node": "decode-2", "role": "decode", "protocol": 12, "ours": 13}
-    printed = table({"open_requests": 0, "nodes": [], "strangers": [stranger]})
-    assert "decode-2 speaks protocol 12, this router 13: it gets no requests" in printed.splitlines()
+    apart = {"a": "decode-1", "b": "prefill-0", "differs": "numerics"}
+    printed = table({"open_requests": 0, "nodes": [], "strangers": [stranger], "misfits": [apart]}).splitlines()
+    assert "decode-2 speaks protocol 12, this router 13: it gets no requests" in printed
+    assert "decode-1 and prefill-0 do not pair: numerics differs" in printed
 
 
 def shown_by_the_router() -> dict[str, set[str]]:

@@ -168,7 +168,7 @@ def check_pairs(registry: Registry) -> None:
     assert not apart or told & apart
 
 
-NEWER = msgspec.structs.replace(FINGERPRINT, protocol=PROTOCOL_VERSION + 1)
+NEWER = msgspec.structs.replace(FINGERPRINT, protocol=PROTOCOL_VERSION + 2)
 
 
 def test_a_node_of_another_protocol_gets_nothing_and_is_named() -> None:
@@ -178,12 +178,12 @@ def test_a_node_of_another_protocol_gets_nothing_and_is_named() -> None:
         cluster.hello("decode", "new", NEWER)
     assert not len(registry) and not cluster.link.sent, "no Welcome"
     (line,) = [line for line in cluster.log.getvalue().splitlines() if "speaks another protocol" in line]
-    assert f"node=new speaks={PROTOCOL_VERSION + 1} ours={PROTOCOL_VERSION}" in line
+    assert f"node=new speaks={PROTOCOL_VERSION + 2} ours={PROTOCOL_VERSION}" in line
     (shown,) = registry.strangers.shown(cluster.rig.now)
     assert shown == {
         "node": "new",
         "role": "decode",
-        "protocol": PROTOCOL_VERSION + 1,
+        "protocol": PROTOCOL_VERSION + 2,
         "ours": PROTOCOL_VERSION,
     }
     assert not registry.strangers.shown(cluster.rig.now + FORGET_S + 1), "it has gone away"

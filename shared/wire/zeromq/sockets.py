@@ -11,7 +11,7 @@ import zmq
 from shared.config.endpoints import KEY_MARK, check_endpoint, is_ipv6
 from shared.core.errors import ConfigError, PeerUnreachable, WireError
 from shared.observe.metric_names import REFUSED_IDENTITY
-from shared.wire.codec import BY_DECODE, Buffer, decode_parts, encode
+from shared.wire.codec import BY_DECODE, Buffer, decode_parts
 from shared.wire.key_files import ROUTER
 from shared.wire.messages import AnyMessage, Message, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
@@ -21,7 +21,7 @@ from shared.wire.zeromq.curve import dial_curve, serve_curve
 from shared.wire.zeromq.ipc_folder import require_private_folder
 from shared.wire.zeromq.link_options import LinkOptions
 from shared.wire.zeromq.monitor import drain_monitor, has_input, open_monitor
-from shared.wire.zeromq.parts import PartReader, property_of, send_parts
+from shared.wire.zeromq.parts import NAME_PROPERTY, PartReader, introduce, property_of, send_message, version_of
 from shared.wire.zeromq.peer_gate import PeerGate
 from shared.wire.zeromq.routing_ids import draw_first_id
 from shared.wire.zeromq.watch import Connection, Watch, tcp_port
@@ -44,7 +44,6 @@ DEALER_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_
 ROUTER_EVENTS = zmq.EVENT_ACCEPTED | ENDS
 BIND_TRIES_TOLD = 20
 logger = logging.getLogger(__name__)
-NAME_PROPERTY = "X-Peer"  # the peer's name, sent in each handshake
 USER_PROPERTY = "User-Id"  # the public key, set by the authenticator
 HANDSHAKE_MS = 10_000  # longest time for a handshake
 
@@ -114,6 +113,7 @@ class RouterSocket:
         self._keys = options.ring.now if options.ring is not None else None
         self._gate = PeerGate(options.ring)
         self._routes: dict[str, bytes] = {}  # peer -> routing id of its newest connection
+        self._speaks: dict[str, int] = {}  # peer -> its protocol
         self._bind_tries = 0
         self.endpoint = endpoint
         self._make_socket()
@@ -131,6 +131,7 @@ class RouterSocket:
         self.socket, self.monitor = open_monitored(self._context, zmq.ROUTER, self._options, ROUTER_EVENTS)
         self._reader = PartReader(self.socket, self._options.limits)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        introduce(self.socket)
         self.socket.setsockopt(zmq.IPV6, is_ipv6(self.endpoint))
         if self._ring is not None and self._keys is not None:
             serve_curve(self.socket, self._ring.listener(self._keys))
@@ -187,7 +188,7 @@ class RouterSocket:
         if route is None:
             self.stats.refused()
             return False
-        return send_parts(self.socket, (route, encode(message), *frames), self.stats)
+        return send_message(self.socket, (route,), message, frames, self._speaks[peer], self.stats)
 
     def close(self) -> None:
         self.watch.close()
@@ -202,6 +203,7 @@ class RouterSocket:
             self._connections.seen(fd, parts[0].bytes, name)
             speaker = name
             self._routes[name] = max(self._routes.get(name, b""), parts[0].bytes)  # routing ids only rise
+            self._speaks[name] = version_of(parts[-1])
             message, frames = decode_parts([part.buffer for part in parts[1:]], self._options.limits)
             check_sender(name, message)
         except WireError as error:
@@ -227,6 +229,7 @@ class RouterSocket:
 
     def _forget(self, peer: str) -> None:
         self._routes.pop(peer, None)
+        self._speaks.pop(peer, None)
         self._gate.gone(peer)
 
     # ---- keys that change
@@ -318,7 +321,8 @@ class DealerSocket:
             raise PeerUnreachable(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
         self._reader = PartReader(self.socket, self._options.limits)
         self.socket.setsockopt(zmq.IPV6, is_ipv6(self.endpoint))
-        self.socket.setsockopt(zmq.METADATA, f"{NAME_PROPERTY}:{self._identity}".encode())
+        introduce(self.socket, self._identity)
+        self._speaks = 0  # until the peer has said its version
         self.own = ring.now.own if ring is not None else None  # the key that the peer sees
         if self.own is not None:
             dial_curve(self.socket, self.own, self.server)
@@ -343,6 +347,7 @@ class DealerSocket:
                 self._watch.delivered(self._connection.fd, map(len, parts), "")
             if self._reader.is_rest:
                 continue
+            self._speaks = version_of(parts[-1])
             try:
                 message, frames = decode_parts([part.buffer for part in parts], self._options.limits)
                 self._check_router(message)
@@ -369,7 +374,7 @@ class DealerSocket:
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Before the first connection, the queue keeps up to queue_messages messages."""
-        return send_parts(self.socket, (encode(message), *frames), self._stats)
+        return send_message(self.socket, (), message, frames, self._speaks, self._stats)
 
     def close(self) -> None:
         self._end_watch()
