@@ -56,7 +56,7 @@ from shared.wire.token_runs import SequenceEnd as SequenceEnd
 from shared.wire.token_runs import TokenLogprob as TokenLogprob
 from shared.wire.token_runs import TokenRun as TokenRun
 
-PROTOCOL_VERSION = 13 + NUM_ADDED
+PROTOCOL_VERSION = 14 + NUM_ADDED
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):

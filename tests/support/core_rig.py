@@ -105,6 +105,7 @@ class CoreKnobs:
     needs_cpu_seq_lens: bool = False
     shared_memory: bool = False
     max_ungranted_pages: int = 1 << 30
+    growth_reserve: float = 0.0
     cold_pages: int = 0  # the cold tier's, in memory and
     cold_file_pages: int = 0  # in its file
     window: int = 0  # the model's sliding window, of all its layers
@@ -184,6 +185,7 @@ def make_core(
         mix=knobs.mix,
         needs_cpu_seq_lens=knobs.needs_cpu_seq_lens,
         max_ungranted_pages=knobs.max_ungranted_pages,
+        growth_reserve=knobs.growth_reserve,
         layer_ends=knobs.layer_ends,
     )
     sizes = CoreSizes(
