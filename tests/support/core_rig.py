@@ -58,6 +58,7 @@ class Job:
     adapter: str = ""  # digest
     encoder: bool = False  # whether the model has one
     cache_salt: int = 0
+    tenant: int = 0
     seq_index: int = 0  # of several sequences of one request; they differ in their seeds
 
     def request(self, handoff_to: str | None = None) -> Request:
@@ -72,6 +73,7 @@ class Job:
             handoff_to=handoff_to,
             adapter=self.adapter,
             cache_salt=self.cache_salt,
+            tenant=self.tenant,
         )
 
     def expected(self) -> list[int]:

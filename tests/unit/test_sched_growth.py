@@ -15,7 +15,7 @@ from deploy.tools.plan.run import model_flags
 from deploy.tools.plan.sim_cluster import SimCluster
 from deploy.tools.plan.timed_node import make_scheduler
 from shared.config.settings import SchedConfig
-from shared.core.request import Request
+from shared.core.request import Request, RequestState
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.kv.manager import KVManager
@@ -34,6 +34,7 @@ from shared.sched.settings import SchedSettings
 from tests.bench.growth import study, thrash
 from tests.support import plan_cases as made
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from tests.support.node_pair import Net, assert_clean, make_node
 
 PAGE = 16
 
@@ -221,6 +222,25 @@ def test_a_tenant_s_own_answers_count_when_there_are_enough() -> None:
     learned(lengths, [600], FinishReason.STOP, tenant=2)
     assert alive(lengths, 0, 160, group=lengths.group_of(2)) > 0.6
     assert alive(lengths, 0, 160, group=lengths.group_of(1)) < 0.1
+
+
+def test_the_decode_node_learns_a_tenant_s_lengths() -> None:
+    p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
+    net = Net([p, d])
+    net.generate(p, Job(1, (1, 2, 3), SamplingParams(max_tokens=40, temperature=0.0), 0, tenant=7), d)
+    net.run()
+    assert set(d.ctx.core.queues.lengths._ended) == {ALL, 7}
+    assert_clean(p, d)
+
+
+def test_a_hand_off_says_nothing_about_its_answer() -> None:
+    core, req = make_core(CoreKnobs()), a_request(0, handoff_to="d")
+    core.scheduler.intake.submit(req)
+    while req.state is not RequestState.HANDED_OFF:
+        core.loop.step(block=True)
+    core.queues.abort(req.key)
+    assert not core.queues.lengths._ended, "only its first token was computed here"
+    core.close()
 
 
 def test_a_retraction_makes_the_node_forget_early_answers() -> None:
