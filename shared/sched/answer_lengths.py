@@ -22,7 +22,7 @@ CELL = 16  # lengths are counted in cells of so many tokens
 LATEST = 64  # answers that count; earlier ones are forgotten, because loads change
 ENOUGH = 16  # answers of a tenant, from which on only the tenant's own answers count
 MAX_TENANTS = 256  # the tenant with the oldest answer is forgotten first
-# What is assumed until answers have ended: as if so many had been seen, with a mean of 512 tokens.
+# Until answers have ended, the estimate is that of two answers with a mean of 512 tokens.
 ASSUMED, ASSUMED_CELLS = 2.0, 32
 ALL = 0  # no tenant has this number
 
@@ -35,7 +35,7 @@ class Survival:
     tail: float
 
     def alive(self, lengths: Int64s, ahead: Int64s) -> Floats:
-        """Return (num lengths, num ahead): the share of answers of a length that go on for so many cells more."""
+        """Return (num lengths, num ahead): the share of answers of a length that go on for `ahead` cells."""
         return np.asarray(np.exp(self._log(lengths[:, None] + ahead) - self._log(lengths)[:, None]))
 
     def _log(self, cells: Int64s) -> Floats:

@@ -92,7 +92,7 @@ class Growth:
         return self._sum(self._queues.lengths.group_of(req.tenant), [req])
 
     def _sum(self, group: int, reqs: Sequence[Request]) -> tuple[Floats, Floats]:
-        """Return the answers' tokens at each time ahead, these requests added: what is expected, and its variance."""
+        """Return the answers' tokens at each time ahead, these requests added: expected number and variance."""
         if group not in self._survival:
             self._survival[group] = self._queues.lengths.survival(group, cells_of([]))
         now = np.asarray([len(req.output_ids) for req in reqs], np.int64)

@@ -159,7 +159,7 @@ def outlier() -> list[Answer]:
 
 
 def unbounded() -> list[Answer]:
-    """Nobody sets max_tokens, so the context is the only bound."""
+    """No request has max_tokens, so the context is the only bound."""
     return [Answer(answer.length, CONTEXT - PROMPT - 8) for answer in thrash()]
 
 

@@ -88,7 +88,7 @@ def test_streams_are_exact_with_memory_kept_for_growth() -> None:
 
 
 def test_a_request_begins_alone_however_long_it_may_get() -> None:
-    scheduler = a_scheduler(num_pages=30)
+    scheduler = a_scheduler(num_pages=30, share=4.0)
     scheduler.intake.submit(a_request(0, max_tokens=440))
     scheduler.planner.plan()
     assert not scheduler.queues.waiting
