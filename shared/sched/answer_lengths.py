@@ -18,7 +18,7 @@ from shared.engine.plan import Int64s
 
 Floats = npt.NDArray[np.float64]
 
-CELL = 16  # lengths are counted in cells of so many tokens
+CELL = 16  # tokens; lengths are counted in cells
 LATEST = 64  # answers that count; earlier ones are forgotten, because loads change
 ENOUGH = 16  # answers of a tenant, from which on only the tenant's own answers count
 MAX_TENANTS = 256  # the tenant with the oldest answer is forgotten first
