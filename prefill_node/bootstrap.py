@@ -64,6 +64,7 @@ class Bootstrap:
             adapter=req.adapter,
             cache_salt=req.cache_salt,
             ticket=handoff.ticket,
+            tenant=req.tenant,
         )
         self._ctx.outbox.send(handoff.peer, offer)
 

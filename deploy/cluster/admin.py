@@ -229,6 +229,8 @@ def table(status: dict[str, Any]) -> str:
     for node in sorted(status["nodes"], key=lambda row: str(row["node"])):
         free, total = node["pages"].get(PageState.FREE, 0), sum(node["pages"].values())
         pages = f"{total - free}/{total}"
+        if node.get("kept_pages"):
+            pages += f" ({node['kept_pages']} kept)"
         cells = (node["role"], node["state"], node["open_sequences"], pages, node["waiting"], node["epoch"])
         rows.append([node["node"], *map(str, cells)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]

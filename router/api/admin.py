@@ -168,6 +168,7 @@ def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
         "dispatched": node.ours.dispatched,
         "rows": load.rows if load else {},
         "pages": load.pages if load else {},
+        "kept_pages": load.kept_pages if load else 0,
         "waiting": load.waiting if load else 0,
         "waiting_tokens": node.report.waiting_tokens,
         "hands_over": load.hands_over if load else {},

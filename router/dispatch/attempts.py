@@ -121,6 +121,7 @@ class Attempts:
             remaining_ms=max(1, int((request.deadline - now) * 1000)),
             adapter=asked.adapter,
             cache_salt=asked.cache_salt,
+            tenant=asked.tenant.number,
             scored=len(request.scores) + 1,
             ticket=ticket,
             source=self._sources.choose(request, key, effects) if self._sources is not None else None,

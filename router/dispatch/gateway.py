@@ -393,6 +393,7 @@ def report_of(node: RegisteredNode, beat: Heartbeat) -> NodeReport:
         spec_width=load.spec_width,
         counters=load.counters,
         observations=load.observations,
+        kept_pages=load.kept_pages,
         missing_routers=len(beat.lacks),
         slowness=node.figures.slowness.times,
     )

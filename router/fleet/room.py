@@ -36,15 +36,12 @@ def room_in(load: NodeLoad, page_size: int, num_open: int, open_prompt_tokens: i
 def tokens_in(load: NodeLoad, page_size: int) -> int:
     """Return the tokens that free pages can take; 0 without a free row.
 
-    A node keeps pages for the next step of each row (rule a of `shared/sched/page_budget.py`). It keeps none for rows
-    that a prefill node has handed off, which the report does not show."""
+    A node keeps pages for the answers under way (rule a of `shared/sched/page_budget.py`)."""
     rows_in_use = sum(load.rows.values()) - load.rows.get(RowState.FREE, 0)
     if rows_in_use >= load.rows_total:
         return 0
-    num_stepping = rows_in_use - load.rows.get(RowState.HELD, 0)
-    num_kept = num_stepping * -(-load.spec_width // max(1, page_size))
     num_free = load.pages.get(PageState.FREE, 0) + load.pages.get(PageState.CACHED, 0)
-    return max(0, num_free - num_kept) * page_size
+    return max(0, num_free - load.kept_pages) * page_size
 
 
 def sequences_in(load: NodeLoad, num_open: int) -> int:

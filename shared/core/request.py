@@ -54,6 +54,7 @@ class Request:
     cache_salt: int = 0  # 64 bits; 0 means no salt
     constraint: Constraint | None = None  # enforces sampling.grammar
     scored: int = 0  # prompt tokens whose log-probabilities were reported
+    tenant: int = 0  # whose answer lengths to learn; 0: unknown
     page_names: list[bytes] | None = None  # identities of the prompt's full pages, once somebody asked
 
     state: RequestState = RequestState.WAITING

@@ -317,6 +317,7 @@ def sched_settings(parts: NodeParts, model: Model, device: str, plan: MemoryPlan
         mixed_chunk_size=parts.sched.mixed_chunk_size,
         width=parts.spec.width,
         max_ungranted_pages=max(1, int(parts.memory.max_pinned_fraction * plan.num_pages)),
+        growth_reserve=parts.sched.growth_reserve,
         device=device,
         layer_ends=layer_ends(model.kv_planes(parts.memory.page_size), parts.transfer.layer_parts),
     )

@@ -43,6 +43,7 @@ def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float)
             adapter=generate.adapter,
             scored=generate.scored,
             cache_salt=generate.cache_salt,
+            tenant=generate.tenant,
         )
         for index in range(generate.num_sequences)
         if index not in generate.ended
@@ -60,6 +61,7 @@ def request_of(offer: Offer, arrival: int, now: float) -> Request:
         deadline=now + offer.remaining_ms / 1000,
         adapter=offer.adapter,
         cache_salt=offer.cache_salt,
+        tenant=offer.tenant,
         scored=len(offer.prompt_ids),  # the prefill node scores the prompt
     )
 

@@ -33,6 +33,7 @@ def node_load(
         observations=metrics.take_observations(),
         hands_over=dict(list(hands_over.items())[:MAX_NAMES]),
         cores=cores,
+        kept_pages=core.scheduler.capacity.keep_free(),
     )
 
 

@@ -118,6 +118,7 @@ class NodeReport:
     spec_width: int
     counters: Mapping[str, float]
     observations: Mapping[str, Sequence[float]]
+    kept_pages: int = 0
     missing_routers: int = 0
     slowness: float = 1.0
 
@@ -174,6 +175,13 @@ class ClusterMetrics:
         self._waiting = Gauge("baton_waiting_requests", "Requests that wait for memory", place, registry=registry)
         self._width = Gauge(
             "baton_spec_width", "Tokens per step of a running row now: drafts + 1", place, registry=registry
+        )
+        self._kept = Gauge(
+            "baton_kv_kept_pages",
+            "Free or cached KV pages that new requests don't get, because answers under way will need them "
+            "(--growth-reserve)",
+            place,
+            registry=registry,
         )
         self._missing = Gauge(
             "baton_missing_routers", "Routers on the node's list where it is not registered", place, registry=registry
@@ -273,6 +281,7 @@ class ClusterMetrics:
             gauge.remove(node, role)
         self._waiting.remove(node, role)
         self._width.remove(node, role)
+        self._kept.remove(node, role)
         self._missing.remove(node, role)
         self._slowness.remove(node, role)
 
@@ -315,6 +324,7 @@ class ClusterMetrics:
             gauge.labels(*place).set(report.pages_total)
         self._waiting.labels(*place).set(report.waiting)
         self._width.labels(*place).set(report.spec_width)
+        self._kept.labels(*place).set(report.kept_pages)
         self._missing.labels(*place).set(report.missing_routers)
         self._slowness.labels(*place).set(report.slowness)
 

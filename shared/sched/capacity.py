@@ -9,6 +9,7 @@ from shared.core.request import Request, RequestState
 from shared.core.states import PageState
 from shared.kv.manager import KVManager, page_count
 from shared.sched.events import HandoffUnpinned
+from shared.sched.growth import Growth
 from shared.sched.page_budget import Shortage, pick_victim
 from shared.sched.queues import Queues
 from shared.sched.room import NoRoom
@@ -32,6 +33,7 @@ class Capacity:
         self._kv = kv
         self._queues = queues
         self._budget = queues.budget
+        self.growth = Growth(settings, queues)
         # the request that took memory from ungranted hand-offs last; until it begins, these get none back
         self._taker: Request | None = None
         self._no_room = NoRoom(queues.budget)
@@ -90,11 +92,16 @@ class Capacity:
         # Without a victim, the row is the only holder of pages, and still lacks some. Its lock also pins the cached
         # pages of an equal prompt that ran at the same time. When it begins again, it uses these pages and fits.
         queues.retract(victim or row)
+        queues.lengths.doubt()
         return Freed.HELD
 
     def wanted(self) -> int:
         waiting = (req.num_tokens for req in self._queues.waiting if req.may_begin)
         return self.headroom() + sum(page_count(num_tokens, self.settings.page_size) for num_tokens in waiting)
+
+    def keep_free(self, req: Request | None = None) -> int:
+        """Return how many pages must stay free, for the rows that began and for `req` (rule a)."""
+        return max(self.headroom(), self.growth.pages(req))
 
     def headroom(self) -> int:
         queues = self._queues
@@ -160,14 +167,14 @@ class Capacity:
 
     def _admit(self, req: Request, no_room: NoRoom, pins: UngrantedPins | None = None) -> Shortage | None:
         """Begin the request and return None, or return its shortage."""
-        headroom = self.headroom()
-        lacking = no_room.lacking(req, headroom)
+        keep_free = self.keep_free(req)
+        lacking = no_room.lacking(req, keep_free)
         if lacking is not None and (pins is None or not self._pins_help(lacking, pins)):
             return lacking
         ids, extra = req.all_ids(), 0 if req.handoff_to is not None else self.settings.width
-        cached = self._budget.reserve(req, ids, extra, headroom, PageState.ACTIVE)
+        cached = self._budget.reserve(req, ids, extra, keep_free, PageState.ACTIVE)
         if isinstance(cached, Shortage):
-            no_room.note(req, cached, headroom)
+            no_room.note(req, cached, keep_free)
             return cached
         queues = self._queues
         queues.waiting.remove(req)
@@ -175,6 +182,7 @@ class Capacity:
             req.to(S.RESTORING)
         else:
             queues.begin_prefill(req, ids, cached)
+        self.growth.begin(req)
         return None
 
     def _unpin(self, req: Request) -> None:

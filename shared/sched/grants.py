@@ -39,20 +39,21 @@ class Grants:
         Return the number of cached prefix tokens, a multiple of the page size. Return None if there is no room now.
         Pages outside all sliding windows count as cached.
         """
-        headroom = self._capacity.headroom()
-        if self._no_room.lacking(req, headroom) is not None:
+        keep_free = self._capacity.keep_free(req)
+        if self._no_room.lacking(req, keep_free) is not None:
             return None
         ids = req.all_ids()
         first_needed = self._kv.cache.first_needed(len(ids))
-        cached = self._queues.budget.reserve(req, ids, self._settings.width, headroom, PageState.GRANTED, first_needed)
+        cached = self._queues.budget.reserve(req, ids, self._settings.width, keep_free, PageState.GRANTED, first_needed)
         if isinstance(cached, Shortage):
-            self._no_room.note(req, cached, headroom)
+            self._no_room.note(req, cached, keep_free)
             return None
         req.cached_tokens = req.computed = cached
         req.to(S.GRANTED)
         self._queues.requests[req.key] = req
         self._queues.granted[req.key] = req
         self._queues.prefixes.begin(req, source)
+        self._capacity.growth.begin(req)
         return cached
 
     def granted_arrived(self, req: Request, num_tokens: int) -> None:

@@ -1,6 +1,7 @@
 """Decide which requests get or return pages, so that a full pool never stops all requests. Each rule ended a livelock.
 
-a  running rows reserve pages before any request is admitted; admission leaves pages for one step of each decoding row
+a  running rows reserve pages before any request is admitted; admission leaves pages for one step of each decoding row,
+   and for the growth that is foreseen (growth.py)
 b  a prompt reserves all its pages together; requests that hold pages go before the head of the queue
 c  all holders of pages can be victims: the youngest arrival first, the oldest never; a retracted request keeps its
    place in the order of arrival

@@ -13,6 +13,7 @@ from shared.core.request import Request, RequestState, TokenIds
 from shared.core.states import FinishReason
 from shared.engine.plan import RowId
 from shared.kv.manager import KVManager
+from shared.sched.answer_lengths import AnswerLengths
 from shared.sched.batch import ScheduleBatch
 from shared.sched.chunking import ChunkedPrompt
 from shared.sched.events import Ended, GrantRevoked, LoanGaveWay, PullGaveWay, SchedCounters, SchedEvent
@@ -41,6 +42,7 @@ class Queues:
         self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered
         self.oldest_offer: int | None = None  # decode node: the arrival of the oldest Offer that waits for memory
         self.prefixes = PrefixesUnderWay(self.budget, settings)
+        self.lengths = AnswerLengths()
         self.suspects = Suspects()
         self.counters = SchedCounters()
         self.events: list[SchedEvent] = []
@@ -185,6 +187,8 @@ class Queues:
 
     def end(self, req: Request, reason: FinishReason, error: BatonError | None = None) -> None:
         req.finish_reason = reason
+        if req.output_ids and req.handoff_to is None:
+            self.lengths.learn(req, reason)
         self.requests.pop(req.key, None)
         self.leave(req)
         self.events.append(Ended(req.key, reason, len(req.output_ids), req.cached_tokens, error))

@@ -25,6 +25,7 @@ class SchedSettings:
     max_ungranted_pages: int = 1 << 30  # limit on pages that a prefill node pins without a grant
     # the parts of a hand-off's KV end before these layers; the last part has the remaining layers
     layer_ends: tuple[int, ...] = ()
+    growth_reserve: float = 0.0  # share of the foreseen growth of answers that admission keeps free
     prompts: PromptRules = InChunks()
     depth: int = 1  # steps that may be open when another step is launched
     device: str = "cpu"

@@ -185,6 +185,7 @@ class Generate(Message, frozen=True):
     cache_salt: Unsigned  # only requests with the same salt share KV; 0 means no salt
     ticket: Ticket | None = None  # ticket for the decode node; None means no hand-off
     source: PrefixSource | None = None  # None: the node computes all uncached tokens itself
+    tenant: Unsigned = 0  # a hash of its name, because answers of one tenant have similar lengths; 0: unknown
 
 
 class Abort(Message, frozen=True):
@@ -240,6 +241,7 @@ class Offer(Message, frozen=True):
     adapter: Text  # copied from Generate, like the next two fields
     cache_salt: Unsigned
     ticket: Ticket | None
+    tenant: Unsigned = 0
 
 
 class Grant(Message, frozen=True):

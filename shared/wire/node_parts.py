@@ -50,3 +50,4 @@ class NodeLoad(msgspec.Struct, frozen=True):
     # On a prefill node: the transport to each decode node, and the reason for it.
     hands_over: Annotated[dict[Name, Text], Meta(max_length=MAX_NAMES)]
     cores: Text  # text about own, lent and borrowed CPU cores; empty on a GPU
+    kept_pages: Count = 0  # free or cached, but kept for the growth of answers under way

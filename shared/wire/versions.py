@@ -8,7 +8,7 @@ messages and sampling parameters, which a reader must not skip, depend on the re
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 FIRST = 14  # earlier versions work only with themselves
 # The version that brought a message ("Cheer") or a field ("Heartbeat.taken"). A new field has a default and comes last.
 # A row may go once the version before it is two behind.

@@ -34,7 +34,8 @@ FEW = ((2,), [[("gloo", 4), ("zmq", 1)]])
 ALL = (SIZES, [[(name, size) for size in SIZES] for name in ("shm", "zmq", "gloo")])
 PAGE_SIZE, MAX_CONTEXT = 4, 256
 FLAGS = ("--page-size", str(PAGE_SIZE), "--chunk-size", "16", "--max-context", str(MAX_CONTEXT))
-NUM_PAGES = {"prefill": 600, "decode": 90}  # too few for all that are decoded: somebody gives his memory back
+# Too few for all that are decoded, and none are kept for their growth: somebody gives his memory back.
+NUM_PAGES, KEEP_NONE = {"prefill": 600, "decode": 90}, ("--growth-reserve", "0")
 NUM_JOBS = 6  # of a pair
 
 
@@ -56,7 +57,7 @@ class Nodes:
     def start(self, role: str, size: int, transport: str = "auto") -> str:
         node_id = f"{role}-{transport}-{size}"
         flags = ("--model", self._name, "--dtype", "float32", "--tp", str(size), "--transport", transport)
-        memory = ("--kv-bytes", str(self._page_bytes * NUM_PAGES[role]), "--trust-network")
+        memory = ("--kv-bytes", str(self._page_bytes * NUM_PAGES[role]), "--trust-network", *KEEP_NONE)
         more = ("--layer-parts", "2") if role == "prefill" else ("--offload-bytes", str(40 * self._page_bytes))
         self._started[node_id] = NodeProcess(
             role, node_id, self.router, self._folder, *FLAGS, *flags, *memory, *more, "--spec", "ngram"

@@ -58,6 +58,7 @@ class Job:
     adapter: str = ""  # digest
     encoder: bool = False  # whether the model has one
     cache_salt: int = 0
+    tenant: int = 0
     seq_index: int = 0  # of several sequences of one request; they differ in their seeds
 
     def request(self, handoff_to: str | None = None) -> Request:
@@ -72,6 +73,7 @@ class Job:
             handoff_to=handoff_to,
             adapter=self.adapter,
             cache_salt=self.cache_salt,
+            tenant=self.tenant,
         )
 
     def expected(self) -> list[int]:
@@ -105,6 +107,7 @@ class CoreKnobs:
     needs_cpu_seq_lens: bool = False
     shared_memory: bool = False
     max_ungranted_pages: int = 1 << 30
+    growth_reserve: float = 0.0
     cold_pages: int = 0  # the cold tier's, in memory and
     cold_file_pages: int = 0  # in its file
     window: int = 0  # the model's sliding window, of all its layers
@@ -184,6 +187,7 @@ def make_core(
         mix=knobs.mix,
         needs_cpu_seq_lens=knobs.needs_cpu_seq_lens,
         max_ungranted_pages=knobs.max_ungranted_pages,
+        growth_reserve=knobs.growth_reserve,
         layer_ends=knobs.layer_ends,
     )
     sizes = CoreSizes(

@@ -228,6 +228,7 @@ class Net:
             cache_salt=job.cache_salt,
             ticket=ticket_for(key, name_of(node), name_of(decode_node), job, num_sequences) if decode_node else None,
             source=source,
+            tenant=job.tenant,
         )
         self.to_node(name_of(node), message)
         return key

@@ -110,7 +110,8 @@ def load_of(node: SimNode, told: Told) -> NodeLoad:
     counters = dict(zip(COUNTERS, told.prompts, strict=True))
     pages = {state.value: count for state, count in kv.gauges().items()}
     samples = {STEP_SECONDS: told.samples[:512]} if told.samples else {}
-    return NodeLoad(kv.allocator.num_total, pages, total, rows, len(waiting), num_tokens, 1, counters, samples, {}, "")
+    kept, num_pages = scheduler.capacity.keep_free(), kv.allocator.num_total
+    return NodeLoad(num_pages, pages, total, rows, len(waiting), num_tokens, 1, counters, samples, {}, "", kept)
 
 
 def play_telling(

@@ -7,7 +7,7 @@ import pytest
 from router.requests.answer_lengths import FIRST_GUESS, AnswerLengths
 from router.requests.journal import OpenRequest
 from router.requests.new_request import NewRequest
-from router.tenants.tenant import Tenant
+from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.sampling_params import SamplingParams
 from tests.support.router_rig import RouterRig
 
@@ -30,6 +30,13 @@ def test_a_tenant_s_own_answers_count_or_else_those_of_all() -> None:
     lengths.ended(ended(B, 1000))
     assert (lengths.expected(A), lengths.expected(B)) == (100.0, 1000.0)
     assert lengths.expected(Tenant("new")) == pytest.approx(190.0)
+
+
+def test_nodes_can_tell_tenants_apart() -> None:
+    rig = RouterRig()
+    rig.join("decode", "d")
+    numbers = [rig.open(tenant=tenant)[0].tenant for tenant in (A, B, A, EVERYBODY)]
+    assert numbers[0] == numbers[2] and len(set(numbers)) == 3 and numbers[3] == 0
 
 
 def test_recent_answers_count_most() -> None:

@@ -120,10 +120,13 @@ def test_a_talk_s_later_turns_come_from_the_prefix_cache() -> None:
 @pytest.mark.parametrize(("prefill", "decode"), [(0, 1), (1, 1), (2, 2)])
 def test_little_memory_makes_requests_wait_and_loses_none(prefill: int, decode: int) -> None:
     flags = ("--rate", "30", "--requests", "60", "--prompt-tokens", "25", "--output-tokens", "1-90")
-    short = made.profile(num_pages=70, max_running=6)
-    records, world = played(made.layout(prefill, decode), made.plan(*flags, "--drain", "600"), short)
-    assert len(records) == 60
-    assert sum(node.timed.scheduler.queues.counters.retractions for node in world.nodes) > 0
+    retractions = []
+    for growth_reserve in (0.0, 1.0):
+        short = replace(made.profile(num_pages=70, max_running=6), growth_reserve=growth_reserve)
+        records, world = played(made.layout(prefill, decode), made.plan(*flags, "--drain", "600"), short)
+        assert len(records) == 60
+        retractions.append(sum(node.timed.scheduler.queues.counters.retractions for node in world.nodes))
+    assert retractions[0] > retractions[1], "the plan reserves as much as its nodes"
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

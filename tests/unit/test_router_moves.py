@@ -51,13 +51,12 @@ def test_room_is_for_this_request(rig: RouterRig) -> None:
     assert LeastLoad().pick([small, busy], Wanted(2 * PAGE + 1)).node is busy
 
 
-@pytest.mark.parametrize(("width", "free"), [(1, 4), (PAGE, 4), (PAGE + 1, 6)])
-def test_pages_that_a_node_keeps_for_its_next_step_are_no_room(rig: RouterRig, width: int, free: int) -> None:
-    """The node would not admit the request: it keeps pages for the next tokens of each running row."""
+def test_pages_that_a_node_keeps_are_no_room(rig: RouterRig) -> None:
+    """The node would not admit the request: it keeps pages for the growth of answers under way."""
     small, busy = rig.join("decode", "a"), rig.join("decode", "b")
-    pages(small, free, running=2)
+    pages(small, 4, running=2)
     assert small.report.load is not None
-    small.reported(msgspec.structs.replace(small.report.load, spec_width=width))
+    small.reported(msgspec.structs.replace(small.report.load, kept_pages=2))
     pages(busy, 99, running=7)
     assert LeastLoad().pick([small, busy], Wanted(2 * PAGE)).node is small
     assert LeastLoad().pick([small, busy], Wanted(2 * PAGE + 1)).node is busy

@@ -264,15 +264,16 @@ def test_a_node_keeps_the_budget_and_says_the_same(backend: str, budget_s: float
 
 
 @pytest.mark.parametrize(("itl_budget", "kind"), [(0.0, FixedChunk), (40.0, BudgetedChunk)])
-def test_the_flag_reaches_the_scheduler_of_a_node(itl_budget: float, kind: type) -> None:
+def test_the_flags_reach_the_scheduler_of_a_node(itl_budget: float, kind: type) -> None:
     given = {"model": {"model": "hashlm"}, "memory": {"kv_bytes": 1 << 20}}
-    given |= {"sched": {"device": "inline", "itl_budget": itl_budget, "mixed_chunk_size": 48}}
+    given |= {"sched": {"device": "inline", "itl_budget": itl_budget, "mixed_chunk_size": 48, "growth_reserve": 0.5}}
     config = load(NodeProcessConfig, given, fixed={"node": {"role": "decode"}})
     threads = torch.get_num_threads()
     cores = NodeCores(config.cores, config.parts.parallel, "n")
     try:
         core = build_core(config, Logger("n", io.StringIO()), do_nothing, RankProcesses(config, "n"), cores)
         assert isinstance(core.scheduler.planner.mixed_chunk, kind)
+        assert core.settings.growth_reserve == 0.5
         assert Machine(core.scheduler.planner.mixed_chunk, seconds_of=lambda *_: 0.001).run(20)[-1][0] == 48
         core.close()
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tests.support.sim.faults import AIM
 from tests.support.sim.hosts import NodeHost
 from tests.support.sim.moods import draw_plan
 from tests.support.sim.oracles import Violation, check_node_s_friends
+from tests.support.sim.pauses import MOST_STEPS, PauseWatch
 from tests.support.sim.plan import FaultPlan, RequestPlan
 from tests.support.sim.report import SeedReport
 from tests.support.sim.summary import Summary
@@ -209,3 +211,24 @@ def test_the_summary_says_what_a_second_of_both_costs() -> None:
     summary = Summary(steps=600, messages=1000, cpu_s=3.0, engine_s=2.0)
     assert summary.speeds == (300.0, 1000.0) and summary.seconds_for_both == 3.0
     assert any("300 steps and 2000 messages take 3.00 s" in line for line in summary.lines())
+
+
+@pytest.mark.parametrize(("begins_here", "fails"), [(True, False), (False, False), (True, True)])
+def test_a_stream_may_pause_only_for_so_many_steps(begins_here: bool, fails: bool) -> None:
+    """Unless a step failed, or it goes on after a fault elsewhere and has not begun here."""
+    req = Request(RequestKey("r", 1, "1", 0, 0), np.arange(3), SamplingParams(max_tokens=9), 0, 0, output_ids=[5])
+    loop = SimpleNamespace(num_steps=1, num_failed_steps=0)
+    core = SimpleNamespace(loop=loop, queues=SimpleNamespace(requests={req.key: req}))
+    host = SimpleNamespace(name="d", lives=1, node=SimpleNamespace(ctx=SimpleNamespace(core=core)))
+    watch = PauseWatch()
+    watch.look(host)  # type: ignore[arg-type]
+    if begins_here:
+        req.output_ids.append(6)
+        watch.look(host)  # type: ignore[arg-type]
+    loop.num_steps += MOST_STEPS
+    watch.look(host)  # type: ignore[arg-type]
+    loop.num_steps, loop.num_failed_steps = loop.num_steps + 1, int(fails)
+    is_wrong = begins_here and not fails
+    with pytest.raises(Violation, match="pause for 401 steps") if is_wrong else nullcontext():
+        watch.look(host)  # type: ignore[arg-type]
+    assert watch.longest == (MOST_STEPS + is_wrong if begins_here else 0)

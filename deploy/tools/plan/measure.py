@@ -69,6 +69,7 @@ def measure(config: NodeProcessConfig, cores: tuple[int, ...], shares: Sequence[
         page_bytes=steps.page_bytes,
         nodes=nodes,
         paths={},
+        growth_reserve=config.parts.sched.growth_reserve,
     )
     return with_paths(profile, config, say)
 

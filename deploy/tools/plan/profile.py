@@ -100,6 +100,7 @@ class Profile:
     nodes: dict[int, NodeProfile]
     paths: dict[int, PathProfile]
     format: int = FORMAT
+    growth_reserve: float = 1.0  # of the nodes
 
     def node(self, cores: int) -> NodeProfile:
         found = self.nodes.get(cores)

@@ -37,7 +37,7 @@ from shared.config.device_defaults import CPU, with_device_defaults
 from shared.config.flags import given_values, to_argv
 from shared.config.load import load
 from shared.config.processes import NodeParts, NodeProcessConfig
-from shared.config.settings import MemoryConfig, ModelConfig
+from shared.config.settings import MemoryConfig, ModelConfig, SchedConfig
 from shared.core.errors import ConfigError
 
 SHOWN = 12
@@ -183,7 +183,7 @@ def model_flags(profile: Profile) -> list[str]:
     model = ModelConfig(model=profile.model, dtype=profile.dtype)
     rows = profile.max_running
     memory = MemoryConfig(page_size=profile.page_size, max_running=0 if rows == CPU.max_running else rows)
-    return to_argv(NodeParts(model=model, memory=memory))
+    return to_argv(NodeParts(model=model, memory=memory, sched=SchedConfig(growth_reserve=profile.growth_reserve)))
 
 
 def table_of(finding: SearchResult) -> Table:

@@ -108,6 +108,7 @@ class SimCluster:
             chunk_size=layout.chunk_size,
             mixed_chunk_size=layout.mixed_chunk_size,
             max_ungranted_pages=max(1, int(PINNED_FRACTION * profile.num_pages)),
+            growth_reserve=profile.growth_reserve,
         )
         hello = Hello(role, name, life, "", EQUAL, profile.max_context, profile.max_running, "", [], 1, [])
         node, _ = self._registry.hello(name, hello, self._clock.now)

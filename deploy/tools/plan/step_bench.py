@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -152,6 +153,8 @@ class Bench:
 def serve(config: NodeProcessConfig, out: Path | None) -> int:
     log = Logger("plan", sys.stderr, level="warning", color=False)
     cores = NodeCores(config.cores, config.parts.parallel, "plan")
+    sched = replace(config.parts.sched, growth_reserve=0.0)  # the batches' sizes are given
+    config = replace(config, parts=replace(config.parts, sched=sched))
     core = build_core(config, log, lambda: None, RankProcesses(config, "plan"), cores)
     warm_up(core, log)
     bench = Bench(core)

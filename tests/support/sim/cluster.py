@@ -21,6 +21,7 @@ from tests.support.sim.hosts import NodeHost, RouterHost
 from tests.support.sim.ledger import Ledger
 from tests.support.sim.moods import draw_plan
 from tests.support.sim.oracles import DrainWatch, RouterOracle, Violation, check_node_s_friends
+from tests.support.sim.pauses import PauseWatch
 from tests.support.sim.plan import ClientPlan, ClusterPlan, RequestPlan
 from tests.support.sim.rare import RareEvents
 from tests.support.sim.report import SeedReport
@@ -60,6 +61,7 @@ class Cluster:
         limited = frozenset(node.node_id for node in plan.nodes if node.max_waiting < PLENTY)
         self.ledger = Ledger(plan.silence_s, plan.lease_s, limited, plan.is_gentle)
         self.free, self.rare, self.drains = FreeWatch(), RareEvents(plan.lease_s), DrainWatch()
+        self.pauses = PauseWatch()
         self._by_name = {host.name: host for host in self.nodes}
         self._oracles: dict[tuple[str, int], RouterOracle] = {}  # one for each life of a router
 
@@ -147,6 +149,7 @@ class Cluster:
         self.watch.look_at_node(host)
         self.free.look_at_node(host, now)
         self.drains.look(host, now)
+        self.pauses.look(host)
         if host.node is not None:
             self.ledger.saw(host.name, host.lives, has_room=has_room(host.node), now=now)
         if host.node is not None and host.port is not None:
@@ -399,7 +402,7 @@ def fill(report: SeedReport, cluster: Cluster, cpu_s: float) -> None:
     for host in cluster.nodes:
         report.rare += host.pulls + host.pulls_of_this_life()
     report.rare["revoke while pulling"] = cluster.watch.steps["sink", "pulling", "held"]
-    report.longest_wait_s = cluster.rare.longest_wait_s
+    report.longest_wait_s, report.longest_pause = cluster.rare.longest_wait_s, cluster.pauses.longest
 
 
 def where(error: BaseException) -> str:

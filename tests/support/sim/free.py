@@ -233,11 +233,11 @@ def below_cap(scheduler: Scheduler, req: Request) -> bool:
 
 
 def fits(scheduler: Scheduler, req: Request, extra: int) -> bool:
-    """Row and pages without any from the prefix cache, and what running rows may take next stays free. What open pulls
+    """Row and pages without any from the prefix cache, and what answers under way will take stays free. What open pulls
     of prefixes hold is free: they give way."""
     kv, pulled = scheduler.queues.budget.kv, scheduler.queues.budget._pulled
     missing = page_count(req.num_tokens + extra, scheduler.settings.page_size) - sum(pulled.values())
-    return bool(kv.rows.num_free + len(pulled)) and kv.num_available - missing >= scheduler.capacity.headroom()
+    return bool(kv.rows.num_free + len(pulled)) and kv.num_available - missing >= scheduler.capacity.keep_free(req)
 
 
 def has_room(node: Node) -> bool:
@@ -247,5 +247,5 @@ def has_room(node: Node) -> bool:
     return (
         is_empty
         and bool(scheduler.queues.budget.kv.rows.num_free)
-        and scheduler.queues.budget.kv.num_available > scheduler.capacity.headroom()
+        and scheduler.queues.budget.kv.num_available > scheduler.capacity.keep_free()
     )

@@ -197,6 +197,7 @@ def draw_node(
         needs_cpu_seq_lens=shared.width > 1 and rng.random() < 0.3,
         shared_memory=role == "prefill" and "shm" in transports,
         max_ungranted_pages=rng.choice((1 << 30, pages // 2, 4)),
+        growth_reserve=1.0 if chunk_size in (32, 256) else 0.0,  # not drawn, so that seeds stay what they were
     )
     return NodePlan(
         node_id=name,

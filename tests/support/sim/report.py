@@ -29,6 +29,7 @@ class SeedReport:
     rare: Counter[str] = field(default_factory=Counter)
     num_routers: int = 1
     longest_wait_s: float = 0.0  # of an offer, for its grant
+    longest_pause: int = 0  # steps of its node that a stream paused in mid-answer, without a failed one
     transitions: Counter[Step] = field(default_factory=Counter)
     failure: str = ""
     timeline: list[str] = field(default_factory=list)

@@ -66,6 +66,7 @@ class Summary:
     rare: Counter[str] = field(default_factory=Counter)
     large: int = 0  # seeds with many nodes
     shared: int = 0  # seeds with several routers
+    longest_pause: int = 0
     failures: list[SeedReport] = field(default_factory=list)
 
     def add(self, report: SeedReport) -> None:
@@ -86,6 +87,7 @@ class Summary:
         self.hits += report.hits
         self.outcomes += report.outcomes
         self.causes += report.causes
+        self.longest_pause = max(self.longest_pause, report.longest_pause)
         self.rare += report.rare
         self.large += report.num_nodes >= LARGE
         self.shared += report.num_routers > 1
@@ -123,6 +125,7 @@ class Summary:
             f"{BOTH[0]} steps and {BOTH[1]} messages take {self.seconds_for_both:.2f} s of it",
             f"faults       {listed(self.hits)} (each hit an open request)",
             f"shapes       {self.large} with {LARGE} nodes or more, {self.shared} with two or three routers",
+            f"pauses       at most {self.longest_pause} steps in mid-answer",
             f"ends         {listed(self.outcomes)}",
             f"causes       {listed(self.causes)}",
             f"rare         {listed(self.rare)}",
