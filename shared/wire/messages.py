@@ -50,13 +50,14 @@ from shared.wire.ranges import (
 )
 from shared.wire.request_key import Key as Key
 from shared.wire.sampling import NUM_ADDED, Sampling
+from shared.wire.taken import NOTHING_TAKEN, Taken
 from shared.wire.tickets import PrefixSource as PrefixSource
 from shared.wire.tickets import Ticket
 from shared.wire.token_runs import SequenceEnd as SequenceEnd
 from shared.wire.token_runs import TokenLogprob as TokenLogprob
 from shared.wire.token_runs import TokenRun as TokenRun
 
-PROTOCOL_VERSION = 13 + NUM_ADDED
+PROTOCOL_VERSION = 14 + NUM_ADDED
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):
@@ -80,6 +81,8 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
+    """Answers a Hello. Said again, it asks for a heartbeat at once."""
+
     router_id: Name
     router_epoch: Unsigned
     connection: Count  # the Hello's number, or 0 to ask for a Hello; a Welcome for a broken connection is ignored
@@ -99,6 +102,7 @@ class Heartbeat(Message, frozen=True):
     others: OthersLoad = NO_OTHERS
     leaves: bool = False  # the node's list of routers lacks this one; the node stays until Release
     lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []  # listed routers where the node is not registered
+    taken: Taken = NOTHING_TAKEN
 
 
 class CacheEvents(Message, frozen=True):
