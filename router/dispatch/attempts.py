@@ -18,7 +18,7 @@ from router.requests.effects import Alarm, Effects, Failure, Update
 from router.requests.faults import can_resume, given_up, is_nobodys_fault
 from router.requests.journal import Journal, OpenRequest
 from router.requests.suspects import Suspects
-from router.requests.tickets import Tickets
+from router.requests.tickets import Tickets, deadline_ms
 from shared.core.errors import BatonError, NodeLost, NoNodes, PeerUnreachable, RequestKillsNodes
 from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
@@ -99,7 +99,9 @@ class Attempts:
         self._placer.pairs.sent(attempt)
         first = attempt.prefiller
         assert first is not None
-        effects.sends.append((first.peer, self._generate(request, now, effects)))
+        generate = self._generate(request, now, effects)
+        first.unconfirmed.sent(generate.key, deadline_ms(now))
+        effects.sends.append((first.peer, generate))
 
     def _generate(self, request: OpenRequest, now: float, effects: Effects) -> Generate:
         asked, prefill = request.asked, request.attempt.prefill

@@ -26,10 +26,11 @@ from router.requests.journal import Journal, OpenRequest
 from router.requests.new_request import NewRequest
 from router.requests.pairs import ALARM, BrokenPair
 from router.requests.suspects import Suspects
-from router.requests.tickets import Tickets
+from router.requests.tickets import Tickets, deadline_ms
 from shared.config.silence import link_silence
 from shared.core.errors import BatonError, DeadlineExceeded, NodeDraining, NodeLost, NoNodes
-from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens
+from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens, Welcome
+from shared.wire.taken import Taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Dispatcher:
     def __init__(
         self, identity: tuple[str, int], registry: Registry, placer: Placer, journal: Journal, limits: DispatchLimits
     ) -> None:
+        self._identity = identity
         self._registry = registry
         self._placer = placer
         self._journal = journal
@@ -126,10 +128,17 @@ class Dispatcher:
         self._start_next(effects)
         return effects
 
-    def reported(self, now: float) -> Effects:
-        effects = Effects(now)
+    def reported(self, node: RegisteredNode, taken: Taken, now: float) -> Effects:
+        """Go on after a heartbeat: there may be room for more, and what the node never took goes elsewhere."""
+        effects = self._progress.taken(node, taken, now)
+        if node.unconfirmed.is_overdue(deadline_ms(now)):
+            effects.sends.append((node.peer, self.welcome(node, now)))
         self._start_next(effects)
         return effects
+
+    def welcome(self, node: RegisteredNode, now: float) -> Welcome:
+        """Return the answer to the node's Hello. Said again, it makes the node tell at once what it has taken."""
+        return Welcome(*self._identity, node.hello.connection, self.tickets.key_of(node.peer), deadline_ms(now))
 
     @property
     def queue(self) -> FairQueue:

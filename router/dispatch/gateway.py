@@ -21,7 +21,6 @@ from router.requests.effects import Effects, Failure
 from router.requests.mailbox import Mailbox
 from router.requests.new_request import NewRequest
 from router.requests.pairs import BrokenPair
-from router.requests.tickets import deadline_ms
 from shared.config.silence import link_silence
 from shared.core.errors import BatonError, NoNodes
 from shared.observe.log import Logger
@@ -264,9 +263,8 @@ class Gateway:
                 self._metrics.count(self._identity[0], f"{REFUSED_PREFIX}{REFUSED_EPOCH}", 1)
             self._log_once.warning((peer, "hello"), "a Hello of an old epoch or unknown role", peer=peer)
             return
-        # Send the Welcome first: `_lose` may send a Generate, which the node would drop before its Welcome.
-        welcome = Welcome(*self._identity, hello.connection, self._dispatcher.tickets.key_of(peer), deadline_ms(now))
-        self._link.send(peer, welcome)
+        # Send the Welcome first: `_lose` may send a Generate, which the node would refuse before its Welcome.
+        self._link.send(peer, self._dispatcher.welcome(node, now))
         if replaced is not None:
             self._lose(replaced, "it has restarted", now, has_died=replaced is not node)
         here = ("here", node.node_id)
@@ -297,7 +295,7 @@ class Gateway:
         else:
             self._metrics.update(report_of(node, beat))
             self._tell_share(node)
-            self._apply(self._dispatcher.reported(now))
+            self._apply(self._dispatcher.reported(node, beat.taken, now))
             if node.leaving is not None and By.US in node.leaving.by and not beat.draining:  # the Drain was lost
                 self._link.send(node.peer, node.leaving.drain(node.node_id, now))
             self._ask(node.peer, self._registry.missed_events(node, beat))

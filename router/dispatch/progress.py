@@ -13,6 +13,9 @@ from router.requests.pairs import Pairs
 from shared.core.errors import BatonError, HandoffFailed, NodeDraining, NodeLost, PeerUnreachable
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import Begun, Key, Scores, SequenceEnd, TokenRun, Tokens
+from shared.wire.taken import Taken
+
+VANISHED_ALARM = "a request vanished on its way to a node"
 
 
 class Progress:
@@ -55,6 +58,20 @@ class Progress:
                 if request is not None and node is request.attempt.prefiller:
                     request.attempt.has_begun = True
                     effects.begun.append(request.rid)
+        return effects
+
+    def taken(self, node: RegisteredNode, taken: Taken, now: float) -> Effects:
+        """Withdraw what never came to this node, and place it anew. The request is not to blame."""
+        effects = Effects(now)
+        for key in node.unconfirmed.vanished(taken):
+            request = self._journal.find(key.rid)
+            if request is None or request.attempt.number != key.attempt or request.attempt.has_begun:
+                continue
+            node.breaker.failed(now)
+            effects.alarms.append(Alarm(VANISHED_ALARM, node.node_id))
+            self._attempts.avoid(request, node)
+            lost = NodeLost(f"node {node.node_id} never took the request")
+            self._attempts.resume_or_fail(request, lost, effects, is_free=True)
         return effects
 
     def scores(self, message: Scores, now: float) -> Effects:

@@ -15,6 +15,7 @@ from router.fleet.prefix_index import MAX_PAGES, PageIndex
 from router.fleet.room import room_in
 from router.fleet.slowness import Share, Slowness
 from router.fleet.strangers import Strangers
+from router.fleet.unconfirmed import Unconfirmed
 from shared.core.states import RowState
 from shared.wire.messages import CacheEvents, CacheReplay, Heartbeat, Hello, NodeLoad
 from shared.wire.others_load import NO_OTHERS, OthersLoad
@@ -73,6 +74,7 @@ class RegisteredNode:
     figures: NodeFigures = field(default_factory=NodeFigures)
     pages: PageIndex = field(default_factory=PageIndex)
     breaker: Breaker = field(default_factory=Breaker)
+    unconfirmed: Unconfirmed = field(default_factory=Unconfirmed)  # on this connection
     is_silent: bool = False
     leaving: Leaving | None = None
 
@@ -208,6 +210,7 @@ class Registry:
             self.seen(known, now)
             if is_new:  # the node tells its whole cache anew
                 known.pages = PageIndex()
+                known.unconfirmed = Unconfirmed()
             self._measure()
             return known, known if is_new else None
         turn = turn_of(self._router_id, hello.node_id) if self._router_id else b""

@@ -46,6 +46,9 @@ from shared.wire.messages import (
     Welcome,
 )
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals
+from shared.wire.unreadable import Unreadable
+
+TAKEN_AT_ONCE = 1024  # Generates after which the router hears at once; a round reads at most as many
 
 
 class Node:
@@ -163,6 +166,11 @@ class Node:
     def _report(self, peer: str, event: Ended) -> None:
         self._ends.setdefault(peer, []).append(end_of(event))
 
+    def _answer(self, peer: str, key: Key, error: BatonError) -> None:
+        """Tell a router that its Generate came to nothing. Without an answer it would wait."""
+        if peer in self.ctx.routers.dialled:
+            self._report(peer, Ended(key_of(key), FinishReason.ERROR, 0, 0, error))
+
     def _flush_tokens(self) -> None:
         facts = self.ctx.facts
         runs, self._runs = self._runs, {}
@@ -186,10 +194,14 @@ class Node:
             raise
         except BatonError as error:
             self.ctx.drop(inbound.peer, f"{error.code}: {error.message}")
+            if isinstance(inbound, Received) and isinstance(inbound.message, Generate):
+                self._answer(inbound.peer, inbound.message.key, error)
 
     def _receive(self, inbound: Inbound, now: float) -> None:
         if isinstance(inbound, Received):
             self._receive_message(inbound, now)
+        elif isinstance(inbound, Unreadable):
+            self._answer(inbound.peer, inbound.key, inbound.error)
         elif inbound.peer not in self.ctx.routers.dialled:
             if isinstance(inbound, PeerClosed):
                 self.side.peer_closed(inbound.peer, accepted=inbound.accepted)
@@ -250,13 +262,16 @@ class Node:
         if rival is not None:  # a router that hears of its refusal begins the request again
             self.membership.say_unwelcome(peer, rival)
             return
-        if life is None:  # the Welcome was lost in a full queue; without an answer the router would wait
+        if life != RouterLife(key.router_id, key.router_epoch):  # the Welcome was lost in a full queue
             early = Overloaded(f"{self.ctx.facts.node_id} has not received its router's Welcome")
-            self._report(peer, Ended(key, FinishReason.ERROR, 0, 0, early))
+            self._answer(peer, generate.key, early)
             return
-        if (key.router_id, key.router_epoch) != (life.router_id, life.epoch):
-            self.ctx.drop(peer, "Generate of another life of the router")
-            return
+        self._take_generate(peer, generate, now)
+        session.taken.append(generate.key)
+        if len(session.taken) >= TAKEN_AT_ONCE:
+            self.next_heartbeat = now
+
+    def _take_generate(self, peer: str, generate: Generate, now: float) -> None:
         requests = [
             req
             for req in requests_of(generate, self.ctx.next_arrival, now)
@@ -357,6 +372,7 @@ class Node:
                 others=shares.beside(link.life),
                 leaves=link.state is RouterState.LEAVING,
                 lacks=lacks,
+                taken=link.tell_taken(),
             )
             self.ctx.outbox.send(link.peer, beat)
         for peer, message in self._spendings.news(links):

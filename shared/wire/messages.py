@@ -50,6 +50,7 @@ from shared.wire.ranges import (
 )
 from shared.wire.request_key import Key as Key
 from shared.wire.sampling import Sampling
+from shared.wire.taken import NOTHING_TAKEN, Taken
 from shared.wire.tickets import PrefixSource as PrefixSource
 from shared.wire.tickets import Ticket
 from shared.wire.token_runs import SequenceEnd as SequenceEnd
@@ -79,6 +80,8 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
+    """Answers a Hello. Said again, it asks for a heartbeat at once."""
+
     router_id: Name
     router_epoch: Unsigned
     connection: Count  # the Hello's number, or 0 to ask for a Hello; a Welcome for a broken connection is ignored
@@ -98,6 +101,7 @@ class Heartbeat(Message, frozen=True):
     others: OthersLoad = NO_OTHERS
     leaves: bool = False  # the node's list of routers lacks this one; the node stays until Release
     lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []  # listed routers where the node is not registered
+    taken: Taken = NOTHING_TAKEN
 
 
 class CacheEvents(Message, frozen=True):

@@ -13,6 +13,7 @@ from shared.core.errors import ConfigError, WireError
 from shared.observe.metric_names import REFUSED_COUNTERS, REFUSED_KEY, REFUSED_PREFIX
 from shared.wire.codec import Buffer
 from shared.wire.messages import AnyMessage, Begun, Goodbye, Heartbeat, Hello, Offer, Scores, Tokens, Unwelcome
+from shared.wire.unreadable import Unreadable
 
 logger = logging.getLogger(__name__)
 EPOCH_MARK = "@"  # between a node's id and its epoch
@@ -63,7 +64,7 @@ class PeerClosed:
     gave_up: bool = False
 
 
-Inbound = Received | PeerUp | PeerClosed
+Inbound = Received | Unreadable | PeerUp | PeerClosed
 
 
 def peer_name(node_id: str, epoch: int) -> str:

@@ -15,6 +15,7 @@ MAX_NAME, MAX_TEXT = 256, 16384
 MAX_TOKENS = 1 << 20  # limit on one sequence's tokens, and therefore on its pages
 MAX_PULL_TOKENS = 1 << 17  # limit on the tokens of a pulled prefix
 MAX_RUNS = 1 << 14  # limit on a node's rows in a message, and on a row's tokens in a step
+MAX_TAKEN = 1 << 12  # keys of Generates in a heartbeat
 MAX_NAMES = 256  # entries of one list or map, such as a node's counters or adapters
 MAX_DRAFT_BYTES = 4 << 20
 MAX_HANDLE_BYTES = 1 << 16

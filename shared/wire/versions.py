@@ -12,7 +12,12 @@ PROTOCOL_VERSION = 15
 FIRST = 14  # earlier versions work only with themselves
 # The version that brought a message ("Cheer") or a field ("Heartbeat.taken"). A new field has a default and comes last.
 # A row may go once the version before it is two behind.
-SINCE: dict[str, int] = {}
+SINCE: dict[str, int] = {
+    "Generate.tenant": 15,
+    "Heartbeat.taken": 15,
+    "NodeLoad.kept_pages": 15,
+    "Offer.tenant": 15,
+}
 # Fields that senders still write, and the version whose readers no longer need them. The next version deletes them.
 GONE: dict[str, int] = {}
 

@@ -26,7 +26,7 @@ code that keeps the rule, and the tests that fail without it.
   [engine.md](engine.md) explains them in context.
 - **Ra to Rk** are the regressions that the five reports suggest.
 - **La to Lf** are the liveness rules of memory. The code calls them rule a to rule f.
-- **H1 to H46** are hazards: ways in which engines of this kind have failed, or could fail.
+- **H1 to H47** are hazards: ways in which engines of this kind have failed, or could fail.
 - **I1 to I10** are invariants that hold at every moment.
 
 Tests are named as `file::test`. A mutant is an edit in `tests/mutants/catalogue/` that breaks a rule; `make mutants`

@@ -49,6 +49,14 @@ def test_full_nodes_fail_no_request_and_reuse_memory_at_once() -> None:
     assert sum(report.rare["unpin then grant, computed again"] for report in reports) > 0
 
 
+def test_each_lost_generate_is_placed_anew_once_and_no_other() -> None:
+    lost = next(load for load in LOADS if load.name == "lost generates")
+    reports = [run_seed(seed, change=lambda plan: lost.plan(plan.seed)) for seed in range(2, 6)]
+    assert not [report.failure for report in reports if report.failure]
+    assert all(report.counts and report.causes["resumes"] == sum(report.hits.values()) for report in reports)
+    assert len({kind for report in reports for kind in report.hits}) == 4
+
+
 def test_every_load_and_shape_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they will be when nothing waits any more."""
     monkeypatch.setattr("tests.support.sim.waiting.WAITING", {})

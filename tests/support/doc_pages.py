@@ -197,10 +197,11 @@ For people who read or change the protocol between routers and nodes. Made from 
 
 Protocol {messages.PROTOCOL_VERSION}. A message is msgpack: a map with the tag `t`, its class name. A missing field has
 its default, if it has one. Unknown fields are skipped. Other missing fields, unknown tags and values beyond a limit are
-errors; such a message is dropped and counted. [Two versions](adr/0011-neighbours.md) of the protocol work side by side
-by the tables in `shared/wire/versions.py`. KV pages never travel inside a message: with the transport `zmq` they are
-frames behind their `Ready`. A drafter's buffers do travel inside a message (`Prebuilt.draft_state`). A prefill node
-sends `Abort` to a decode node, too, and `Ready` to another prefill node that has asked with `Pull`.
+errors; such a message is dropped and counted, and such a `Generate` is answered with the end `wire_error`.
+[Two versions](adr/0011-neighbours.md) of the protocol work side by side by the tables in `shared/wire/versions.py`. KV
+pages never travel inside a message: with the transport `zmq` they are frames behind their `Ready`. A drafter's buffers
+do travel inside a message (`Prebuilt.draft_state`). A prefill node sends `Abort` to a decode node, too, and `Ready` to
+another prefill node that has asked with `Pull`.
 """
 TRAILING = re.compile(r"^    (\w+): [^#]*?(?:#\s*(.*))?$")
 MOST_EXACT = (1 << 53) - 1  # of a count

@@ -27,6 +27,7 @@ from shared.wire.messages import (
     Tokens,
 )
 from shared.wire.peers import peer_name
+from shared.wire.taken import Taken
 
 FINGERPRINT = Fingerprint(PROTOCOL_VERSION, 1, "m", "w", "int", 16, "paged", "none", "build", "none")
 
@@ -102,6 +103,10 @@ class RouterRig:
     def end(self, node: RegisteredNode, key: Key, count: int, reason: str = "stop", code: str = "") -> Effects:
         end = SequenceEnd(key, reason, count, 0, code, "")
         return self.dispatcher.tokens(Tokens(node.node_id, node.hello.epoch, [], [end]), self.now)
+
+    def beat(self, node: RegisteredNode, *keys: Key, clock_ms: int = 0) -> Effects:
+        """A heartbeat. `clock_ms`: of the newest Welcome that the node has read; `keys`: of what it took since."""
+        return self.dispatcher.reported(node, Taken(clock_ms, list(keys)), self.now)
 
     def check_quiet(self) -> None:
         """Nothing is open, and no node seems to have work."""

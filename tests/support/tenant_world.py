@@ -157,7 +157,7 @@ class World:
         rows = {"free": ROWS - running, "running": running}
         load = NodeLoad(100, {"free": 100}, ROWS, rows, waiting, waiting * PROMPT, 1, {}, {}, {}, "")
         self.rig.registry.heartbeat(Heartbeat(one.node.node_id, one.node.hello.epoch, load, False), self.rig.now)
-        self._apply(self.rig.dispatcher.reported(self.rig.now))
+        self._apply(self.rig.beat(one.node))
         if self.rig.now < until + 30.0:
             self._at(self.rig.now + BEAT_S, lambda: self._beat(one, until))
 

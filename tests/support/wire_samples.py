@@ -48,6 +48,7 @@ from shared.wire.messages import (
 )
 from shared.wire.others_load import OthersLoad
 from shared.wire.pool_ref import PoolRef
+from shared.wire.taken import Taken
 from shared.wire.tickets import Ticket
 
 KEY = RequestKey("router", 0xFFFF_FFFF_FFFF_FFFF, "cmpl-1", 0, 3)
@@ -94,7 +95,8 @@ MESSAGES: list[Message] = [
     Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"], 1, [Adapter("a", "b")],
           1, True),
     Welcome("router", 1, 1, b"\x01" * 32, 7), Unwelcome("d", 1, "tcp://127.0.0.1:2"),
-    Heartbeat("d", 1, LOAD, True, 500, 5, OthersLoad(1, 2, 3, 4), True, ["tcp://127.0.0.1:3"]), Goodbye("d", 1),
+    Heartbeat("d", 1, LOAD, True, 500, 5, OthersLoad(1, 2, 3, 4), True, ["tcp://127.0.0.1:3"],
+              Taken(7, [WIRE_KEY])), Goodbye("d", 1),
     Drain("d", "", 500), GENERATE,
     Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
                                   [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),

@@ -114,9 +114,9 @@ def test_a_report_opens_and_closes_the_way() -> None:
     queued.open(num=30)
     rig = queued.rig
     report(rig, queued.node, running=4, waiting=0)
-    assert len(generates(rig.dispatcher.reported(rig.now))) == 6
+    assert len(generates(rig.beat(queued.node))) == 6
     report(rig, queued.node, running=4, waiting=9)
-    assert generates(rig.dispatcher.reported(rig.now)) == []
+    assert generates(rig.beat(queued.node)) == []
     queued.end(queued.held.pop().key)
     assert queued.waiting == {"a": 24}, "its memory is full: free rows are of no use"
 

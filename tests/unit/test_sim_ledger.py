@@ -82,6 +82,8 @@ def test_a_fault_explains_what_it_met_and_what_came_soon_after(at: float, explai
         ("handoff_failed", "decode-0@1 did not install it in 6 s", "partition", True),
         ("step_failed", "step 3", "partition", False),
         ("step_failed", "step 3", "failed step", True),
+        ("wire_error", "Generate: a field is missing", "partition", False),
+        ("wire_error", "Generate: a field is missing", "unreadable", True),
         ("node_draining", "takes nothing new", "crash", False),
         ("node_draining", "takes nothing new", "admin drain", True),
     ],
@@ -108,16 +110,17 @@ def test_a_full_queue_s_limit_is_a_cause_where_there_is_one() -> None:
         book.generate(1, 11.1)
 
 
-def test_where_nothing_may_break_drains_alone_explain() -> None:
+def test_where_nothing_may_break_drains_and_losses_explain() -> None:
     for kind in ("slow path", "full queue", "partition"):
         book = Book(is_quiet=True)
         book.broke(kind, PREFILL)
         with pytest.raises(Violation):
             book.generate(1, 12.0)
-    book = Book(is_quiet=True)
-    book.broke("role change", DECODE)
-    book.generate(1, 12.0)
-    assert book.ledger.counts["resumes"] == 1
+    for kind, hosts in (("role change", (DECODE,)), ("vanished", (ROUTER, PREFILL))):
+        book = Book(is_quiet=True)
+        book.broke(kind, *hosts)
+        book.generate(1, 12.0)
+        assert book.ledger.counts["resumes"] == 1
 
 
 def test_a_move_goes_from_a_full_node_to_one_with_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,25 +13,31 @@ import pytest
 from prefill_node.pulls import PrefixPull
 from prefill_node.side import PrefillSide
 from router.requests.effects import Update
+from router.requests.journal import OpenRequest
+from router.requests.new_request import NewRequest
 from shared.config.silence import LinkSilence
+from shared.core.errors import WireError
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
+from shared.wire.codec import decode, encode
 from shared.wire.messages import Abort, Key, SequenceEnd, TokenLogprob, Tokens
 from shared.wire.peers import PeerClosed, Received, peer_name
+from shared.wire.unreadable import unreadable
 from tests.support.sim.clients import Stream, WrongStream, streams_of
 from tests.support.sim.cluster import Cluster
 from tests.support.sim.faults import AIM
 from tests.support.sim.hosts import NodeHost
 from tests.support.sim.moods import draw_plan
-from tests.support.sim.oracles import Violation, check_node_s_friends
+from tests.support.sim.oracles import TWO_BEATS_S, AnswerWatch, Violation, check_node_s_friends
 from tests.support.sim.pauses import MOST_STEPS, PauseWatch
-from tests.support.sim.plan import FaultPlan, RequestPlan
+from tests.support.sim.plan import GENERATE_FAULTS, FaultPlan, RequestPlan
 from tests.support.sim.report import SeedReport
 from tests.support.sim.summary import Summary
 from tests.support.sim.timers import Timers
 from tests.support.sim.trace import Trace
 from tests.support.sim.wire import Network, Port
+from tests.support.wire_samples import GENERATE
 
 
 def stream(num_logprobs: int = -1) -> Stream:
@@ -112,7 +118,7 @@ def test_plans_cover_what_they_promise() -> None:
     assert any(request.sampling.needs_history for request in requests)
     assert any(request.sampling.num_logprobs > 0 for request in requests)
     assert any(client.hangs_up_after is not None for plan in plans for client in plan.clients)
-    assert len({fault.kind for plan in plans for fault in plan.faults}) == 27
+    assert len({fault.kind for plan in plans for fault in plan.faults}) == 31
 
 
 def test_nothing_strikes_after_the_faults_are_over() -> None:
@@ -180,6 +186,38 @@ def test_a_pull_ends_with_the_link_that_its_node_dialled(lost: str) -> None:
     assert puller.poll() == [Received(source.identity, message(2), ())]
     with goes_on:
         check_node_s_friends(host)
+    cluster.close()
+
+
+def test_what_came_to_nothing_is_not_waited_for() -> None:
+    cluster, watch = Cluster(draw_plan(0)), AnswerWatch()
+    host, request = cluster.routers[0], OpenRequest("1", NewRequest([1], 1, SamplingParams(max_tokens=1), 0), 9.0)
+    host.start()
+    host.journal.add(request)
+    for _ in range(2):
+        watch.came_to_nothing(Key(*host.identity, "1", request.attempt.number, 0), 1.0)
+        watch.look(host, 1.0 + TWO_BEATS_S)
+        request.begin_next_attempt()
+        watch.look(host, 9.0)
+    watch.came_to_nothing(Key(*host.identity, "1", 2, 0), 1.0)
+    with pytest.raises(Violation, match="waits for an answer"):
+        watch.look(host, 1.1 + TWO_BEATS_S)
+
+
+def test_each_fault_spoils_the_next_generate_alone() -> None:
+    cluster = Cluster(draw_plan(0))
+    faults, data, hosts, came_to_nothing = cluster.faults, encode(GENERATE), frozenset(("r0", "d")), []
+    faults.came_to_nothing = came_to_nothing.append
+    found = {}
+    for kind in GENERATE_FAULTS:
+        faults.strike(FaultPlan(at=0.0, kind=kind, lasts=0.0, draw=0.0))
+        assert cluster.net.tamper(message(0), b"other", hosts) == b"other"
+        found[kind] = cluster.net.tamper(GENERATE, data, hosts)
+        assert cluster.net.tamper(GENERATE, data, hosts) == data
+    keys = [len(unreadable("r0", found[kind] or b"", WireError(""))) for kind in GENERATE_FAULTS]
+    assert keys == [1, 0, 0, 1] and found["vanished"] is None
+    assert decode(found["earlier life"] or b"") != GENERATE
+    assert came_to_nothing == [GENERATE] * 4 and sum(faults.hits.values()) == 4
     cluster.close()
 
 

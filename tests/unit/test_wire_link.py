@@ -29,16 +29,18 @@ from shared.wire.keyring import KeyRing, Keys
 from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, NodeLoad, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals, parse_peer, peer_name
 from shared.wire.pool_ref import PoolRef
+from shared.wire.unreadable import Unreadable
 from shared.wire.wakeup import Wakeup
 from shared.wire.zeromq.budget import MAX_BATCH
 from shared.wire.zeromq.link import NodeLinks, RouterLink
 from shared.wire.zeromq.link_options import LinkOptions
 from tests.support.key_folders import make_keys
 from tests.support.patience import HANG_GUARD_S
+from tests.support.wire_samples import GENERATE
 
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
 LOAD = NodeLoad(0, {}, 0, {}, 0, 0, 1, {}, {}, {}, "")
-Kind = TypeVar("Kind", Received, PeerUp, PeerClosed)
+Kind = TypeVar("Kind", Received, Unreadable, PeerUp, PeerClosed)
 
 
 def inline_ready(pages: int) -> Ready:
@@ -233,6 +235,17 @@ def test_a_malformed_answer_is_dropped_too(pair: tuple[NodeLinks, NodeLinks]) ->
     decode.send("p@7", Drain("p", ""))
     assert Inbox(prefill).next(Received).message == Drain("p", "")
     assert prefill.counts["wire_dropped"] == 1
+
+
+@pytest.mark.rule("H47")
+def test_an_unreadable_generate_is_reported_with_its_key(pair: tuple[NodeLinks, NodeLinks]) -> None:
+    node, router = pair
+    node.send("d@8", Drain("d", ""))
+    Inbox(router).next(Received)
+    router._router.socket.send_multipart([router._router._routes["p@7"], encode(GENERATE)[:-1]])
+    found = Inbox(node).next(Unreadable)
+    assert (found.peer, found.key) == ("d@8", GENERATE.key) and "Generate" in found.error.message
+    assert node.counts["wire_dropped"] == 1
 
 
 def test_an_oversized_frame_closes_only_its_connection() -> None:

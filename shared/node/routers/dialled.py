@@ -23,6 +23,8 @@ from enum import Enum, auto
 
 from shared.core.keys import RequestKey
 from shared.node.routers.lives import RouterLife, RoutersWord
+from shared.wire.messages import Key
+from shared.wire.taken import NOTHING_TAKEN, Taken
 
 INFINITY = float("inf")
 
@@ -47,6 +49,7 @@ class RouterSession:
     word: RoutersWord | None = None
     refused: RouterLife | None = None
     rival: str | None = None  # endpoint of the router that is served under the refused router's name
+    taken: list[Key] = field(default_factory=list)  # keys of the Generates since the last heartbeat
     spendings: dict[RouterLife, int] = field(default_factory=dict)  # router -> number of its last Spending sent here
 
 
@@ -87,6 +90,12 @@ class DialledRouter:
         session.life, session.word, session.refused, session.rival = None, None, life, rival
         self.state = RouterState.REFUSED
         return former
+
+    def tell_taken(self) -> Taken:
+        """Return what the next heartbeat tells this router."""
+        session = self.session
+        keys, session.taken = session.taken, []
+        return NOTHING_TAKEN if session.word is None else Taken(session.word.clock_ms, keys)
 
     def end(self, state: RouterState, due: float = INFINITY) -> RouterLife | None:
         """End the session. Return the epoch that was served until now, if any."""

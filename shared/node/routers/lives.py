@@ -22,6 +22,7 @@ class RoutersWord:
     key: bytes  # empty: the router sent no key, so no ticket is genuine
     ahead_s: float  # our clock minus the router's clock, plus the Welcome's transit time: an upper bound
     since: float
+    clock_ms: int = 0  # the router's clock when it sent that Welcome
 
 
 def local_time(word: RoutersWord, deadline_ms: int, now: float) -> float:

@@ -168,7 +168,7 @@ class Membership:
         if rival is not None:
             self._refuse(link, life, rival, now)
             return False
-        word = RoutersWord(message.ticket_key, now - message.clock_ms / 1000, now)
+        word = RoutersWord(message.ticket_key, now - message.clock_ms / 1000, now, message.clock_ms)
         if link.is_reported or link.life is None and message.connection == 1:
             kind = ("served", peer, now)
             self._ctx.log.info(kind, "a router serves this node", router=peer, router_id=life.router_id)

@@ -15,6 +15,7 @@ from shared.wire.codec import BY_DECODE, Buffer, decode_parts
 from shared.wire.key_files import ROUTER
 from shared.wire.messages import AnyMessage, Message, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
+from shared.wire.unreadable import unreadable
 from shared.wire.zeromq.budget import Budget
 from shared.wire.zeromq.connections import Connections
 from shared.wire.zeromq.curve import dial_curve, serve_curve
@@ -353,6 +354,7 @@ class DealerSocket:
                 self._check_router(message)
             except WireError as error:
                 self._stats.dropped(self.name, error)
+                inbound.extend(unreadable(self.name, parts[0].buffer, error))
             else:
                 inbound.append(Received(self.name, message, frames))
         return inbound

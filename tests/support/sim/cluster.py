@@ -20,7 +20,7 @@ from tests.support.sim.free import FreeWatch, has_room
 from tests.support.sim.hosts import NodeHost, RouterHost
 from tests.support.sim.ledger import Ledger
 from tests.support.sim.moods import draw_plan
-from tests.support.sim.oracles import DrainWatch, RouterOracle, Violation, check_node_s_friends
+from tests.support.sim.oracles import AnswerWatch, DrainWatch, RouterOracle, Violation, check_node_s_friends
 from tests.support.sim.pauses import PauseWatch
 from tests.support.sim.plan import ClientPlan, ClusterPlan, RequestPlan
 from tests.support.sim.rare import RareEvents
@@ -62,6 +62,7 @@ class Cluster:
         self.ledger = Ledger(plan.silence_s, plan.lease_s, limited, plan.is_gentle)
         self.free, self.rare, self.drains = FreeWatch(), RareEvents(plan.lease_s), DrainWatch()
         self.pauses = PauseWatch()
+        self.answers = AnswerWatch()
         self._by_name = {host.name: host for host in self.nodes}
         self._oracles: dict[tuple[str, int], RouterOracle] = {}  # one for each life of a router
 
@@ -89,6 +90,8 @@ class Cluster:
         self.faults.note = self.ledger.note
         if self.plan.mood == "drains":  # nothing else keeps a node
             self.faults.told_to_leave = lambda host, within_s: self.drains.told(host, within_s, self.timers.now)
+        if self.plan.mood == "lost generates":  # elsewhere a heartbeat may be late
+            self.faults.came_to_nothing = lambda generate: self.answers.came_to_nothing(generate.key, self.timers.now)
         for router in self.routers:
             router.on_round, router.on_tick, router.before = self._router_round, self._router_tick, self._router_hears
             if router.plan.starts_at:
@@ -168,6 +171,7 @@ class Cluster:
 
     def _router_tick(self, host: RouterHost) -> None:
         self._oracle(host).check_mute(host, self.timers.now)
+        self.answers.look(host, self.timers.now)
         self.free.look_at_router(host)
 
     def _router_round(self, host: RouterHost) -> None:

@@ -4,17 +4,20 @@ one: a fault that nobody noticed proves nothing."""
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import msgspec
+
 from prefill_node.side import PrefillSide
 from shared.core.request import RequestState
 from shared.model.interface import Model
-from shared.wire.messages import Drain, Message
+from shared.wire.codec import encode
+from shared.wire.messages import Drain, Generate, Message
 from tests.support.sim.hosts import NodeHost, RouterHost
-from tests.support.sim.plan import PULL_FAULTS, FaultPlan
+from tests.support.sim.plan import GENERATE_FAULTS, PULL_FAULTS, FaultPlan
 from tests.support.sim.wire import MAX_STRAY_S, Conn, Harshness, Network
 
 MAX_TRIES, RETRY_S = 80, 0.025
@@ -44,10 +47,16 @@ class Faults:
     _leaving: set[tuple[str, int]] = field(default_factory=set)  # hosts in the life that ends
     _slow_ways: set[frozenset[str]] = field(default_factory=set)  # pairs of hosts between which no page has waited yet
     told_to_leave: Callable[[NodeHost, float], None] = lambda host, within_s: None
+    came_to_nothing: Callable[[Generate], None] = lambda generate: None
+    _for_generates: deque[str] = field(default_factory=deque)  # kinds, each of which waits for the next Generate
+
+    def __post_init__(self) -> None:
+        self.net.tamper = self._tamper
 
     def end(self) -> None:
         """All is well from now on: slow nodes, wrong clocks and failures that wait for their step too."""
         self.are_over = True
+        self._for_generates.clear()
         self.net.heal()
         for host in self.nodes:
             host.thaw()
@@ -100,6 +109,16 @@ class Faults:
         if self._is_of_an_open_request(message):
             self.hits[kind] += 1
 
+    def _tamper(self, message: Message, data: bytes, hosts: frozenset[str]) -> bytes | None:
+        """Hit single Generates, which their connection brings in order and whole otherwise."""
+        if not isinstance(message, Generate) or not self._for_generates:
+            return data
+        kind = self._for_generates.popleft()
+        self._count(kind, min(hosts), True)
+        self._broke(kind, hosts, AROUND_S)
+        self.came_to_nothing(message)
+        return spoilt(kind, message, data, self.rng)
+
     def _is_of_an_open_request(self, message: Message) -> bool:
         rids = {(key.router_id, key.router_epoch, key.rid) for key in keys_in(message)}
         hosts = self._living_routers()
@@ -113,6 +132,9 @@ class Faults:
             return
         if fault.kind in ("router restart", "router freeze"):
             self._strike_router(fault)
+            return
+        if fault.kind in GENERATE_FAULTS:
+            self._for_generates.append(fault.kind)
             return
         if fault.pair:
             self._strike_pair(fault.kind, fault.pair, fault.lasts)
@@ -427,6 +449,18 @@ def in_a_pull(hosts: Sequence[NodeHost], *, lends: bool) -> list[NodeHost]:
 def disarm(model: Model) -> None:
     """The class has the true forward, however often a failing one was set."""
     vars(model).pop("forward", None)
+
+
+def spoilt(kind: str, generate: Generate, data: bytes, rng: random.Random) -> bytes | None:
+    """Return what arrives instead of a Generate's bytes; None if nothing does."""
+    if kind == "unreadable":  # of another version, or cut: its key can be read
+        return rng.choice((data[: -rng.randint(1, 20)], data.replace(b"prompt_ids", b"prompt_idx", 1)))
+    if kind == "unreadable key":
+        return data.replace(b"Generate", b"Generale", 1)
+    if kind == "earlier life" and generate.decode_node:  # nobody listens there any more
+        gone = {"decode_epoch": generate.decode_epoch - 1, "decode_endpoint": f"tcp://{generate.decode_node}:9000"}
+        return encode(msgspec.structs.replace(generate, **gone))
+    return None
 
 
 def keys_in(message: Message) -> list[object]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from shared.core.states import FinishReason
 from shared.wire.messages import Abort, Generate, Hello, Key, Message, SequenceEnd, Tokens
 from tests.support.sim.oracles import Violation
+from tests.support.sim.plan import GENERATE_FAULTS
 from tests.support.sim.waiting import is_due
 
 DRAINS = ("stop signal", "admin drain", "role change", "drain at one router", "restart")
@@ -225,7 +226,7 @@ class Ledger:
                 yield cause
 
     def _may_break(self, kind: str) -> bool:
-        return kind in (*DRAINS, *LASTING) if self.is_quiet else kind not in NO_BREAKS
+        return kind in (*DRAINS, *LASTING, *GENERATE_FAULTS) if self.is_quiet else kind not in NO_BREAKS
 
     def _fits(self, cause: Cause, told: SequenceEnd | None) -> bool:
         """Whether this kind of fault can bring about what was told."""
@@ -235,6 +236,8 @@ class Ledger:
             return cause.kind in DAMAGE
         if told.error_code == "step_failed":
             return cause.kind == "failed step"
+        if told.error_code == "wire_error":
+            return cause.kind == "unreadable"
         if told.error_code == "node_draining":
             return cause.kind in DRAINS
         return True

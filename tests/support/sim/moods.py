@@ -5,12 +5,13 @@
     one way     a prefill node can't reach a decode node, for as long as clients come
     drains      long streams of two or three routers, and nodes that are told to leave
     twins       a second router says the id of the first
+    lost        single Generates come to nothing on their way, between a router and a node that are well
     pulls       prefill nodes copy cached pages from each other; faults and moods of the base
     tight pulls the same with pools that hold a few prompts, slow frames between prefill nodes, and nodes that die
                 or freeze while they lend or copy
 
-In overload, one way, drains and twins nothing may fail. What is drawn here comes from a second source, so that the
-base stays what it was.
+In overload, one way, drains, twins and lost generates nothing may fail. What is drawn here comes from a second source,
+so that the base stays what it was.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from tests.support.sim.plan import (
     ARRIVALS_FROM_S,
+    GENERATE_FAULTS,
     PATH_FAULTS,
     PULL_FAULTS,
     ClientPlan,
@@ -36,7 +38,7 @@ from tests.support.sim.plan import (
 from tests.support.sim.waiting import is_due
 
 MOODS = 0x300D5
-MANY_NODES, MANY_ROUTERS, PARTIAL = 0.28, 0.15, 0.35  # shares of the base's seeds
+MANY_NODES, MANY_ROUTERS, PARTIAL, LOSING = 0.30, 0.15, 0.35, 0.25  # shares of the base's seeds
 FROM_NODES, MOST_NODES = 8, 12
 NO_FAULTS = (0.0, 0.0, 0.0, 0.0)
 
@@ -74,7 +76,9 @@ def widened(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
     if rng.random() < MANY_ROUTERS:
         plan = replace(plan, routers=routers(rng.choice((2, 3)), plan.routers[0].policy))
     if rng.random() < PARTIAL and not plan.is_gentle:
-        plan = replace(plan, faults=tuple(in_part(fault, rng) for fault in plan.faults))
+        plan = replace(plan, faults=tuple(in_part(fault, PATH_FAULTS, rng) for fault in plan.faults))
+    if rng.random() < LOSING and not plan.is_gentle:
+        plan = replace(plan, faults=tuple(in_part(fault, GENERATE_FAULTS, rng) for fault in plan.faults))
     return plan
 
 
@@ -88,8 +92,8 @@ def routers(count: int, policy: str) -> tuple[RouterPlan, ...]:
     return tuple(RouterPlan(f"r{i}", f"tcp://r{i}:7001", policy) for i in range(count))
 
 
-def in_part(fault: FaultPlan, rng: random.Random) -> FaultPlan:
-    return replace(fault, kind=rng.choice(PATH_FAULTS)) if rng.random() < 0.5 else fault
+def in_part(fault: FaultPlan, kinds: tuple[str, ...], rng: random.Random) -> FaultPlan:
+    return replace(fault, kind=rng.choice(kinds)) if rng.random() < 0.5 else fault
 
 
 # ---- loads that are about one thing
@@ -194,6 +198,17 @@ def twins(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
     return replace(plan, nodes=nodes, clients=clients, routers=(first, late))
 
 
+def lost_generates(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
+    """Bursts and pauses: some are followed by others on the same connection, and some are the last for long."""
+    plan = quiet(plan, "lost generates", rng, *rng.choice(((1, 2), (2, 2), (2, 3), (0, 3))))
+    nodes = tuple(sized(node, 200, 8, 0.01) for node in plan.nodes)
+    clients = long_requests(rng, 30, 12.0, (5, 17, 40, 80))
+    times = sorted(rng.uniform(0.5, clients[-1].at) for _ in range(8))
+    faults = tuple(FaultPlan(at, rng.choice(GENERATE_FAULTS), 0.0, rng.random()) for at in times)
+    several = routers(rng.choice((1, 2)), plan.routers[0].policy)
+    return replace(plan, nodes=nodes, clients=clients, faults=faults, routers=several)
+
+
 def pulls(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
     """The base with its faults; but long prompts begin alike and come to several prefill nodes in turn, so that these
     pull pages from each other."""
@@ -271,4 +286,5 @@ LOADS = (
     Load("twins", 0.03, "E19", True, twins),
     Load("pulls", 0.04, "E1", False, pulls),
     Load("tight pulls", 0.05, "E1", False, tight_pulls),
+    Load("lost generates", 0.05, "unanswered", False, lost_generates),
 )

@@ -2,7 +2,7 @@
 no stream would ever show that they are broken.
 
     a node works for routers that it is in touch with, and for peers that it has not been told are gone
-    a router waits for no node that has been mute for long
+    a router waits for no node that has been mute for long, and for no node that never took the request
     an attempt does not begin before what was emitted when it was sent
 """
 
@@ -16,7 +16,7 @@ from prefill_node.side import PrefillSide
 from router.fleet.registry import RegisteredNode
 from router.requests.journal import OpenRequest
 from shared.core.keys import RequestKey
-from shared.wire.messages import Tokens
+from shared.wire.messages import Key, Tokens
 from shared.wire.peers import Inbound, Received
 from tests.support.sim.hosts import NodeHost, RouterHost
 
@@ -91,6 +91,30 @@ class DrainWatch:
 
 
 # ---- routers
+
+TWO_BEATS_S = 1.0 + 0.25  # and a tick, a round trip and clocks that differ
+
+
+@dataclass
+class AnswerWatch:
+    """A Generate that came to nothing is not waited for longer than two heartbeats."""
+
+    _due: dict[tuple[str, int, str, int], float] = field(default_factory=dict)  # router, its epoch, rid, attempt
+
+    def came_to_nothing(self, key: Key, now: float) -> None:
+        self._due[key.router_id, key.router_epoch, key.rid, key.attempt] = now + TWO_BEATS_S
+
+    def look(self, host: RouterHost, now: float) -> None:
+        """After a tick."""
+        for name, due in list(self._due.items()):
+            if name[:2] != host.identity:
+                continue
+            request = host.journal.find(name[2])
+            if request is None or request.attempt.number != name[3]:
+                del self._due[name]
+            elif now > due:
+                word = f"{host.name}/{name[2]}#"
+                raise Violation(f"{host.name} still waits for an answer to attempt {name[3]} of {word}", word)
 
 
 @dataclass

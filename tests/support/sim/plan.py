@@ -18,9 +18,10 @@ FAULTS = (
     "stuck loop", "skew", "stop signal", "router restart", "router freeze", "forced retraction", "failed step",
     "admin drain", "role change",
 )  # fmt: skip
+GENERATE_FAULTS = ("unreadable", "unreadable key", "vanished", "earlier life")  # each hits the next Generate
 PULL_FAULTS = ("lender dies", "borrower dies", "lender freezes")  # they hit a node while pages are pulled
 GENTLE_FAULTS = ("stop signal", "admin drain", "role change", "slow node", "slow path", "short partition")
-GENTLE = ("gentle", "overload", "one way", "drains", "twins")
+GENTLE = ("gentle", "overload", "one way", "drains", "twins", "lost generates")
 GRAMMAR_EVERY = 7  # on average one request in seven follows a grammar
 MESSAGE_FAULTS = ("drop", "repeat", "reorder", "corrupt")
 SHAPES = ((1, 1), (1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (3, 3), (2, 3), (0, 2), (2, 0))  # prefill, decode

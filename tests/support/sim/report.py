@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 MIN_REQUESTS, MIN_HITS, MIN_KINDS, MOST_NODES = 20, 3, 2, 12
 LONG_WAIT_S = 2.0  # of an offer, in a load that is about waiting
-NEEDED_HITS = {"overload": 0, "twins": 0, "one way": 1, "drains": 1}  # loads that are about one thing
+# loads that are about one thing
+NEEDED_HITS = {"overload": 0, "twins": 0, "one way": 1, "drains": 1, "lost generates": 3}
 Step = tuple[str, str, str]  # machine, from, to
 
 

@@ -20,6 +20,7 @@ from shared.core.errors import WireError
 from shared.wire.codec import BY_DECODE, DEFAULT_LIMITS, Buffer, WireLimits, decode_parts, encode
 from shared.wire.messages import Message
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, check_sender
+from shared.wire.unreadable import unreadable
 from tests.support.sim.timers import Timers
 from tests.support.sim.trace import Trace
 
@@ -108,6 +109,8 @@ class Network:
         self.harsh = Harshness()
         self.on_hit: Callable[[str, Message, frozenset[str]], None] = lambda kind, message, hosts: None
         self.on_slow: Callable[[Message, frozenset[str]], None] = lambda message, hosts: None  # its frames delay it
+        # what a message becomes on its way, for itself, its bytes and the hosts; None: it is lost
+        self.tamper: Callable[[Message, bytes, frozenset[str]], bytes | None] = lambda message, data, hosts: data
         self.on_send: Callable[[Port, str, Message, bool], None] = lambda port, peer, message, sent: None
         self.on_arrival: Callable[[Port, str, Message], None] = lambda port, peer, message: None
         self.events: Counter[str] = Counter()  # what happens to connections, by name
@@ -259,7 +262,10 @@ class Network:
             self.events["full queue"] += 1
             return False
         late = self.rng.random() < 0.5 and not self.harsh.is_on  # frames are views: libzmq may read them late
-        parcel = Parcel(0.0, message, encode(message), tuple(frames) if late else tuple(map(bytes, frames)))
+        data = self.tamper(message, encode(message), conn.hosts)
+        if data is None:
+            return True
+        parcel = Parcel(0.0, message, data, tuple(frames) if late else tuple(map(bytes, frames)))
         if self.harsh.is_on and self._strays(conn, end, parcel):
             return True
         self._push(conn, end, parcel)
@@ -523,6 +529,9 @@ def opened(
             if checks:
                 check_sender(name, message)
         except WireError as error:
-            raise AssertionError(f"{name} sent what its peer can't read: {error.message}") from error
+            if parcel.data == encode(parcel.message):
+                raise AssertionError(f"{name} sent what its peer can't read: {error.message}") from error
+            inbound.extend(unreadable(name, parcel.data, error))
+            continue
         inbound.append(Received(name, message, frames))
     return inbound
