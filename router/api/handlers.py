@@ -139,8 +139,12 @@ class Handlers:
             connection.name(asked.body.request_id)
 
         async def work() -> None:
-            await self._work.in_time(asked.raw, parse, asked.hold)
             key = connection.header(b"idempotency-key")
+            await self._work.turn()
+            if key is None:  # a kept answer needs no room
+                with self._desk.refusals(connection.tenant):
+                    self._gateway.check_room(connection.tenant)
+            await self._work.in_time(asked.raw, parse, asked.hold)
             if key is None or asked.body.stream:
                 await self._run(asked, connection)
             else:
@@ -234,6 +238,7 @@ class Handlers:
         def work() -> bytes:
             return msgspec.json.encode(make(self._parsed(parser, raw, connection, skipped)))
 
+        await self._work.turn()
         await connection.answer(200, await self._work.in_time(raw, work, connection.body_hold))
 
     async def count_tokens(self, connection: Connection) -> None:

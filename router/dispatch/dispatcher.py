@@ -27,6 +27,7 @@ from router.requests.new_request import NewRequest
 from router.requests.pairs import ALARM, BrokenPair
 from router.requests.suspects import Suspects
 from router.requests.tickets import Tickets, deadline_ms
+from router.tenants.tenant import Tenant
 from shared.config.silence import link_silence
 from shared.core.errors import BatonError, DeadlineExceeded, NodeDraining, NodeLost, NoNodes
 from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens, Welcome
@@ -93,6 +94,10 @@ class Dispatcher:
             self._admission.push(request, now)
         self._start_next(effects)
         return [request.rid for request in requests], effects
+
+    def check_room(self, tenant: Tenant, now: float) -> None:
+        """Raise QueueFull if even the tenant's smallest request would be refused."""
+        self._admission.victims(tenant, 1, 1, now)
 
     def _within_s(self, new: NewRequest) -> float:
         limit_s = self._limits.request_timeout_s

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.reports import report_of
 from router.fleet.leaving import By
 from router.fleet.registry import ROLES, RegisteredNode, Registry, misfits_of
 from router.fleet.slowness import Share
@@ -21,12 +22,13 @@ from router.requests.effects import Effects, Failure
 from router.requests.mailbox import Mailbox
 from router.requests.new_request import NewRequest
 from router.requests.pairs import BrokenPair
+from router.tenants.tenant import Tenant
 from shared.config.silence import link_silence
 from shared.core.errors import BatonError, NoNodes
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metric_names import REFUSED_EPOCH, REFUSED_PREFIX
-from shared.observe.metrics import ClusterMetrics, NodeReport
+from shared.observe.metrics import ClusterMetrics
 from shared.wire.messages import (
     PROTOCOL_VERSION,
     Begun,
@@ -50,7 +52,7 @@ TICK_S = 0.25
 # This router was frozen if its loop stood still for this share of the shortest silence that ends a link. The rest of
 # that silence covers messages in flight.
 AWAY_SHARE = 0.9
-TURN_S = 0.005
+TURN_S = 0.005  # CPU time, as in shared/wire/zeromq/budget.py
 SWEEP_S = 60.0
 NODE_LINES = 10  # log lines of each kind about each node in a minute; enough for every loss of an honest node
 
@@ -109,6 +111,10 @@ class Gateway:
         self._apply(effects)
         return mailbox
 
+    def check_room(self, tenant: Tenant) -> None:
+        """Raise QueueFull if no request of the tenant can be opened now."""
+        self._dispatcher.check_room(tenant, self._clock())
+
     def close(self, mailbox: Mailbox) -> None:
         """Abort an answer's open requests. Idempotent."""
         self._apply(self._dispatcher.cancel(mailbox.rids, self._clock()))
@@ -159,12 +165,12 @@ class Gateway:
 
     async def _receive(self) -> None:
         while True:
-            until = self._clock() + TURN_S
+            until = time.thread_time() + TURN_S
             for inbound in await self._link.receive():
                 self.handle(inbound)
-                if self._clock() >= until:  # many messages from nodes must not keep clients waiting
+                if time.thread_time() >= until:  # many messages from nodes must not keep clients waiting
                     await asyncio.sleep(0)
-                    until = self._clock() + TURN_S
+                    until = time.thread_time() + TURN_S
 
     async def _tick(self) -> None:
         while True:
@@ -376,22 +382,3 @@ class Gateway:
 
 def per_minute(limits: tuple[int, int]) -> str:
     return "{} requests, {} tokens a minute (0: no limit)".format(*limits)
-
-
-def report_of(node: RegisteredNode, beat: Heartbeat) -> NodeReport:
-    load = beat.load
-    return NodeReport(
-        node=node.node_id,
-        role=node.role,
-        epoch=beat.epoch,
-        pages_total=load.pages_total,
-        pages=load.pages,
-        rows=load.rows,
-        waiting=load.waiting,
-        spec_width=load.spec_width,
-        counters=load.counters,
-        observations=load.observations,
-        kept_pages=load.kept_pages,
-        missing_routers=len(beat.lacks),
-        slowness=node.figures.slowness.times,
-    )

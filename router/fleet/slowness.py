@@ -48,8 +48,8 @@ class Share(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The typical step of a report: a prefill node's mean step with prompts, or a decode node's median step without
-    them. `pages`: the pages in use, because attention reads them."""
+    """The mean step of a report: with prompts on a prefill node, without them on a decode node. A median would hide the
+    pauses of a throttled process. `pages`: the pages in use, because attention reads them."""
 
     seconds: float
     tokens: float
@@ -153,4 +153,4 @@ def decode_steps(load: NodeLoad, num_prompt_steps: float) -> Steps | None:
     running = load.rows.get(RowState.RUNNING, 0)
     if len(samples) < FEWEST_STEPS or not running or not 0.0 < samples[0] <= samples[-1] <= MOST_STEP_S:
         return None
-    return Steps(statistics.median_low(samples), max(1, running * load.spec_width), load.pages.get(PageState.ACTIVE, 0))
+    return Steps(statistics.fmean(samples), max(1, running * load.spec_width), load.pages.get(PageState.ACTIVE, 0))

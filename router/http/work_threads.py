@@ -15,6 +15,7 @@ from shared.core.errors import InvalidRequest
 
 T = TypeVar("T")
 LONG_BODY_BYTES = 8_192  # longer bodies would delay streams by milliseconds
+MOST_AT_ONCE = 8  # bodies that get their turn together; each takes about a millisecond of the event loop
 NUM_THREADS = 4
 HUGE_BODY_BYTES = 256 << 10  # a tokenizer needs hundreds of times a text's size
 
@@ -61,8 +62,16 @@ class BodyWork:
     """Runs work for long bodies on threads, so that streams don't wait."""
 
     def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
         self._long = _threads("body", NUM_THREADS)
         self._huge = _threads("huge-body", 1)
+
+    async def turn(self) -> None:
+        """Wait for the turn of a body that has arrived.
+
+        Without turns, the event loop would read a thousand bodies before it comes back to nodes' messages."""
+        await self._turns.acquire()
+        asyncio.get_running_loop().call_soon(self._turns.release)
 
     async def in_time(self, raw: bytes, work: Callable[[], T], hold: BodyHold) -> T:
         if len(raw) >= LONG_BODY_BYTES:

@@ -51,11 +51,15 @@ class Admission:
     def check(self, new: Newcomer, now: float) -> list[OpenRequest]:
         """Return the queued requests to drop. Raise QueueFull, DeadlineExceeded or DeadlineUnreachable."""
         self._check_deadline(new)
-        excess = len(self.queue) + new.num_requests - self._max_queued
+        return self.victims(new.tenant, new.num_requests, new.cost, now)
+
+    def victims(self, tenant: Tenant, num_requests: int, cost: int, now: float) -> list[OpenRequest]:
+        """Return the queued requests to drop for new ones. Raise QueueFull."""
+        excess = len(self.queue) + num_requests - self._max_queued
         num = math.ceil(max(0, excess - self.room(now))) if excess > 0 else 0
-        victims = self.queue.heaviest(new.tenant, new.cost, num) if num else []
+        victims = self.queue.heaviest(tenant, cost, num) if num else []
         if victims is None:
-            raise self.full(new.num_requests)
+            raise self.full(num_requests)
         return victims
 
     def _check_deadline(self, new: Newcomer) -> None:

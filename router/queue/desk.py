@@ -43,30 +43,31 @@ class Desk:
         """Charge the tenant, then run the `with` block. Raise RateLimited or AboveLimit. `show` gets the answer's
         headers, even if the request is refused."""
         allowance, now = self.limits.of(tenant), self._clock()
-        try:
-            charge = allowance.charge(num_tokens, now)
-        except BatonError as error:
-            self._refused(tenant, error)
-            raise
-        finally:
-            show(allowance.headers(now))
-        bill = Bill()
-        try:
-            yield bill
-        except BatonError as error:
-            self._refused(tenant, error)
-            raise
-        finally:
-            if bill.was_admitted:
-                charge.settle(bill.num_used, self._clock())
-                self._metrics.used(tenant.name, bill.num_used)
-            else:
-                charge.cancel(self._clock())
+        with self.refusals(tenant):
+            try:
+                charge = allowance.charge(num_tokens, now)
+            finally:
+                show(allowance.headers(now))
+            bill = Bill()
+            try:
+                yield bill
+            finally:
+                if bill.was_admitted:
+                    charge.settle(bill.num_used, self._clock())
+                    self._metrics.used(tenant.name, bill.num_used)
+                else:
+                    charge.cancel(self._clock())
 
-    def _refused(self, tenant: Tenant, error: BatonError) -> None:
-        if error.status in LATER:
-            self._metrics.refused(tenant.name, error.code)
-            self._once.info((tenant.name, error.code), "a tenant has to wait", tenant=tenant.name, code=error.code)
+    @contextmanager
+    def refusals(self, tenant: Tenant) -> Iterator[None]:
+        """Count an error of the `with` block that lets the tenant try again later."""
+        try:
+            yield
+        except BatonError as error:
+            if error.status in LATER:
+                self._metrics.refused(tenant.name, error.code)
+                self._once.info((tenant.name, error.code), "a tenant has to wait", tenant=tenant.name, code=error.code)
+            raise
 
     def _tenants_changed(self) -> None:
         names = {tenant.name for tenant in self._tenants.all()}

@@ -146,7 +146,7 @@ class FairQueue:
         Victims have the lowest priority. Each is the last request of the tenant with the most waiting tokens."""
         lowest = min([newcomer.priority, *(line.tenant.priority for line in self)])
         left = {line.tenant.name: list(line.requests) for line in self if line.tenant.priority == lowest}
-        weights = {name: sum(request.cost for request in requests) for name, requests in left.items()}
+        weights = {name: self._lines[name].num_tokens for name in left}
         if newcomer.priority == lowest:
             weights[newcomer.name] = weights.get(newcomer.name, 0) + cost
         victims: list[OpenRequest] = []

@@ -5,7 +5,8 @@
 With `--prefill` there are prefill nodes too: they send the first tokens of the prompts that the router hands over, and
 pass these requests to the decode nodes. Each stream gets its first token at once, and then its share of
 `--tokens-per-s`: the total, once `--streams` are open. A message has the tokens of up to `--rows` streams, as a step of
-a batch has. SIGTERM ends the process, which then prints the numbers of requests, tokens and messages.
+a batch has. SIGTERM ends the process, which then prints the numbers of requests, tokens and messages, and writes the
+times of all heartbeats to the file `--beats`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from shared.wire.messages import (
     PROTOCOL_VERSION,
@@ -57,8 +59,10 @@ class Row:
 class PacedNode:
     """One node and its connection. `rows` are in the order in which they get their next token."""
 
-    def __init__(self, role: str, node_id: str, endpoint: str) -> None:
+    def __init__(self, role: str, node_id: str, endpoint: str, beat_s: float) -> None:
         self._links = NodeLinks(node_id, 1)
+        self._beat_s = beat_s
+        self.beats: list[float] = []  # when each was sent
         self._links.dial("router", endpoint)
         self._role = role
         self.node_id = node_id
@@ -77,7 +81,8 @@ class PacedNode:
             elif isinstance(inbound, Received):
                 self._take(inbound.message)
         if now >= self._beat_at:
-            self._beat_at = now + BEAT_S
+            self._beat_at = now + self._beat_s
+            self.beats.append(time.monotonic())
             self._links.send("router", Heartbeat(self.node_id, 1, self._load(), False))
 
     def _hello(self) -> Hello:
@@ -186,14 +191,19 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--prefill", type=int, default=0, help="prefill nodes beside them")
     parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--beat-s", type=float, default=BEAT_S)
+    parser.add_argument("--beats", type=Path)
     args = parser.parse_args()
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
     roles = ["decode"] * args.nodes + ["prefill"] * args.prefill
-    nodes = {f"{role}-{index}": PacedNode(role, f"{role}-{index}", args.endpoint) for index, role in enumerate(roles)}
+    made = [PacedNode(role, f"{role}-{index}", args.endpoint, args.beat_s) for index, role in enumerate(roles)]
+    nodes = {node.node_id: node for node in made}
     try:
         serve(nodes, Pace(args.tokens_per_s, args.streams), args.rows, stopping)
     finally:
+        if args.beats is not None:
+            args.beats.write_text(json.dumps({node.node_id: node.beats for node in made}))
         names = ("num_requests", "num_hand_offs", "num_tokens", "num_messages")
         print(json.dumps({name: sum(getattr(node, name) for node in nodes.values()) for name in names}), flush=True)
         for node in nodes.values():

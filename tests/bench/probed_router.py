@@ -1,5 +1,7 @@
 """Run `baton router` with a probe in its event loop, for measurements: `probed_router.py LAGS_FILE [flags of router]`.
 
+Beside LAGS_FILE, the file BEATS of the same folder gets the times at which each node's heartbeats were read.
+
 The probe is due every PERIOD_S. The time by which it is late is the delay of any other callback at this moment. A loop
 that is blocked for several periods makes each of them late, so a long block counts with its length.
 """
@@ -7,15 +9,21 @@ that is blocked for several periods makes each of them late, so a long block cou
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from array import array
+from collections import defaultdict
 from pathlib import Path
 
 from router import app
+from router.dispatch.gateway import Gateway
+from shared.wire.messages import Heartbeat
+from shared.wire.peers import Inbound, Received
 
 PERIOD_S = 0.005
 MOST = 1 << 20  # samples that are kept
+BEATS = "beats-read.json"
 
 
 class Probe:
@@ -52,17 +60,33 @@ def read_lags(path: Path, begin: float, end: float) -> list[float]:
     return sorted(late for due, late in zip(pairs[::2], pairs[1::2], strict=True) if begin <= due < end)
 
 
+class TimedGateway(Gateway):
+    """Notes when each heartbeat is read: on the clock, and in the loop's CPU time."""
+
+    beats: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)  # by node
+
+    def handle(self, inbound: Inbound) -> None:
+        if isinstance(inbound, Received) and isinstance(inbound.message, Heartbeat):
+            self.beats[inbound.message.node_id].append((time.monotonic(), time.thread_time()))
+        super().handle(inbound)
+
+
 def main() -> int:
     from deploy.cli import main as run_command
 
-    probe = Probe(Path(sys.argv[1]))
+    path = Path(sys.argv[1])
+    probe = Probe(path)
     start = app.start_background
 
     def with_probe(*parts: object) -> list[asyncio.Task[None]]:
         return [*start(*parts), asyncio.create_task(probe.run())]  # type: ignore[arg-type]  # passed on as it came
 
     app.start_background = with_probe  # type: ignore[assignment]
-    return run_command(["router", *sys.argv[2:]])
+    app.Gateway = TimedGateway  # type: ignore[misc]
+    try:
+        return run_command(["router", *sys.argv[2:]])
+    finally:
+        path.with_name(BEATS).write_text(json.dumps(TimedGateway.beats))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python -m tests.bench.stream_clients PORT --streams 10000 [--per-s 500] [--max-tokens 64] [--prompt-tokens 32]
 
-The process prints one line of JSON when all streams have an event, and then one for each line that it reads: the counts
-so far. When its input ends, it hangs up. With `--again`, a stream whose answer ends is opened again.
+The process prints one line of JSON when all streams have an event or were refused, and then one for each line that it
+reads: the counts so far. When its input ends, it hangs up. With `--again`, a stream whose answer ends is opened again.
+With `--together`, the requests are sent at one moment, after all connections are open.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class Counts:
     lost: int = 0  # connections that ended before their answer
     statuses: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def refused(self) -> int:
+        return sum(count for status, count in self.statuses.items() if status != "200")
+
     def line(self) -> str:
         return json.dumps({"at": time.monotonic(), **vars(self)})
 
@@ -44,10 +49,10 @@ class Counts:
 class Stream(asyncio.Protocol):
     """One connection with one request after another. `_tail` keeps the part of a line that a read may have cut."""
 
-    def __init__(self, request: bytes, counts: Counts, *, asks_again: bool) -> None:
+    def __init__(self, request: bytes, counts: Counts, *, asks_again: bool, asks_later: bool = False) -> None:
         self._request = request
         self._counts = counts
-        self._asks_again = asks_again
+        self._asks_again, self._asks_later = asks_again, asks_later
         self._tail = b""
         self._has_begun = self._has_status = False
         self._is_whole = False
@@ -55,6 +60,11 @@ class Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if not self._asks_later:
+            self.ask()
+
+    def ask(self) -> None:
+        assert self._transport is not None
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -78,7 +88,7 @@ class Stream(asyncio.Protocol):
         self._is_whole = not self._asks_again
         if self._asks_again and self._transport is not None:
             self._has_status = False
-            self._transport.write(self._request)
+            self.ask()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._counts.lost += not self._is_whole
@@ -99,15 +109,20 @@ def make_request(args: argparse.Namespace, rng: random.Random) -> bytes:
 
 
 async def open_all(args: argparse.Namespace, counts: Counts) -> list[asyncio.BaseTransport]:
-    """Open the streams one after another at the pace, and wait until each has an event."""
-    loop, rng, transports = asyncio.get_running_loop(), random.Random(args.seed), []
+    """Open the streams one after another at the pace, and wait until each has an event or a refusal."""
+    loop, rng = asyncio.get_running_loop(), random.Random(args.seed)
+    transports: list[asyncio.BaseTransport] = []
+    streams: list[Stream] = []
     began = time.monotonic()
     for index in range(args.streams):
         await asyncio.sleep(max(0.0, began + index / args.per_s - time.monotonic()))
-        stream = Stream(make_request(args, rng), counts, asks_again=args.again)
+        stream = Stream(make_request(args, rng), counts, asks_again=args.again, asks_later=args.together)
         transport, _ = await loop.create_connection(lambda stream=stream: stream, "127.0.0.1", args.port)  # type: ignore[misc]
         transports.append(transport)
-    while counts.begun < args.streams and time.monotonic() < began + OPEN_TIMEOUT_S:
+        streams.append(stream)
+    for stream in streams if args.together else ():
+        stream.ask()
+    while counts.begun + counts.refused < args.streams and time.monotonic() < began + OPEN_TIMEOUT_S:
         await asyncio.sleep(0.05)
     return transports
 
@@ -133,6 +148,7 @@ def main() -> int:
     parser.add_argument("--model", default="bench")
     parser.add_argument("--chat", action="store_true", help="chat completions with words, not completions with ids")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--together", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     raise_limit()

@@ -1,4 +1,4 @@
-"""What long bodies may take, and who holds their bytes in the budget."""
+"""What long bodies and bursts of bodies may take, and who holds their bytes in the budget."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,12 +22,12 @@ from router.api.stream_token import Signer
 from router.api.tokenization import MOST_PIECES
 from router.fleet.registry import Registry
 from router.http.body_budget import BodyBudget, BodyHold
-from router.http.work_threads import HUGE_BODY_BYTES, LONG_BODY_BYTES, NUM_THREADS
+from router.http.work_threads import HUGE_BODY_BYTES, LONG_BODY_BYTES, MOST_AT_ONCE, NUM_THREADS
 from router.queue.desk import Desk
 from router.tenants.book import Tenants
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig
-from shared.core.errors import InvalidRequest, NoNodes
+from shared.core.errors import InvalidRequest, NoNodes, QueueFull
 from shared.observe.log import Logger
 from shared.observe.metrics import RequestMetrics
 from tests.support.patience import HANG_GUARD_S
@@ -43,19 +44,19 @@ class Site:
 
     def __init__(self, max_context: int = 0) -> None:
         metrics, tenants = RequestMetrics(CollectorRegistry()), Tenants()
-        gateway = Mock()
-        gateway.open.side_effect = NoNodes("none")
+        self.gateway, self.tenant_metrics = Mock(), Mock()
+        self.gateway.open.side_effect = NoNodes("none")
         self.budget = BodyBudget(1 << 20)
         self.handlers = Handlers(
             Resolver("hashlm", hash_text_model(), LimitsConfig()),
-            gateway,
+            self.gateway,
             Registry(10.0),
             metrics,
             CollectorRegistry(),
             max_context=max_context,
             tenants=tenants,
             operators=tenants,
-            desk=Desk(tenants, Mock(), Mock()),
+            desk=Desk(tenants, self.tenant_metrics, Mock()),
             signer=Signer(""),
         )
         self._rules = EndpointRules(Logger("r", Mock()), metrics, tenants, 1, 10.0, bodies=self.budget)
@@ -273,5 +274,37 @@ def test_huge_bodies_are_read_one_at_a_time() -> None:
         go.set()
         await asyncio.gather(first, second)
         assert "second" in seen
+
+    run(told)
+
+
+SHORT = {PATH: b'{"prompt": "hi"}', "/tokenize": b'{"prompt": "hi"}'}
+
+
+@pytest.mark.parametrize("path", SHORT)
+def test_a_burst_leaves_turns_of_the_loop_to_others(path: str) -> None:
+    """The defect: nodes' messages waited until all bodies were parsed, and healthy nodes counted as silent."""
+
+    async def told(site: Site, go: threading.Event) -> None:
+        gone, num_answered = asyncio.Event(), [0]
+        asked = [site.ask(SHORT[path], [], gone, path) for _ in range(10 * MOST_AT_ONCE)]
+        while not all(task.done() for task in asked):
+            await asyncio.sleep(0)
+            num_answered.append(sum("status" in message for message in site.sent))
+        assert num_answered[-1] == len(asked)
+        assert max(after - before for before, after in pairwise(num_answered)) <= MOST_AT_ONCE
+
+    run(told)
+
+
+@pytest.mark.parametrize(("headers", "status"), [([], 503), ([(b"idempotency-key", b"k")], 400)])
+def test_a_full_queue_is_told_before_a_body_is_parsed(headers: Headers, status: int) -> None:
+    """A request with an Idempotency-Key may have a kept answer, which needs no room."""
+
+    async def told(site: Site, go: threading.Event) -> None:
+        site.gateway.check_room.side_effect = QueueFull("full")
+        await site.ask(b"not JSON", headers, asyncio.Event())
+        assert site.sent[0]["status"] == status
+        assert site.tenant_metrics.refused.called == (status == 503)
 
     run(told)

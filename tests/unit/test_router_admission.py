@@ -60,6 +60,13 @@ class Queued:
             self.held += self.end(self.held.pop(0).key)
             report(self.rig, self.node, running=ROWS, waiting=self.node.ours.open_sequences - ROWS)
 
+    def has_room(self, tenant: Tenant) -> bool:
+        try:
+            self.rig.dispatcher.check_room(tenant, self.rig.now)
+        except QueueFull:
+            return False
+        return True
+
     @property
     def waiting(self) -> dict[str, int]:
         return {row.tenant: row.requests for row in self.rig.dispatcher.waiting(self.rig.now)}
@@ -168,9 +175,19 @@ def test_a_lighter_tenant_displaces_the_youngest_of_the_heaviest() -> None:
     queued = Queued(max_queued=4)
     queued.open(A, 4)
     youngest = queued.rig.journal.all()[-1].rid
+    assert queued.has_room(B)
     assert queued.open(B) == [] and queued.waiting == {"a": 3, "b": 1}
     (failed,) = [news for news in queued.rig.opened.news if isinstance(news, Failure)]
     assert failed.rid == youngest and failed.error.code == "queue_full"
+
+
+def test_room_is_refused_early_only_to_who_gets_none() -> None:
+    queued = Queued(max_queued=4)
+    queued.open(A, 3)
+    assert queued.has_room(A)
+    queued.open(A)
+    assert [queued.has_room(tenant) for tenant in (A, B, URGENT)] == [False, True, True]
+    assert queued.waiting == {"a": 4}, "asking changes nothing"
 
 
 def test_an_urgent_request_pushes_out_and_goes_first() -> None:

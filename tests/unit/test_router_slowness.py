@@ -34,9 +34,12 @@ NAMES = ("a", "b", "c", "d")
 OTHER_MODEL = msgspec.structs.replace(FINGERPRINT, model="other")
 
 
-def decoding(step_s: float, running: int = 8, active: int = 80, width: int = 1, prompts: int = 0) -> NodeLoad:
-    """Twenty steps of decoding, and `prompts` steps with prompts, each of which delays the step behind it."""
-    samples = [step_s] * 20 + [50 * step_s] * (2 * prompts)
+def decoding(
+    step_s: float, running: int = 8, active: int = 80, width: int = 1, prompts: int = 0, pause_s: float = 0.0
+) -> NodeLoad:
+    """Twenty steps of decoding, the last with a pause, and `prompts` steps with prompts, each of which delays the step
+    behind it."""
+    samples = [step_s] * 19 + [step_s + pause_s] + [50 * step_s] * (2 * prompts)
     rows = {"free": 64 - running, "running": running}
     pages = {"free": 1000 - active, "active": active}
     return NodeLoad(1000, pages, 64, rows, 0, 0, width, {}, {"step_seconds": samples} if running else {}, {}, "")
@@ -121,6 +124,19 @@ def test_a_short_delay_eases_nobody() -> None:
     site = Site().rounds(5.0)
     for _ in range(10):
         site.rounds(2.5, d=slow(3.0)).rounds(8.0)
+    assert not site.news
+
+
+def test_a_node_that_pauses_in_each_round_is_slow() -> None:
+    """As a container above its CPU limit: nearly all of its steps are as fast as its peers'."""
+    site = Site().rounds(15.0, d=decoding(STEP_S, pause_s=40 * STEP_S))
+    assert site.news == [("d", Share.EASED)] and site.times() == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_pause_now_and_then_eases_nobody() -> None:
+    site = Site()
+    for _ in range(10):
+        site.rounds(BEAT_S, d=decoding(STEP_S, pause_s=1000 * STEP_S)).rounds(8.0)
     assert not site.news
 
 

@@ -14,6 +14,7 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
+from router.dispatch import gateway
 from router.dispatch.gateway import TURN_S, Gateway
 from shared.core.errors import WireError
 from shared.core.keys import RequestKey
@@ -132,7 +133,7 @@ def test_a_usual_step_is_one_message() -> None:
 
 def test_a_turn_ends_after_so_many_messages_bytes_or_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 5.0
-    monkeypatch.setattr(budget.time, "monotonic", lambda: now)
+    monkeypatch.setattr(budget.time, "thread_time", lambda: now)
     by_number, by_bytes, by_time = Budget(), Budget(), Budget()
     for _ in range(MAX_BATCH):
         assert not by_number.is_spent
@@ -249,11 +250,9 @@ class SlowLink:
         return self._batches.pop()
 
 
-def test_clients_have_their_turn_within_a_batch() -> None:
+def test_clients_have_their_turn_within_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     rig, ticks, seen = RouterRig(), iter(range(1 << 30)), []
-
-    def clock() -> float:
-        return next(ticks) * TURN_S / 4
+    monkeypatch.setattr(gateway.time, "thread_time", lambda: next(ticks) * TURN_S / 4)
 
     async def others() -> None:
         while True:
@@ -263,10 +262,10 @@ def test_clients_have_their_turn_within_a_batch() -> None:
     async def main() -> None:
         batch: list[Inbound] = [Received("d@1", Goodbye("d", 1)) for _ in range(100)]
         log, metrics = Logger("r", io.StringIO()), ClusterMetrics(CollectorRegistry())
-        gateway = Gateway(("r", 9), rig.registry, rig.dispatcher, SlowLink(batch), metrics, log, clock)
-        handle = gateway.handle
-        gateway.handle = lambda inbound: (seen.append("node"), handle(inbound))  # type: ignore[method-assign, assignment]
-        tasks = [asyncio.create_task(gateway._receive()), asyncio.create_task(others())]
+        router = Gateway(("r", 9), rig.registry, rig.dispatcher, SlowLink(batch), metrics, log)
+        handle = router.handle
+        router.handle = lambda inbound: (seen.append("node"), handle(inbound))  # type: ignore[method-assign, assignment]
+        tasks = [asyncio.create_task(router._receive()), asyncio.create_task(others())]
         while seen.count("node") < 100:
             await asyncio.sleep(0)
         for task in tasks:
