@@ -119,8 +119,7 @@ class Planner:
         if layers is None:
             return
         for row_id, num_tokens, emits in zip(plan.row_ids, plan.chunk_ends, plan.emits, strict=False):  # chunks first
-            if row_id.key in self._queues.requests:  # the request's grammar may have just failed
-                self._queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
+            self._queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
 
     def probe(self) -> StepPlan:
         return probe_plan(self._freezer, self._settings, self._new_step(), nobody=ScheduleBatch())
