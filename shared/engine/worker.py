@@ -20,6 +20,7 @@ from shared.engine.boundary import Boundary, Packed, SameMemory
 from shared.engine.carry import Carry
 from shared.engine.compact import compact
 from shared.engine.drafter import Drafter
+from shared.engine.forced import with_forced
 from shared.engine.forward_batch import ForwardBatch, resolve_forward_inputs
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease
@@ -137,7 +138,7 @@ class Worker:
     def propose(self, fb: ForwardBatch) -> Drafts:
         assert self.drafter is not None
         self._release_early()
-        return self.drafter.propose(fb, self.future_map, self.kv)
+        return with_forced(fb, self.drafter.propose(fb, self.future_map, self.kv))
 
     def run_model(self, fb: ForwardBatch) -> Carried | ModelOutput:
         self._release_early()

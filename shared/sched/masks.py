@@ -56,7 +56,9 @@ class MaskMaker:
             return False
         ids: list[int] = []
         parents: list[int] = []
-        if drafts is not None and index >= plan.num_prefill:
+        if plan.narrow and plan.narrow[index]:
+            out = out[:1]
+        elif drafts is not None and index >= plan.num_prefill:
             ids = drafts.ids[index - plan.num_prefill].tolist()
             parents = drafts.parents[index - plan.num_prefill].tolist()
         try:
