@@ -8,6 +8,7 @@ At each `yield` the simulated backend may run another stream.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator
 from typing import Protocol
 
@@ -15,7 +16,6 @@ import numpy as np
 import torch
 
 from shared.core.held_result import release
-from shared.core.latest import Latest
 from shared.engine.boundary import Boundary, Packed, SameMemory
 from shared.engine.carry import Carry
 from shared.engine.compact import compact
@@ -69,7 +69,7 @@ class Worker:
         self.boundary: Boundary = boundary or SameMemory()
         self._is_program = getattr(model, "is_program", False)
         self._runner = runner or Whole()
-        self.params = Latest[SamplingBatch, Params[np.ndarray]](lambda batch: params_of(batch, model.spec.vocab_size))
+        self._params_of = functools.partial(params_of, vocab_size=model.spec.vocab_size)
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
         lease.times.mark()
@@ -121,6 +121,9 @@ class Worker:
         lease.carry = None
         yield
         return packed
+
+    def params(self, batch: SamplingBatch) -> Params[np.ndarray]:
+        return batch.kept(self._params_of)
 
     def totals(self) -> dict[str, float]:
         return {}
