@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,18 +11,39 @@ import numpy.typing as npt
 from shared.core.errors import BatonError
 
 
+class Forced(NamedTuple):
+    """The only tokens that a grammar allows after `num_emitted` tokens, in order."""
+
+    num_emitted: int
+    ids: Sequence[int]
+
+
 class Constraint(Protocol):
+    cost_s: float  # what the masks of a step cost the loop, by the newest ones
+    forced: Forced
+
     @property
     def is_ready(self) -> bool:
-        """Return whether the grammar's compilation has ended, successfully or not."""
+        """Return whether the newest `prepare` has ended, successfully or not. Call `fill` only then."""
         ...
 
     @property
     def error(self) -> BatonError | None:
-        """Return the error of a failed compilation, else None. Valid once `is_ready`."""
+        """Return the error of a failed `prepare`, else None. Valid once `is_ready`."""
         ...
 
     def cancel(self) -> None: ...
+
+    def prepare(self, emitted: Sequence[int]) -> None:
+        """Begin to make the mask after `emitted` on another thread, unless that has begun.
+
+        The first call also compiles the grammar. `Grammars.constraint` makes this call.
+        """
+        ...
+
+    def is_prepared(self, emitted: Sequence[int]) -> bool:
+        """Return whether the mask after `emitted` is made, so that `fill` without drafts only copies it."""
+        ...
 
     def fill(
         self, emitted: Sequence[int], drafts: Sequence[int], parents: Sequence[int], out: npt.NDArray[np.uint32]

@@ -12,7 +12,6 @@ Both copies are asynchronous, so the step's lease holds each slot until the step
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -20,8 +19,6 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from shared.core.latest import Latest
 
 HostArray = npt.NDArray[np.generic] | torch.Tensor
 Pinned = Callable[[int], torch.Tensor]  # takes a size in bytes; returns page-locked host memory, (bytes,) uint8
@@ -104,10 +101,16 @@ class SameMemory:
     num_taken = 0
 
     def __init__(self) -> None:
-        self._tensors: defaultdict[str, Latest[HostArray, torch.Tensor]] = defaultdict(lambda: Latest(as_tensor))
+        self._newest: dict[str, tuple[HostArray, torch.Tensor]] = {}
 
     def upload(self, arrays: Mapping[str, HostArray], holder: SlotHolder) -> dict[str, torch.Tensor]:
-        return {name: self._tensors[name](array) for name, array in arrays.items()}
+        return {name: self._tensor(name, array) for name, array in arrays.items()}
+
+    def _tensor(self, name: str, array: HostArray) -> torch.Tensor:
+        newest = self._newest.get(name)
+        if newest is None or newest[0] is not array:
+            newest = self._newest[name] = array, as_tensor(array)
+        return newest[1]
 
     def pack(self, tensors: Mapping[str, torch.Tensor]) -> Packed:
         return tensors

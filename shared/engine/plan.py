@@ -55,6 +55,14 @@ class PromptScores:
 
 
 @dataclass(frozen=True, slots=True)
+class ForcedDrafts:
+    """Tokens of D decode rows that their grammars leave no choice about."""
+
+    begins: Int64s  # (D,) each row's index of the first of them in the sequence
+    ids: Int64s  # (D, n), -1 behind a row's last
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step of B rows: first the rows with prompt chunks, then the decode rows (`mix_running_indices`).
 
@@ -88,6 +96,8 @@ class StepPlan:
     encoder_lens: Int64s | None = None  # numbers of encoder positions; None without an encoder
     scores: tuple[ScoreShare, ...] = ()  # in row order
     constrained: tuple[bool, ...] = ()  # whether a grammar masks the row; () without grammars
+    narrow: tuple[bool, ...] = ()  # whether the row takes no drafts, having one mask at most; () if all take them
+    forced: ForcedDrafts | None = None
     drafts_next: bool = True  # whether the rows' next steps may draft
 
     @property

@@ -61,6 +61,9 @@ class StepArrays(Generic[A]):
     scored: A  # ids of all scored prompt tokens
     adapters: A | None = None  # (T,); None without adapters
     encoder_lens: A | None = None
+    narrow: A | None = None  # (D,) bool, as in the plan, of the D decode rows; None if all rows take drafts
+    forced_from: A | None = None  # (D,), and
+    forced: A | None = None  # (D, n), as in ForcedDrafts; None if no row's tokens are forced
     sampled: A | None = None  # indices of the sampled outputs; None if all are sampled
 
     def named(self) -> dict[str, A]:
@@ -95,6 +98,9 @@ def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
         scored=scored,
         adapters=plan.adapters[layout.token_rows] if plan.adapters.any() else None,
         encoder_lens=plan.encoder_lens,
+        narrow=np.asarray(plan.narrow[plan.num_prefill :]) if plan.narrow else None,
+        forced_from=plan.forced.begins if plan.forced is not None else None,
+        forced=plan.forced.ids if plan.forced is not None else None,
         sampled=sampled,
     )
 

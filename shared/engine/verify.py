@@ -79,6 +79,8 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
             accepted, path = _accept_tree(draws, drafts.ids, drafts.parents, drafts.lineage)
             order = path.logical_not().to(torch.int8).argsort(dim=1, stable=True)
             sampled = _reordered(sampled, in_order(order, len(sampled.ids)))
+        if fb.arrays.narrow is not None:
+            accepted = torch.where(fb.arrays.narrow, 1, accepted)
         accept_lens = _chunks_first(accept_lens, accept_lens[num_prefill:] * accepted, num_prefill)
     if num_prefill == 0:
         tokens, advance = sampled.ids.view(output_of.shape), accept_lens

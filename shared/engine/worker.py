@@ -8,6 +8,7 @@ At each `yield` the simulated backend may run another stream.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator
 from typing import Protocol
 
@@ -15,11 +16,11 @@ import numpy as np
 import torch
 
 from shared.core.held_result import release
-from shared.core.latest import Latest
 from shared.engine.boundary import Boundary, Packed, SameMemory
 from shared.engine.carry import Carry
 from shared.engine.compact import compact
 from shared.engine.drafter import Drafter
+from shared.engine.forced import with_forced
 from shared.engine.forward_batch import ForwardBatch, resolve_forward_inputs
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease
@@ -68,7 +69,7 @@ class Worker:
         self.boundary: Boundary = boundary or SameMemory()
         self._is_program = getattr(model, "is_program", False)
         self._runner = runner or Whole()
-        self.params = Latest[SamplingBatch, Params[np.ndarray]](lambda batch: params_of(batch, model.spec.vocab_size))
+        self._params_of = functools.partial(params_of, vocab_size=model.spec.vocab_size)
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
         lease.times.mark()
@@ -121,6 +122,9 @@ class Worker:
         yield
         return packed
 
+    def params(self, batch: SamplingBatch) -> Params[np.ndarray]:
+        return batch.kept(self._params_of)
+
     def totals(self) -> dict[str, float]:
         return {}
 
@@ -137,7 +141,7 @@ class Worker:
     def propose(self, fb: ForwardBatch) -> Drafts:
         assert self.drafter is not None
         self._release_early()
-        return self.drafter.propose(fb, self.future_map, self.kv)
+        return with_forced(fb, self.drafter.propose(fb, self.future_map, self.kv))
 
     def run_model(self, fb: ForwardBatch) -> Carried | ModelOutput:
         self._release_early()

@@ -1,4 +1,4 @@
-"""Compiles the grammars of a node's requests while the loop runs.
+"""Compiles the grammars of a node's requests, and makes slow masks, while the loop runs.
 
 Requests share no compiled grammar. In llguidance, copies of a grammar share one lexer of bounded size. If one long
 answer filled this lexer, other answers would stop.
@@ -6,8 +6,10 @@ answer filled this lexer, other answers would stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Executor
+import functools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 
 from shared.grammar.big_stack import one_thread
 from shared.grammar.compiler import GrammarCompiler
@@ -15,9 +17,10 @@ from shared.grammar.constraint import GrammarConstraint
 
 
 class Grammars:
-    """The node's loop thread uses this class. The compiling thread calls `wake` after a compilation.
+    """The node's loop thread uses this class. The grammars' thread calls `wake` after each of its jobs.
 
-    `executor` compiles the grammars; by default it is a new thread. `close` shuts it down.
+    `executor` compiles grammars and makes masks; by default it is a new thread. `close` shuts it down. By `clock` a
+    mask's time is the processor's, so that a busy machine makes no grammar slow.
     """
 
     def __init__(
@@ -26,10 +29,12 @@ class Grammars:
         eos_ids: tuple[int, ...],
         wake: Callable[[], None],
         executor: Executor | None = None,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._compiler = compiler
         self._eos_ids = frozenset(eos_ids)
         self._wake = wake
+        self._clock = clock
         self._thread = executor or one_thread("grammar")
         self._thread.submit(compiler.warm_up)
 
@@ -42,10 +47,17 @@ class Grammars:
     def version(self) -> str:
         return self._compiler.version
 
-    def constraint(self, grammar: str) -> GrammarConstraint:
-        compiled = self._thread.submit(self._compiler.compile, grammar)
-        compiled.add_done_callback(lambda _: self._wake())
-        return GrammarConstraint(compiled, self._eos_ids)
+    def constraint(self, grammar: str, emitted: Sequence[int] = ()) -> GrammarConstraint:
+        """Start to compile a grammar, and to make the mask behind the tokens emitted so far."""
+        compile = functools.partial(self._compiler.compile, grammar)
+        constraint = GrammarConstraint(compile, self.num_words, self._eos_ids, self._start, self._clock)
+        constraint.prepare(emitted)
+        return constraint
+
+    def _start(self, job: Callable[[], None]) -> Future[None]:
+        started = self._thread.submit(job)
+        started.add_done_callback(lambda _: self._wake())
+        return started
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

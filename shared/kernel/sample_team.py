@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numba.np.numpy_support import carray
 
-from shared.core.latest import Latest
 from shared.kernel.jit import NUM_SHARES, compile_exact_task, floats_at, ints_at, longs_at
 from shared.kernel.noise_numba import exact
 from shared.kernel.program import Program
@@ -27,24 +27,33 @@ _I32, _U32 = np.dtype(np.int32), np.dtype(np.uint32)
 OUTPUTS_DTYPES: tuple[np.dtype[Any], ...] = (_I64, _I64, _I64, _I32, _I64, _I32, _I64, _U32)
 
 
+@dataclass(frozen=True)
+class PlacedParams:
+    """A batch's parameters, and where their arrays lie. It keeps these arrays alive."""
+
+    params: RowParams
+
+    @functools.cached_property
+    def words(self) -> list[int]:
+        return _words_of_all(PARAMS_DTYPES, self.params)
+
+
 class TeamSampler:
     """Draws on one team, one batch at a time."""
 
     def __init__(self, team: Team) -> None:
         self._lock = threading.Lock()
-        # keeps alive the arrays at these addresses
-        self._words_of_params = Latest[RowParams, list[int]](functools.partial(_words_of_all, PARAMS_DTYPES))
         num_words = ARRAYS + 3 * (2 + len(PARAMS_DTYPES) + len(OUTPUTS_DTYPES))
         self._program = Program(team, [make_sampler()], np.zeros((1, num_words), np.int64))
 
     def draw(
-        self, logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64]
+        self, logits: npt.NDArray[np.float32], params: PlacedParams, outputs: Outputs, ids: npt.NDArray[np.int64]
     ) -> None:
         """Draw an id from each row of `logits` (E, V), and write it to `ids` (E,). The logits stay unchanged.
 
         Raise TypeError for a wrong dtype or a non-contiguous array."""
         with self._lock:
-            words = [*_words_of(_F32, logits), *_words_of(_I64, ids), *self._words_of_params(params)]
+            words = [*_words_of(_F32, logits), *_words_of(_I64, ids), *params.words]
             words += _words_of_all(OUTPUTS_DTYPES, outputs)
             self._program.words[0, ARRAYS:] = words
             self._program.words[0, NUM_SHARES] = len(ids)

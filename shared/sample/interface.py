@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from shared.core.sampling_params import NUMBERS, PENALTIES, Parameter, SamplingP
 from shared.kernel.sample_rules import GREEDY_BELOW
 
 TABLE = np.dtype([(one.name, np.float32 if one.kind is float else np.int32) for one in NUMBERS])
+Made = TypeVar("Made")
 _numbers = attrgetter(*(one.name for one in NUMBERS))
 
 
@@ -56,6 +57,21 @@ class SamplingBatch:
         with np.errstate(divide="ignore"):
             logs: npt.NDArray[Any] = np.log(values)
         return logs
+
+    @functools.cached_property
+    def _kept(self) -> dict[Callable[[SamplingBatch], Any], Any]:
+        return {}
+
+    def kept(self, make: Callable[[SamplingBatch], Made]) -> Made:
+        """Return make(self), made once for all steps of this batch. So engines in one process don't share a cache."""
+        if make not in self._kept:
+            self._kept[make] = make(self)
+        made: Made = self._kept[make]
+        return made
+
+    @functools.cached_property
+    def most_logprobs(self) -> int:
+        return int(self.num_logprobs.max(initial=-1))
 
     @functools.cached_property
     def needs_history(self) -> bool:

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.core.latest import Latest
 from shared.core.sampling_params import NUMBERS
 from shared.kernel import sample_cpu as kernels
 from shared.kernel.sample_cpu import logprobs
 from shared.kernel.sample_edits import Outputs, RowParams
-from shared.kernel.sample_team import TeamSampler
+from shared.kernel.sample_team import PlacedParams, TeamSampler
 from shared.kernel.team import Team
 from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 
@@ -36,7 +35,7 @@ def sample_cpu(
     values, params, outputs = kernel_inputs(logits, batch, row_of, positions, history, masks)
     ids = np.zeros(len(values), dtype=np.int64)
     sampler_for(values.size).draw(values, params, outputs, ids)
-    if _most_logprobs(batch) < 0:
+    if batch.most_logprobs < 0:
         return SampleOutput(torch.from_numpy(ids), *_no_logprobs(len(ids)))
     return with_logprobs(values, batch.num_logprobs[outputs.rows], ids)
 
@@ -57,12 +56,12 @@ def kernel_inputs(
     positions: torch.Tensor,
     history: History | None,
     masks: TokenMasks | None = None,
-) -> tuple[npt.NDArray[np.float32], RowParams, Outputs]:
+) -> tuple[npt.NDArray[np.float32], PlacedParams, Outputs]:
     outputs = outputs_of(row_of, positions, history, masks)
     _check_range(outputs, len(batch), batch.needs_history)
     if masks is not None:
         check_masks(masks.rows, masks.bits, len(row_of), logits.shape[1])
-    return logits.contiguous().numpy(), row_params(batch), outputs
+    return logits.contiguous().numpy(), batch.kept(row_params), outputs
 
 
 def outputs_of(
@@ -99,9 +98,6 @@ def _no_logprobs(num_outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return torch.zeros(num_outputs), none.to(torch.int64), none
 
 
-_most_logprobs = Latest[SamplingBatch, int](lambda batch: int(batch.num_logprobs.max(initial=-1)))
-
-
 def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:
     """Raise IndexError for wrong indices, which the kernels do not check."""
     if len(outputs.positions) != len(outputs.rows):
@@ -130,7 +126,7 @@ def check_masks(rows: npt.NDArray[np.int64], bits: npt.NDArray[np.uint32], num_o
         raise IndexError(f"{bits.shape} words of masks are too few for mask {rows.max(initial=-1)} of {vocab_size} ids")
 
 
-def _row_params(batch: SamplingBatch) -> RowParams:
+def row_params(batch: SamplingBatch) -> PlacedParams:
     reals = [batch.array(one) for one in NUMBERS if one.kind is float]
     counts = [batch.array(one) for one in NUMBERS if one.kind is int]
     stop_ids, stop_offsets = _ragged(batch.stop_ids)
@@ -138,7 +134,7 @@ def _row_params(batch: SamplingBatch) -> RowParams:
     bias_values = np.array([value for row in batch.logit_bias for _, value in row], dtype=np.float32)
     allowed_ids, allowed_offsets = _ragged(batch.allowed_ids)
     bad_ids, bad_ends = _ragged([word for words in batch.bad_words for word in words])
-    return RowParams(
+    params = RowParams(
         np.stack(reals, axis=1),
         np.stack([*counts, batch.prompt_lens, batch.seeds.view(np.int64)], axis=1, dtype=np.int64),
         stop_ids,
@@ -152,9 +148,7 @@ def _row_params(batch: SamplingBatch) -> RowParams:
         bad_ends,
         np.cumsum([0, *map(len, batch.bad_words)], dtype=np.int64),
     )
-
-
-row_params = Latest(_row_params)
+    return PlacedParams(params)
 
 
 def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -189,5 +183,5 @@ def rank_candidates_cpu(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     values, params, outputs = kernel_inputs(logits, batch, row_of, positions, history)
     ids, log_probs = np.zeros((len(values), num), np.int64), np.zeros((len(values), num), np.float32)
-    kernels.rank_candidates(values, params, outputs, ids, log_probs)
+    kernels.rank_candidates(values, params.params, outputs, ids, log_probs)
     return torch.from_numpy(ids), torch.from_numpy(log_probs)

@@ -12,7 +12,7 @@ from shared.sched.lengths import Lengths
 
 
 class ScheduleBatch:
-    """All arrays have the order of `reqs`.
+    """All arrays have the order of `reqs`. `constrained`: those with a grammar.
 
     - seq_lens: committed length before the next step
     - expect_step: the step that wrote the row's relay
@@ -26,6 +26,7 @@ class ScheduleBatch:
 
     def _replace(self, reqs: list[Request], expect_step: Int64s, can_draft: Bools, seq_lens: Lengths) -> None:
         self.reqs = reqs
+        self.constrained = [req for req in reqs if req.constraint is not None]
         self._index = {id(req): i for i, req in enumerate(reqs)}
         self.req_pool_indices = np.asarray([req.row for req in reqs], dtype=np.int64)
         self.expect_step = expect_step

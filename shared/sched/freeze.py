@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from shared.core.request import Request
-from shared.engine.plan import HistorySeed, Int64s, RowId, ScoreShare, StepPlan
+from shared.engine.plan import ForcedDrafts, HistorySeed, Int64s, RowId, ScoreShare, StepPlan
 from shared.kv.manager import KVManager
 from shared.sample.interface import SamplingBatch
 from shared.sched.batch import ScheduleBatch
@@ -44,8 +44,9 @@ class PlanFreezer:
         rows: Int64s,
         width: int,
         drafts_next: bool = True,
+        narrow: Set[Request] = frozenset(),
     ) -> StepPlan:
-        """`rows`: indices into the decode batch."""
+        """`rows`: indices into the decode batch. `narrow`: decode rows that take no drafts."""
         reqs = [share.chunk.request for share in shares] + [batch.reqs[i] for i in rows]
         chunk_lens = np.asarray([share.chunk.computed for share in shares], dtype=np.int64)
         chunk_q = [share.q_len for share in shares]
@@ -78,6 +79,8 @@ class PlanFreezer:
             encoder_lens=encoder_lens,
             scores=_score_shares(shares) if encoder_lens is None else (),
             constrained=_constrained(reqs),
+            narrow=tuple(req in narrow for req in reqs) if narrow and width > 1 else (),
+            forced=_forced([batch.reqs[i] for i in rows], width) if width > 1 and batch.constrained else None,
             drafts_next=drafts_next,
         )
 
@@ -109,6 +112,19 @@ class PlanFreezer:
 def _constrained(reqs: Sequence[Request]) -> tuple[bool, ...]:
     constrained = tuple(req.constraint is not None for req in reqs)
     return constrained if any(constrained) else ()
+
+
+def _forced(reqs: Sequence[Request], width: int) -> ForcedDrafts | None:
+    """Return enough tokens for this step and the one in flight, or None if no row has any."""
+    ids = np.full((len(reqs), 2 * width), -1, dtype=np.int64)
+    begins = np.zeros(len(reqs), dtype=np.int64)
+    for row, req in enumerate(reqs):
+        if req.constraint is not None:
+            known = req.constraint.forced
+            tokens = known.ids[: 2 * width]
+            begins[row] = len(req.prompt_ids) + known.num_emitted
+            ids[row, : len(tokens)] = tokens
+    return ForcedDrafts(begins, ids) if (ids >= 0).any() else None
 
 
 def _score_shares(shares: Sequence[ChunkShare]) -> tuple[ScoreShare, ...]:

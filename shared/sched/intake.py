@@ -41,7 +41,7 @@ class Intake:
         if req.sampling.grammar and req.constraint is None:
             if self._grammars is None:
                 raise InvalidRequest(NO_GRAMMARS)
-            req.constraint = self._grammars.constraint(req.sampling.grammar)
+            req.constraint = self._grammars.constraint(req.sampling.grammar, req.output_ids)
 
     def close(self) -> None:
         if self._grammars is not None:

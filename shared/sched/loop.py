@@ -72,6 +72,7 @@ class EngineLoop:
 
     def _process_results(self) -> bool:
         """Return whether a step had ended."""
+        self.scheduler.masks.end_broken()
         progressed = False
         while self.engine.leases and self.engine.leases[0].has_ended:
             lease = self.engine.leases[0]

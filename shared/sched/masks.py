@@ -28,6 +28,7 @@ class MaskMaker:
         self._requests = requests
         self._num_words = num_words
         self._fail = fail
+        self._broken: list[tuple[RequestKey, BatonError]] = []
 
     def make(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
         """Return a mask for each output of each row that has a grammar. Zombies (results.py) get no masks."""
@@ -55,12 +56,20 @@ class MaskMaker:
             return False
         ids: list[int] = []
         parents: list[int] = []
-        if drafts is not None and index >= plan.num_prefill:
+        if plan.narrow and plan.narrow[index]:
+            out = out[:1]
+        elif drafts is not None and index >= plan.num_prefill:
             ids = drafts.ids[index - plan.num_prefill].tolist()
             parents = drafts.parents[index - plan.num_prefill].tolist()
         try:
             req.constraint.fill(req.output_ids, ids, parents, out)
         except BatonError as error:
-            self._fail(req.key, error)
+            self._broken.append((req.key, error))
             return False
         return True
+
+    def end_broken(self) -> None:
+        """End the requests whose grammars have failed, between two launches and before their steps' results."""
+        broken, self._broken = self._broken, []
+        for key, error in broken:
+            self._fail(key, error)

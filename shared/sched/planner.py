@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from shared.sched.mixed_chunk import FixedChunk, MixedChunk
 from shared.sched.probe import probe_plan
 from shared.sched.queues import Queues
 from shared.sched.settings import SchedSettings
+from shared.sched.slow_masks import NOBODY, rows_with_slow_masks
 
 S = RequestState
 
@@ -59,6 +60,8 @@ class Planner:
         queues.drop_left_rows()
         self._capacity.admit_waiting()
         chunks: Sequence[ChunkedPrompt] = queues.prefilling
+        late, narrow = rows_with_slow_masks(queues.running) if queues.running.constrained else NOBODY
+        stepping -= late
         if queues.suspects:
             stepping, chunks = self._without_suspects(stepping)
         rows = np.asarray([i for i, req in enumerate(queues.running.reqs) if req in stepping], dtype=np.int64)
@@ -69,7 +72,7 @@ class Planner:
         if not shares and not len(rows):
             return None
         self._last_was_prefill = bool(shares)
-        return self._launchable(shares, rows, width)
+        return self._launchable(shares, rows, width, narrow)
 
     def _without_suspects(self, stepping: set[Request]) -> tuple[set[Request], list[ChunkedPrompt]]:
         """Return the rows and chunks that may share the next step, with at most one suspect.
@@ -83,13 +86,13 @@ class Planner:
         together = suspects.choose(rows | {chunk.request for chunk in queues.prefilling})
         return rows & together, [chunk for chunk in queues.prefilling if chunk.request in together]
 
-    def _launchable(self, shares: list[ChunkShare], rows: Int64s, width: int) -> StepPlan:
+    def _launchable(self, shares: list[ChunkShare], rows: Int64s, width: int, narrow: Set[Request]) -> StepPlan:
         running = self._queues.running
         drafts_next = width > 1 or bool(shares) or not self._settings.relays_drafts
         if not running.can_draft[rows].all():
             width = 1
         step = self._new_step()
-        plan = self._freezer.freeze(step, shares, running, rows, width, drafts_next)
+        plan = self._freezer.freeze(step, shares, running, rows, width, drafts_next, narrow)
         running.mark_planned(rows, step, width, self._settings.speculative, drafts_next)
         self._advance_chunks(shares, step)
         return plan
@@ -119,8 +122,7 @@ class Planner:
         if layers is None:
             return
         for row_id, num_tokens, emits in zip(plan.row_ids, plan.chunk_ends, plan.emits, strict=False):  # chunks first
-            if row_id.key in self._queues.requests:  # the request's grammar may have just failed
-                self._queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
+            self._queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
 
     def probe(self) -> StepPlan:
         return probe_plan(self._freezer, self._settings, self._new_step(), nobody=ScheduleBatch())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from shared.engine.drafter import Drafter
+from shared.engine.forced import merge
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.engine.verify import Drafts, Verified
@@ -44,12 +45,3 @@ class CopyingDrafter:
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
         return self._head.extend(fb, output, verified, future_map, kv)
-
-
-def merge(stood: torch.Tensor, copies: torch.Tensor, drafts: Drafts) -> Drafts:
-    """Take a row's drafts from the chains `copies` (D, n) int64 if `stood` (D, 1) is true, else from `drafts`."""
-    ids = torch.where(stood, copies, drafts.ids)
-    if drafts.parents is None:
-        return Drafts(ids)
-    before = torch.arange(ids.shape[1], device=ids.device)
-    return Drafts(ids, torch.where(stood, before, drafts.parents))

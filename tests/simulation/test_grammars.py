@@ -28,9 +28,18 @@ from tests.support.core_rig import (
     make_core,
     run_local,
 )
-from tests.support.grammar_oracle import JSON, Later, allows_of, draw_grammar, following, make_grammars
+from tests.support.grammar_oracle import (
+    JSON,
+    Later,
+    allows_of,
+    draw_grammar,
+    drawn_costs,
+    following,
+    make_grammars,
+)
 from tests.support.hazards.attach import watching
 from tests.support.node_pair import Net, assert_clean, make_node
+from tests.support.step_counts import run_until_still
 from tests.support.step_faults import PLACES, break_at, run_with_fault
 
 DRAFTS = (
@@ -70,13 +79,20 @@ def with_grammar(one: Job, grammar: str, **more: object) -> Job:
     return replace(one, sampling=replace(following(one.sampling, grammar), **more))  # type: ignore[arg-type]
 
 
+def make_core_with_slow_masks(knobs: CoreKnobs, seed: int) -> NodeCore:
+    executor = Later()
+    core = make_core(knobs, grammars=make_grammars(executor, clock=drawn_costs(seed)))
+    core.loop.step = executor.before(core.loop.step, seed)  # type: ignore[method-assign]
+    return core
+
+
 def run(seed: int) -> int:
     """Return how many answers a grammar ended."""
     rng = random.Random(seed)
     knobs = draw_knobs(rng, seed)
     jobs = constrained(draw_jobs(rng, rng.randrange(6, 14), max_prompt=100), rng)
     with watching() if knobs.backend == "simulated" else nullcontext() as hazards:
-        core = make_core(knobs)
+        core = make_core_with_slow_masks(knobs, seed) if seed // BLOCK % 2 else make_core(knobs)
         if hazards is not None:
             hazards.watch(core)
         outcome = run_local(core, jobs, retract_every=rng.choice([0, 5, 9]), rng=rng)
@@ -170,24 +186,13 @@ def test_a_request_whose_grammar_compiles_holds_up_no_other() -> None:
     waits = with_grammar(Job(0, (1, 2, 3), sampling, 5), JSON)
     others = [Job(rid, (1, 2, rid), sampling, 5) for rid in (1, 2)]
     core.submit(waits.request())
-    outcome = run_until(core, others)
+    outcome = run_until_still(core, others)
     assert not outcome.streams["r0"] and len(core.requests) == 1
     executor.run()
-    run_until(core, [], outcome)
+    run_until_still(core, outcome=outcome)
     assert_streams([waits, *others], outcome)
     assert_whole(core)
     core.close()
-
-
-def run_until(core: NodeCore, jobs: list[Job], outcome: Outcome | None = None) -> Outcome:
-    """Submit jobs and run until nothing moves."""
-    outcome = outcome or Outcome()
-    for one in jobs:
-        core.submit(one.request())
-    while core.step(block=True):
-        outcome.take(core)
-    outcome.take(core)
-    return outcome
 
 
 def test_min_tokens_and_bad_words_give_way_to_a_grammar() -> None:

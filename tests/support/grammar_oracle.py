@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import Any
@@ -72,19 +72,55 @@ class AtOnce(Executor):
 
 
 class Later(Executor):
-    """Compiles when it is told to."""
+    """Compiles, and makes slow masks, when it is told to."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        self.waiting.append(lambda: future.set_result(fn(*args, **kwargs)))
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_result(fn(*args, **kwargs))
+
+        self.waiting.append(run)
         return future
 
     def run(self) -> None:
         while self.waiting:
             self.waiting.pop(0)()
+
+    def before(self, step: Callable[..., bool], seed: int) -> Callable[..., bool]:
+        """Return a loop's `step` that runs some of the jobs first."""
+        rng = random.Random(seed)
+
+        def run_some(*args: Any, **kwargs: Any) -> bool:
+            while self.waiting and rng.random() < 0.4:
+                self.waiting.pop(0)()
+            return step(*args, **kwargs)
+
+        return run_some
+
+
+class Seconds:
+    """A clock. Each mask takes one of `costs`."""
+
+    def __init__(self, costs: Iterable[float]) -> None:
+        self._ticks = itertools.accumulate(itertools.chain.from_iterable((cost, 0.0) for cost in costs), initial=0.0)
+
+    def __call__(self) -> float:
+        return next(self._ticks)
+
+
+def always(cost_s: float) -> Seconds:
+    return Seconds(itertools.repeat(cost_s))
+
+
+def drawn_costs(seed: int) -> Seconds:
+    """Cheap, slow, and so that a few are cheap together."""
+    rng = random.Random(seed)
+    return Seconds(rng.choice([0.0, 0.0, 0.002, 0.05]) for _ in itertools.count())
 
 
 class InItsTime(Executor):
@@ -105,8 +141,11 @@ class InItsTime(Executor):
         return future
 
 
-def make_grammars(executor: Executor | None = None, wake: Callable[[], None] = do_nothing) -> Grammars:
-    return Grammars(COMPILER, VOCABULARY.eos_ids, wake, executor or AtOnce())
+def make_grammars(
+    executor: Executor | None = None, wake: Callable[[], None] = do_nothing, clock: Callable[[], float] = float
+) -> Grammars:
+    """`clock`: what masks cost; by default nothing."""
+    return Grammars(COMPILER, VOCABULARY.eos_ids, wake, executor or AtOnce(), clock)
 
 
 @functools.cache

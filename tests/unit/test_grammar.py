@@ -43,7 +43,7 @@ def filled(constraint, emitted, drafts=(), parents=()) -> np.ndarray:  # noqa: A
 
 def ready(ours: Grammars, grammar: str):  # noqa: ANN201
     constraint = ours.constraint(grammar)
-    constraint._compiled.exception(HANG_GUARD_S)
+    constraint._job.exception(HANG_GUARD_S)
     return constraint
 
 

@@ -12,7 +12,7 @@ import torch
 from shared.core.sampling_params import PARAMETERS, SamplingParams, Step
 from shared.kernel.noise import noise_bits, row_keys
 from shared.kernel.sample_rules import GREEDY_BELOW
-from shared.kernel.sample_team import TeamSampler
+from shared.kernel.sample_team import PlacedParams, TeamSampler
 from shared.kernel.team import Team
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import History, SamplingBatch
@@ -185,6 +185,21 @@ def test_threads_do_not_show(num_threads: int) -> None:
     ids = np.full(len(case.rows), -1, np.int64)
     TeamSampler(Team(num_threads)).draw(case.logits.numpy(), row_params(case.batch), outputs, ids)
     assert torch.equal(torch.from_numpy(ids), case.run(sample_cpu).ids)
+
+
+def test_batches_that_take_turns_are_laid_out_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of two engines in one process do."""
+    case, laid_out = Case(5), list[SamplingBatch]()
+    batches = [case.batch, case.batch]
+
+    def counted(batch: SamplingBatch) -> PlacedParams:
+        laid_out.append(batch)
+        return row_params(batch)
+
+    monkeypatch.setattr("shared.sample.sampler_numba.row_params", counted)
+    for batch in batches * 2:
+        sample_cpu(case.logits, batch, case.rows, case.positions, case.history)
+    assert [id(batch) for batch in laid_out] == [id(batch) for batch in batches]
 
 
 def test_an_array_of_another_layout_is_refused() -> None:
