@@ -20,6 +20,7 @@ def main() -> int:
     )
     core_plan.apply(config.cores)
     # these imports load torch, so the threads must be set before
+    from shared.kernel.core_words import make_forget, make_hold
     from shared.node.build import build_core, warm_up
     from shared.node.compiling import KernelLog, tell_of_kernels
     from shared.node.cores import NodeCores
@@ -33,6 +34,7 @@ def main() -> int:
     core = build_core(config, log, lambda: None, RankProcesses(config, "setup"), cores)
     try:
         warm_up(core, log)
+        make_forget(), make_hold()  # for cores that nodes of one machine lend each other; a lone node has none
         kernels.serving()
     finally:
         core.close()
