@@ -262,7 +262,9 @@ def test_progress_is_drawn_on_a_terminal_and_lines_elsewhere(capsys, monkeypatch
         monkeypatch.setattr(live, "REDRAW_S", 0.05)
         monkeypatch.setattr(live, "LINE_S", 0.05)
         assert cli.main(["load", url, *flags]) == 0
-        assert re.search(r"^time \d+ s  sent \d+  open \d+", capsys.readouterr().out, re.MULTILINE)
+        shown = capsys.readouterr().out
+        assert re.search(r"^time \d+ s  sent \d+  open \d+", shown, re.MULTILINE)
+        assert shown.startswith("asking 4 golden prompts before the load, one by one\n")
         monkeypatch.setattr(harness, "make_console", lambda: Console(force_terminal=True, width=120))
         assert cli.main(["load", url, *flags]) == 0
     drawn = capsys.readouterr().out

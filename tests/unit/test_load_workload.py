@@ -59,7 +59,7 @@ def test_tools_are_mostly_fast_and_sometimes_slow():
     assert parse_pauses("--think", "0") is NO_PAUSE
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "5-1", "0-3", "1-", "nan", "1-inf"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "5-1", "0-3", "1-", "1-2-3", "nan", "1-inf"])
 def test_a_pause_that_cannot_be_is_named(text):
     with pytest.raises(ConfigError, match="--think"):
         parse_pauses("--think", text)

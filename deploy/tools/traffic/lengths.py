@@ -78,15 +78,15 @@ def positive(text: str) -> float:
 
 def parse_pauses(flag: str, text: str) -> Pauses:
     """A range is drawn log-uniformly: of the tools that agents call, most are fast, and a few take long."""
-    first, dash, last = text.partition("-")
     try:
-        if float(text if not dash else 1) == 0:
+        if not any(map(float, text.split("-"))):
             return NO_PAUSE
-        least, most = positive(first), positive(last if dash else first)
+        least, *rest = map(positive, text.split("-"))
+        (most,) = rest or [least]
         if least > most:
             raise ValueError(text)
     except ValueError:
         raise ConfigError(f"{flag} is {text!r}; it must look like one of: {PAUSE_FORMS}") from None
-    if not dash:
+    if not rest:
         return Pauses(lambda rng: rng.expovariate(1 / least))
     return Pauses(lambda rng: math.exp(rng.uniform(math.log(least), math.log(most))))
