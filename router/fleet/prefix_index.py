@@ -24,26 +24,30 @@ MAX_SCHEMES = 4  # schemes per prompt; nodes of one model normally share one
 class ComingPages:
     """Pages of open prompts, each as often as prompts have it."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_again", "_names")
 
     def __init__(self) -> None:
-        self._counts: Counter[bytes] = Counter()
+        self._names: set[bytes] = set()
+        self._again: Counter[bytes] = Counter()  # how many more prompts have the page: few pages, so sets do most work
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._names)
 
     def __contains__(self, name: bytes) -> bool:
-        return name in self._counts
+        return name in self._names
 
     def add(self, names: Sequence[bytes]) -> None:
-        self._counts.update(names)
+        self._again.update(self._names.intersection(names))
+        self._names.update(names)
 
     def remove(self, names: Sequence[bytes]) -> None:
-        for name in names:
-            if self._counts[name] > 1:
-                self._counts[name] -= 1
-            else:
-                del self._counts[name]
+        shared = self._again.keys() & names if self._again else ()
+        self._names.difference_update(names)
+        self._names.update(shared)
+        for name in shared:
+            self._again[name] -= 1
+            if not self._again[name]:
+                del self._again[name]
 
 
 class PageIndex:

@@ -6,13 +6,12 @@ import contextlib
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-
-from shared.core import launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_TIMEOUT_S = 900.0  # kernels that no cache has are compiled before
@@ -25,11 +24,11 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def baton_up(*flags: str) -> Iterator[int]:
-    """Yields the HTTP port."""
+def baton_up(*flags: str, code: Path = ROOT) -> Iterator[int]:
+    """Yields the HTTP port. `code`: the checkout that runs."""
     port = free_port()
     own = ("--port", str(port), "--start-timeout-s", str(READY_TIMEOUT_S), "--sampling-defaults", "neutral")
-    command = launcher.command("deploy.cli", "up", *own, *flags)
+    command = [sys.executable, "-P", str(code / "shared/core/launcher.py"), "deploy.cli", "up", *own, *flags]
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -19,7 +19,7 @@ from deploy.tools.load import harness
 from deploy.tools.traffic import live, truth
 from deploy.tools.traffic import one_run as play
 from shared.core import launcher
-from tests.support.mock_openai import Behaviour, in_thread
+from tests.support.mock_openai import Behaviour, in_thread, token_of
 from tests.support.patience import HANG_GUARD_S
 
 FAST = ["--rate", "400", "--duration", "30", "--requests", "60", "--output-tokens", "8", "--quiet", "--stall", "60"]
@@ -152,6 +152,34 @@ def test_a_trace_is_asked_to_its_end(capsys, tmp_path):
     assert (status, marks["tokens"]) == (0, "ok") and "4 of 4 answers" in text
 
 
+AGENT = ["--agents", "1", "--turns", "6", "--think", "0.001-0.01", "--fan-out", "3", "--golden", "0"]
+AGENT += ["--prompt-tokens", "5", "--prefix-tokens", "40", "--prefix-groups", "1", "--requests", "48"]
+
+
+def test_an_agent_returns_with_what_the_server_said(capsys, tmp_path):
+    status, marks, text, mock = run(capsys, Behaviour(caches=True), *AGENT, "--out", str(tmp_path))
+    assert (status, marks["answers"]) == (0, "ok") and "3 sessions, 18 turns" in text
+    messages = mock.seen[15]["messages"]
+    assert [message["role"] for message in messages] == ["system", *("user", "assistant") * 5, "user"]
+    task = "\n".join(message["content"] for message in messages[:2])
+    assert messages[2]["content"] == "".join(f" w{token_of(task, i)}" for i in range(8))
+    assert len(messages[4]["content"].split()) == 3 * 8
+
+
+def test_the_report_shows_which_words_were_new(capsys, tmp_path):
+    """A later turn's own words, and in the history all answers and the words that were not sent last. The words of the
+    first text sent at once are known with this history."""
+    run(capsys, Behaviour(caches=True), *AGENT, "--out", str(tmp_path))
+    report = json.loads((tmp_path / "report.json").read_text())
+    new = 40 + 3 * (5 + (8 + 3 * 5) + 4 * (2 * 5 + 3 * 8 + 3 * 5))
+    talks, rows = report["summary"]["talks"], report["rows"]
+    assert sum(row["prompt_tokens"] - row["cached_tokens"] for row in rows) == new
+    assert talks["computed"]["value"] == pytest.approx(new / sum(row["prompt_tokens"] for row in rows))
+    assert [(row["turns"], row["num_requests"]) for row in talks["by_turn"]] == [
+        ("1", 3), ("2", 9), ("3-5", 27), ("6+", 9), ("several at once", 45),
+    ]  # fmt: skip
+
+
 def test_two_runs_side_by_side(capsys, tmp_path):
     for name, itl_s in (("before", 0.05), ("after", 0.001)):
         run(capsys, Behaviour(itl_s=itl_s), "--out", str(tmp_path / name))
@@ -199,6 +227,12 @@ def test_a_sweep_ends_between_a_passing_and_a_failing_rate(capsys, tmp_path, mon
         (["--warmup", "60"], "--warmup"),
         (["--golden-every", "0"], "--golden-every"),
         (["--prompts", "a", "--trace", "b"], "not both"),
+        (["--agents", "0"], "--agents"),
+        (["--agents", "3", "--concurrency", "3"], "--agents makes its own sessions"),
+        (["--agents", "3", "--prompts", "a"], "--agents makes its own sessions"),
+        (["--sweep", "--agents", "3"], "--sweep"),
+        (["--think", "5-1"], "--think"),
+        (["--fan-out", "0"], "--fan-out"),
         (["--trace", "b", "--concurrency", "3"], "no --concurrency"),
         (["--sweep", "--concurrency", "3"], "--sweep"),
         (["--sweep", "--drill", "kill:x@3"], "--sweep"),
@@ -228,17 +262,20 @@ def test_progress_is_drawn_on_a_terminal_and_lines_elsewhere(capsys, monkeypatch
         monkeypatch.setattr(live, "REDRAW_S", 0.05)
         monkeypatch.setattr(live, "LINE_S", 0.05)
         assert cli.main(["load", url, *flags]) == 0
-        assert re.search(r"^time \d+ s  sent \d+  open \d+", capsys.readouterr().out, re.MULTILINE)
+        shown = capsys.readouterr().out
+        assert re.search(r"^time \d+ s  sent \d+  open \d+", shown, re.MULTILINE)
+        assert shown.startswith("asking 4 golden prompts before the load, one by one\n")
         monkeypatch.setattr(harness, "make_console", lambda: Console(force_terminal=True, width=120))
         assert cli.main(["load", url, *flags]) == 0
     drawn = capsys.readouterr().out
     assert "tokens/s" in drawn and "\x1b[" in drawn
 
 
-def test_ctrl_c_ends_a_run_with_what_there_is(tmp_path):
+@pytest.mark.parametrize("load", [["--rate", "50"], ["--agents", "20"]], ids=["rate", "agents"])
+def test_ctrl_c_ends_a_run_with_what_there_is(tmp_path, load):
     with in_thread(Behaviour(itl_s=0.05)) as mock:
         url, out = f"http://127.0.0.1:{mock.port}", tmp_path / "out"
-        command = launcher.command("deploy.cli", "load", url, "--rate", "50", "--golden", "0", "--out", str(out))
+        command = launcher.command("deploy.cli", "load", url, *load, "--golden", "0", "--out", str(out))
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             while len(mock.seen) < 20 and process.poll() is None:
                 time.sleep(0.01)

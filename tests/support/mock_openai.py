@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import queue
 import threading
@@ -49,6 +50,7 @@ class Behaviour:
     gone_stay_open: bool = False  # requests whose clients left never end
     metrics_until: int | None = None  # from this request on nobody answers at /metrics
     closes: bool = False  # every connection after its answer
+    caches: bool = False  # usage tells how many first words an earlier prompt had too
 
 
 def token_of(prompt: str, position: int) -> int:
@@ -62,6 +64,7 @@ class Mock:
         self.behaviour = behaviour
         self.seen: list[dict] = []
         self.asked: set[str] = set()
+        self.cached: set[int] = set()  # hashes of all beginnings of all prompts, in words
         self.num_repeated = 0  # requests with a prompt that was asked before
         self.num_connections = 0  # that brought a request
         self.num_gone = 0  # clients that left before their answer's end
@@ -78,6 +81,13 @@ class Mock:
             return None
         self.num_repeated += 1
         return self.num_repeated - 1
+
+    def num_cached(self, words: list[str]) -> int:
+        """Return how many of the first words a prompt before had too, and cache them all."""
+        beginnings = list(itertools.accumulate(words, lambda before, word: hash((before, word)), initial=0))[1:]
+        found = sum(itertools.takewhile(bool, (one in self.cached for one in beginnings)))
+        self.cached.update(beginnings)
+        return found
 
     @property
     def has_died(self) -> bool:
@@ -186,6 +196,7 @@ class Answer:
         self.prompt = prompt_text(body, is_chat)
         self.repetition = peer.mock.note(self.prompt)
         self.num_tokens = body["max_tokens"]
+        self.num_cached = peer.mock.num_cached(self.prompt.split()) if self.behaviour.caches else 0
         kind = "chat.completion.chunk" if is_chat else "text_completion"
         self.head = {"id": f"x-{number}", "object": kind, "created": 1, "model": MODEL}
         self.usage = (body.get("stream_options") or {}).get("include_usage")
@@ -247,6 +258,8 @@ class Answer:
     def end(self):
         if self.usage:
             used = {"prompt_tokens": len(self.prompt.split()), "completion_tokens": self.num_tokens}
+            if self.behaviour.caches:
+                used["prompt_tokens_details"] = {"cached_tokens": self.num_cached}
             self.event([], usage=used)
         self.write(b"data: [DONE]\n\n")
         self.peer.transport.write(b"0\r\n\r\n")

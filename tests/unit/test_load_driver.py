@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from deploy.tools.traffic.arrivals import parse_arrivals
 from deploy.tools.traffic.driver import PAUSE_S, Driver, HangUps, Limits
+from deploy.tools.traffic.workload import Session, Turn
 from tests.support.virtual_load import Script, always, play, single_turns, talks
 
 
@@ -68,6 +69,39 @@ def test_turns_follow_each_other_and_carry_the_talk():
 def test_a_talk_ends_with_an_answer_that_failed():
     records = play(open_loop([0.0], talks([3])), always(Script(error="503")))
     assert len(records) == 1
+
+
+FAN_OUT = Session((Turn("task", 2), Turn("a", 2, 1.0, ("b", "c")), Turn("result", 2)))
+
+
+def test_what_is_asked_at_once_shares_its_history():
+    seen = []
+
+    def script(request):
+        seen.append(request)
+        return Script(ttft={"a": 1.0, "b": 9.0}.get(request.messages[-1][1], 2.0), itl=0.0)
+
+    records = play(open_loop([0.0], iter([FAN_OUT])), script)
+    assert [(record.turn, record.due) for record in records] == [(0, 0.0), (1, 3.0), (1, 3.0), (1, 3.0), (2, 12.0)]
+    history = (("user", "task"), ("assistant", "answer 0"))
+    assert [one.messages for one in seen[1:4]] == [(*history, ("user", text)) for text in "abc"]
+    together = (("user", "a b c"), ("assistant", "answer 1 answer 2 answer 3"))
+    assert seen[4].messages == (*history, *together, ("user", "result"))
+
+
+def test_a_user_waits_for_all_answers_even_if_one_failed():
+    driver = Driver(iter([FAN_OUT, *talks([1])]), None, 1, Limits())
+    records = play(
+        driver, lambda request: Script(ttft=1.0 + request.number, itl=0.0, error="503" * (request.number == 1))
+    )
+    assert [(record.session, record.turn) for record in records] == [(0, 0), (0, 1), (0, 1), (0, 1), (1, 0)]
+    assert records[4].due == records[3].end + PAUSE_S == max(record.end for record in records[:4]) + PAUSE_S
+
+
+def test_a_limit_of_requests_cuts_what_is_asked_at_once():
+    for most in (2, 3):
+        driver = Driver(itertools.repeat(FAN_OUT), None, 1, Limits(num_requests=most))
+        assert len(play(driver, always(Script()))) == most and driver.is_done
 
 
 @given(st.integers(0, 200), st.floats(0.5, 30.0))

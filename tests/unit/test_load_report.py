@@ -18,13 +18,14 @@ from deploy.tools.load.page import page_of
 from deploy.tools.traffic.check import Check
 from deploy.tools.traffic.driver import Driver, Limits
 from deploy.tools.traffic.figures import Estimate
+from deploy.tools.traffic.lengths import parse_lengths
 from deploy.tools.traffic.live import glance_at
 from deploy.tools.traffic.load_plan import golden_prompts, plan_of
 from deploy.tools.traffic.options import add_arguments
 from deploy.tools.traffic.outcome import LoadReport, encode, is_open, read_report, row_of, series_of
 from deploy.tools.traffic.slo import Slo
 from deploy.tools.traffic.summary import Reader, Window, rate, summarize
-from deploy.tools.traffic.workload import with_probes
+from deploy.tools.traffic.workload import Synthetic, with_probes
 from shared.core.errors import ConfigError
 from tests.support.virtual_load import Script, always, play, single_turns
 
@@ -189,6 +190,26 @@ def test_without_a_flag_it_is_a_minute_of_modest_load():
     assert plan.load.arrivals.rate == 2.0 and plan.load.duration_s == 60.0 and plan.truth.golden == 4
     driver = plan.load.driver([], 10)
     assert 90 <= sum(len(driver.take(at)) for at in range(60)) <= 150
+
+
+def test_agents_have_their_own_defaults_that_flags_change():
+    plan = plan_of(flags("--agents", "3"))
+    assert (plan.load.users, plan.load.arrivals, plan.load.duration_s) == (3, None, 180.0)
+    sessions = list(itertools.islice(plan.load.source.sessions(0), 200))
+    assert {len(turn.texts) for session in sessions for turn in session.turns} == {1, 4}
+    assert {len(text.split()) for session in sessions for _, text in session.opening} == {1000}
+    pauses = [turn.think_s for session in sessions for turn in session.turns[1:]]
+    assert 0.5 <= min(pauses) < 1 and 29 < max(pauses) <= 30
+    own = plan_of(flags("--agents", "3", "--turns", "2", "--fan-out", "1", "--think", "0", "--prefix-tokens", "0"))
+    for session in itertools.islice(own.load.source.sessions(0), 50):
+        assert not session.opening and [(len(turn.texts), turn.think_s) for turn in session.turns] == [(1, 0.0)] * 2
+
+
+def test_a_plain_load_of_a_seed_knows_nothing_of_agents():
+    lengths = [parse_lengths("", text) for text in ("128", "64", "2-3")]
+    wanted = Synthetic(*lengths).sessions(5)
+    found = plan_of(flags("--turns", "2-3")).load.source.sessions(5)
+    assert list(itertools.islice(found, 20)) == list(itertools.islice(wanted, 20))
 
 
 def test_golden_prompts_are_like_the_loads_own_and_none_of_them():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import random
 
 import pytest
 
-from deploy.tools.traffic.lengths import parse_lengths
+from deploy.tools.traffic.lengths import NO_PAUSE, Pauses, parse_lengths, parse_pauses
 from deploy.tools.traffic.trace import BLOCK_TOKENS, read_trace
 from deploy.tools.traffic.workload import FromFile, Session, Synthetic, Turn, read_prompts, with_probes
 from shared.core.errors import ConfigError
@@ -42,10 +44,32 @@ def test_prefixes_are_shared_by_group():
 
 
 def test_turns_come_after_a_time_to_think():
-    sessions = some(synthetic(turns=parse_lengths("--turns", "3"), think_s=2.0), 300)
+    sessions = some(synthetic(turns=parse_lengths("--turns", "3"), think=parse_pauses("--think", "2")), 300)
     assert all(len(session.turns) == 3 and session.turns[0].think_s == 0 for session in sessions)
     thinking = [turn.think_s for session in sessions for turn in session.turns[1:]]
     assert sum(thinking) / len(thinking) == pytest.approx(2.0, rel=0.15)
+
+
+def test_tools_are_mostly_fast_and_sometimes_slow():
+    pauses = parse_pauses("--think", "0.5-30")
+    rng = random.Random(1)
+    drawn = sorted(pauses.draw(rng) for _ in range(2000))
+    assert 0.5 <= drawn[0] < 0.51 and 29 < drawn[-1] <= 30
+    assert drawn[1000] == pytest.approx(math.sqrt(0.5 * 30), rel=0.1)
+    assert parse_pauses("--think", "0") is NO_PAUSE
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "5-1", "0-3", "1-", "1-2-3", "nan", "1-inf"])
+def test_a_pause_that_cannot_be_is_named(text):
+    with pytest.raises(ConfigError, match="--think"):
+        parse_pauses("--think", text)
+
+
+def test_only_later_turns_ask_for_several_things_at_once():
+    source = synthetic(turns=parse_lengths("--turns", "3"), fan_out=parse_lengths("--fan-out", "4"))
+    for session in some(source, 20):
+        assert [len(turn.texts) for turn in session.turns] == [1, 4, 4]
+        assert len({text for turn in session.turns for text in turn.texts}) == 9
 
 
 def test_golden_prompts_come_in_turn():
@@ -70,7 +94,7 @@ def test_prompt_files(tmp_path):
     ]
     rich = tmp_path / "b.jsonl"
     rich.write_text("\n".join(json.dumps(line) for line in lines))
-    assert some(FromFile(read_prompts(rich), EIGHT, think_s=1.0), 3) == [
+    assert some(FromFile(read_prompts(rich), EIGHT, Pauses(lambda rng: 1.0)), 3) == [
         Session((Turn("Why?", 3),)),
         Session((Turn("Who?", 8),), (("system", "Be brief."),)),
         Session((Turn("Hi", 8), Turn("And then?", 8, 1.0))),

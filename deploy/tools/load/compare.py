@@ -58,8 +58,16 @@ def lines_of(first: LoadReport, second: LoadReport) -> list[Line]:
         for name in NAMES
         for level in COMPARED
     ]
+    turns = {row.turns: row for row in b.talks.by_turn}
+    by_turn = [
+        Line(f"TTFT p50 ms, turn {row.turns}", row.ttft["p50"], turns[row.turns].ttft["p50"], True, 1e3)
+        for row in a.talks.by_turn
+        if row.turns in turns
+    ]
     return [
         *latencies,
+        *by_turn,
+        Line("prompt tokens computed, %", a.talks.computed, b.talks.computed, True, 100),
         Line("requests that ended /s", a.requests_per_s, b.requests_per_s, False),
         Line("output tokens /s", a.output_tokens_per_s, b.output_tokens_per_s, False),
         Line("share within the SLO", a.slo_share, b.slo_share, False),

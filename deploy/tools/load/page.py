@@ -9,7 +9,8 @@ from html import escape
 from deploy.tools.traffic.check import Check
 from deploy.tools.traffic.outcome import LoadReport
 from deploy.tools.traffic.summary import Lag, Summary
-from deploy.tools.traffic.table import COLUMNS, NAMES, counts_line, ms, with_interval
+from deploy.tools.traffic.table import COLUMNS, NAMES, TURN_HEADS, counts_line, ms, talks_line, turn_rows, with_interval
+from deploy.tools.traffic.talk_figures import TalkFigures
 
 STYLE = """
 :root { color-scheme: light; }
@@ -34,6 +35,7 @@ def page_of(report: LoadReport) -> str:
         checks_html(report.checks),
         latencies_html(report.summary),
         rates_html(report.summary),
+        talks_html(report.summary.talks),
         errors_html(report.summary),
         sweep_html(report),
         plots_html(report),
@@ -80,6 +82,12 @@ def rates_html(summary: Summary) -> str:
         ["smooth goodput, tokens", with_interval(summary.smooth_goodput)],
     ]
     return "<h2>Rates</h2>" + rows_html(["per second", "with 95 % interval"], rows)
+
+
+def talks_html(talks: TalkFigures) -> str:
+    if not talks.by_turn:
+        return ""
+    return f"<h2>Sessions</h2><p>{escape(talks_line(talks))}</p>" + rows_html(TURN_HEADS, turn_rows(talks))
 
 
 def errors_html(summary: Summary) -> str:

@@ -48,10 +48,15 @@ class HangUps:
 
 @dataclass(slots=True)
 class Talk:
+    """A session under way. `answers`: those of this turn so far, by the number of the request."""
+
     number: int
     session: Session
     messages: Messages
     turn: int = 0
+    answers: dict[int, str] = field(default_factory=dict)
+    num_open: int = 0
+    has_failed: bool = False
 
 
 @dataclass(order=True, slots=True)
@@ -101,21 +106,31 @@ class Driver:
             waiting = heapq.heappop(self._waiting)
             if self._arrivals is not None and waiting.talk.turn == 0:
                 self._begin_next(now)
-            due.append(self._start(waiting))
+            due += self._start(waiting)
             if self._num_requests == self._limits.num_requests:
                 self._waiting.clear()
         return due
 
     def ended(self, number: int, answer: str, now: float, *, may_go_on: bool) -> None:
-        """Record a request's end. Its session ends too if `may_go_on` is false: the request failed, or its client
-        left."""
+        """Record a request's end. Its turn ends with the last of its requests. The session ends too if `may_go_on` is
+        false for one of them: the request failed, or its client left."""
         talk = self._open.pop(number)
-        talk.turn += 1
-        if may_go_on and talk.turn < len(talk.session.turns):
-            talk.messages += (("assistant", answer),)
+        talk.answers[number] = answer
+        talk.has_failed |= not may_go_on
+        talk.num_open -= 1
+        if not talk.num_open:
+            self._turn_ended(talk, now)
+
+    def _turn_ended(self, talk: Talk, now: float) -> None:
+        """Add the turn to the history: as two messages, because many chat templates want the roles to alternate."""
+        asked = talk.session.turns[talk.turn].texts
+        answers = (answer for _, answer in sorted(talk.answers.items()))
+        talk.messages += (("user", " ".join(asked)), ("assistant", " ".join(answers)))
+        talk.answers, talk.turn = {}, talk.turn + 1
+        if not talk.has_failed and talk.turn < len(talk.session.turns):
             self._wait(now + talk.session.turns[talk.turn].think_s, talk)
         elif self._arrivals is None:
-            self._begin_next(now if may_go_on else now + PAUSE_S)
+            self._begin_next(now + PAUSE_S if talk.has_failed else now)
 
     def stop(self) -> None:
         self._waiting.clear()
@@ -132,12 +147,18 @@ class Driver:
         if due < self._limits.duration_s and self._num_requests != self._limits.num_requests:
             heapq.heappush(self._waiting, Waiting(due, talk.number, talk))
 
-    def _start(self, waiting: Waiting) -> LoadRequest:
-        talk, number = waiting.talk, self._num_requests
-        turn = talk.session.turns[talk.turn]
-        talk.messages += (("user", turn.text),)
-        self._open[number] = talk
+    def _start(self, waiting: Waiting) -> list[LoadRequest]:
+        most = self._limits.num_requests
+        room = None if most is None else most - self._num_requests
+        texts = waiting.talk.session.turns[waiting.talk.turn].texts[:room]
+        return [self._request(waiting.talk, waiting.due, text) for text in texts]
+
+    def _request(self, talk: Talk, due: float, text: str) -> LoadRequest:
+        number, probe = self._num_requests, talk.session.probe
         self._num_requests += 1
-        probe = talk.session.probe
-        leaves = self._hang_ups.draw(number, turn.max_tokens) if self._hang_ups and probe is None else None
-        return LoadRequest(number, talk.number, talk.turn, waiting.due, talk.messages, turn.max_tokens, probe, leaves)
+        self._open[number] = talk
+        talk.num_open += 1
+        max_tokens = talk.session.turns[talk.turn].max_tokens
+        leaves = self._hang_ups.draw(number, max_tokens) if self._hang_ups and probe is None else None
+        messages = (*talk.messages, ("user", text))
+        return LoadRequest(number, talk.number, talk.turn, due, messages, max_tokens, probe, leaves)

@@ -153,7 +153,7 @@ class Exchange:
         self.record.prompt_tokens = chunk.usage.prompt_tokens
         self.record.reported_tokens = chunk.usage.completion_tokens
         if chunk.usage.prompt_tokens_details is not None:
-            self.record.cached_tokens = chunk.usage.prompt_tokens_details.cached_tokens or 0
+            self.record.cached_tokens = chunk.usage.prompt_tokens_details.cached_tokens
 
     def _finish(self, at: float) -> None:
         if not self.is_over:

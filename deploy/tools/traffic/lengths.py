@@ -1,4 +1,4 @@
-"""Draw lengths of prompts and answers, and numbers of turns: integers of at least 1."""
+"""Draw lengths of prompts and answers and numbers of turns: integers of at least 1. Draw pauses, in seconds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from shared.core.errors import ConfigError
 
 FORMS = "128, 64-512 (uniform), normal:MEAN,SD, lognormal:MEDIAN,SIGMA, mix:128=4,2048=1 (by weight)"
+PAUSE_FORMS = "5 (the mean), 0.5-30 (between them, mostly short)"
 Draw = Callable[[random.Random], float]
 
 
@@ -20,6 +21,19 @@ class Lengths:
 
     def draw(self, rng: random.Random) -> int:
         return max(1, round(self.draw_value(rng)))
+
+
+ONE = Lengths("1", lambda rng: 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Draw the seconds between an answer and the next turn."""
+
+    draw: Draw
+
+
+NO_PAUSE = Pauses(lambda rng: 0.0)
 
 
 def parse_lengths(flag: str, text: str) -> Lengths:
@@ -60,3 +74,19 @@ def positive(text: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(text)
     return value
+
+
+def parse_pauses(flag: str, text: str) -> Pauses:
+    """A range is drawn log-uniformly: of the tools that agents call, most are fast, and a few take long."""
+    try:
+        if not any(map(float, text.split("-"))):
+            return NO_PAUSE
+        least, *rest = map(positive, text.split("-"))
+        (most,) = rest or [least]
+        if least > most:
+            raise ValueError(text)
+    except ValueError:
+        raise ConfigError(f"{flag} is {text!r}; it must look like one of: {PAUSE_FORMS}") from None
+    if not rest:
+        return Pauses(lambda rng: rng.expovariate(1 / least))
+    return Pauses(lambda rng: math.exp(rng.uniform(math.log(least), math.log(most))))

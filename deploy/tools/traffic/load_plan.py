@@ -7,14 +7,15 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from deploy.tools.traffic.arrivals import Arrivals, parse_arrivals
 from deploy.tools.traffic.drills import Planned, parse_drill
 from deploy.tools.traffic.driver import Driver, HangUps, Limits
-from deploy.tools.traffic.lengths import parse_lengths
+from deploy.tools.traffic.lengths import ONE, parse_lengths, parse_pauses
+from deploy.tools.traffic.options import AGENTS, AGENTS_DURATION_S, DURATION_S, PLAIN
 from deploy.tools.traffic.record import RequestRecord
 from deploy.tools.traffic.runner import Storm
 from deploy.tools.traffic.slo import Slo, parse_slo
@@ -23,7 +24,6 @@ from deploy.tools.traffic.trace import Trace, read_trace
 from deploy.tools.traffic.workload import FromFile, Session, Synthetic, read_prompts, with_probes
 from shared.core.errors import ConfigError
 
-DURATION_S = 60.0
 LAST_ARRIVAL_S = 1e-3  # added so that the window contains a trace's last arrival
 
 
@@ -91,21 +91,24 @@ class LoadPlan:
 
 def plan_of(args: argparse.Namespace) -> LoadPlan:
     """Raise ConfigError for invalid flags."""
+    args = with_defaults(args)
     for flag in ("duration", "timeout", "stall", "reading_tps"):
         require(args, flag, lambda value: value > 0, "above 0")
-    for flag in ("warmup", "drain", "rest", "think", "near_tie", "temperature"):
+    for flag in ("warmup", "drain", "rest", "near_tie", "temperature"):
         require(args, flag, lambda value: value >= 0, "0 or more")
     for flag in ("hang_up", "slo_share"):
         require(args, flag, lambda value: 0 <= value <= 1, "between 0 and 1")
     for flag in ("golden", "prefix_tokens", "longest_prompt"):
         require(args, flag, lambda value: value >= 0, "0 or more")
-    for flag in ("golden_every", "prefix_groups", "requests", "concurrency"):
+    for flag in ("golden_every", "prefix_groups", "requests", "concurrency", "agents"):
         require(args, flag, lambda value: value >= 1, "1 or more")
     load = load_of(args)
     if args.warmup >= load.duration_s:
         raise ConfigError("--warmup must be shorter than --duration")
-    if args.sweep and (args.drill or args.storm or args.concurrency):
-        raise ConfigError("--sweep varies only the rate of an open loop: no --concurrency, --drill or --storm")
+    if args.sweep and (args.drill or args.storm or load.users):
+        raise ConfigError(
+            "--sweep varies only the rate of an open loop: no --concurrency, --agents, --drill or --storm"
+        )
     return LoadPlan(
         load=load,
         slo=parse_slo(args.slo),
@@ -121,6 +124,12 @@ def plan_of(args: argparse.Namespace) -> LoadPlan:
     )
 
 
+def with_defaults(args: argparse.Namespace) -> argparse.Namespace:
+    usual = asdict(PLAIN if args.agents is None else AGENTS)
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    return argparse.Namespace(**vars(args) | usual | given)
+
+
 def require(args: argparse.Namespace, name: str, holds: Callable[[float], bool], what: str) -> None:
     value = getattr(args, name)
     if value is not None and not (math.isfinite(value) and holds(value)):
@@ -130,13 +139,17 @@ def require(args: argparse.Namespace, name: str, holds: Callable[[float], bool],
 def load_of(args: argparse.Namespace) -> LoadShape:
     if sum(one is not None for one in (args.prompts, args.trace)) > 1:
         raise ConfigError("give either --prompts or --trace, not both")
+    if args.agents and (args.concurrency or args.prompts or args.trace):
+        raise ConfigError("--agents makes its own sessions: no --concurrency, --prompts or --trace")
     source = source_of(args)
-    duration_s = DURATION_S if args.duration is None else args.duration
+    usual_s = AGENTS_DURATION_S if args.agents else DURATION_S
+    duration_s = usual_s if args.duration is None else args.duration
     if isinstance(source, Trace):
         whole_s = source.rows[-1].at_s / source.speed + LAST_ARRIVAL_S
         duration_s = whole_s if args.duration is None else min(args.duration, whole_s)
-    arrivals = None if args.concurrency else parse_arrivals(args.arrivals, args.rate, duration_s)
-    return LoadShape(source, arrivals, args.concurrency or 0, duration_s, args.requests, args.seed, args.hang_up)
+    users = args.agents or args.concurrency or 0
+    arrivals = None if users else parse_arrivals(args.arrivals, args.rate, duration_s)
+    return LoadShape(source, arrivals, users, duration_s, args.requests, args.seed, args.hang_up)
 
 
 def source_of(args: argparse.Namespace) -> Synthetic | FromFile | Trace:
@@ -145,15 +158,18 @@ def source_of(args: argparse.Namespace) -> Synthetic | FromFile | Trace:
             raise ConfigError("--trace has its own times: no --concurrency and no --sweep with it")
         return read_trace(args.trace, args.trace_speed, args.longest_prompt)
     output = parse_lengths("--output-tokens", args.output_tokens)
+    think = parse_pauses("--think", args.think)
     if args.prompts is not None:
-        return FromFile(read_prompts(args.prompts), output, args.think)
+        return FromFile(read_prompts(args.prompts), output, think)
     return Synthetic(
         parse_lengths("--prompt-tokens", args.prompt_tokens),
         output,
         parse_lengths("--turns", args.turns),
-        args.think,
+        think,
         args.prefix_tokens,
         args.prefix_groups,
+        # Parsed, the 1 would draw random numbers too, and a seed's plain load would differ from earlier versions'.
+        ONE if args.fan_out == ONE.text else parse_lengths("--fan-out", args.fan_out),
     )
 
 

@@ -194,6 +194,8 @@ def golden_answers(plan: LoadPlan, context: RunContext) -> list[Golden]:
         return []
     if truth.file is not None and truth.file.exists():
         return golden.read(truth.file, context.builder.target.model)
+    if not context.quiet:
+        context.console.print(f"asking {truth.golden} golden prompts before the load, one by one", highlight=False)
     answers = golden_run.ask_all(context.server, context.builder, golden_prompts(plan), plan.timeout_s)
     if truth.file is not None:
         golden.save(truth.file, context.builder.target.model, answers)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deploy.router_url import DEFAULT_URL, add_url_flag
 from deploy.tools.traffic.arrivals import SHAPES
-from deploy.tools.traffic.lengths import FORMS
+from deploy.tools.traffic.lengths import FORMS, PAUSE_FORMS
 
 DESCRIPTION = """\
 baton load: put load on a server with OpenAI's API, measure what its users would see, and check the answers and figures.
@@ -18,6 +19,7 @@ baton load: put load on a server with OpenAI's API, measure what its users would
   baton load URL --rate 8 --arrivals gamma:3  bursts; no user waits for another's answer (an open loop)
   baton load URL --concurrency 16             16 users, each waits for its answer and asks again (a closed loop)
   baton load URL --turns 4 --think 5 --prefix-tokens 500      conversations with a shared prefix
+  baton load URL --agents 20                  20 agents: long histories, pauses for tools, several requests at once
   baton load URL --trace mooncake.jsonl       replay a recorded load with its times, lengths and shared prefixes
   baton load URL --sweep --slo 'ttft<1s,tpot<50ms'            the highest rate within the SLO
   baton load URL --hang-up 0.3 --drill kill:decode-1@20       clients leave, a node dies: are all others answered?
@@ -28,6 +30,17 @@ Ctrl-C ends a run early and shows the results so far.
 Exit status: 0 all checks passed, 1 a check failed, 2 a flag or the server is invalid.
 """
 EPILOG = """\
+agents
+  Each of the N agents sends a system prompt and a task, gets an answer, "calls a tool" for 0.5 to 30 s, and returns
+  with its whole history (with the server's answers) and a tool's result, made up by --seed. In one of nine turns it
+  asks four others at once: four requests with one history; it goes on when all have answered. All N begin together,
+  and one that is done is replaced. Fit this to your agents with --turns, --think, --prompt-tokens (of a task or a
+  tool's result), --output-tokens, --prefix-tokens and --fan-out.
+
+  The report shows TTFT by turn, and the share of prompt tokens that the server computed because no cache had them.
+  To see what a policy or version gains, run the same command against both, with --out A and --out B, then
+  baton load compare A B.
+
 what the figures mean
   ttft    from sending a request (a new connection included) to its first token
   itl     the wait for one token after the first; tokens of one chunk share the wait
@@ -45,6 +58,32 @@ truth checks, at the end of every run
   agreement  server and client measured the same latencies                        (only with a Baton router)
   client     how late this program was: above 20 ms you measure it, not the server
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """Defaults that depend on --agents."""
+
+    prompt_tokens: str = "128"
+    output_tokens: str = "64"
+    turns: str = "1"
+    think: str = "0"
+    fan_out: str = "1"
+    prefix_tokens: int = 0
+    prefix_groups: int = 1
+
+
+PLAIN = Usual()
+AGENTS = Usual(
+    prompt_tokens="mix:30=5,200=3,800=1",
+    output_tokens="20-120",
+    turns="2-12",
+    think="0.5-30",
+    fan_out="mix:1=8,4=1",
+    prefix_tokens=1000,
+    prefix_groups=2,
+)
+DURATION_S, AGENTS_DURATION_S = 60.0, 180.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +107,18 @@ def add_load(group: Any) -> None:
         "--concurrency", type=int, metavar="N", help="N users who each wait for an answer; excludes --rate"
     )
     group.add_argument(
-        "--duration", type=float, metavar="S", help="seconds in which requests begin (default: 60, or all of a trace)"
+        "--agents",
+        type=int,
+        metavar="N",
+        help="N agents that call tools and return with longer histories; changes the defaults of other flags; "
+        "excludes --rate and --concurrency",
+    )
+    group.add_argument(
+        "--duration",
+        type=float,
+        metavar="S",
+        help=f"seconds in which requests begin (default: {DURATION_S:g}, or all of a trace; with --agents "
+        f"{AGENTS_DURATION_S:g})",
     )
     group.add_argument("--requests", type=int, metavar="N", help="at most N requests")
     number(group, "--warmup", 0.0, "S", "the first S seconds do not count")
@@ -80,18 +130,15 @@ def add_load(group: Any) -> None:
 
 
 def add_prompts(group: Any) -> None:
-    group.add_argument(
-        "--prompt-tokens", default="128", metavar="N", help=f"approximate; {FORMS} (default: %(default)s)"
+    usual(group, "--prompt-tokens", "N", f"approximate; {FORMS}")
+    usual(group, "--output-tokens", "N", "limit of answers, in the same forms")
+    usual(group, "--turns", "N", "turns of a session, in the same forms")
+    usual(group, "--think", "S", f"seconds between an answer and the next turn; {PAUSE_FORMS}")
+    usual(
+        group, "--fan-out", "N", "requests that a later turn sends at once, with one history, in the forms of lengths"
     )
-    group.add_argument(
-        "--output-tokens", default="64", metavar="N", help="limit of answers, in the same forms (default: %(default)s)"
-    )
-    group.add_argument(
-        "--turns", default="1", metavar="N", help="turns of a session, in the same forms (default: %(default)s)"
-    )
-    number(group, "--think", 0.0, "S", "mean time between an answer and the next turn")
-    whole(group, "--prefix-tokens", 0, "N", "a system prompt of about N tokens that sessions share")
-    whole(group, "--prefix-groups", 1, "N", "number of different system prompts")
+    usual(group, "--prefix-tokens", "N", "a system prompt of about N tokens that sessions share", int)
+    usual(group, "--prefix-groups", "N", "number of different system prompts", int)
     group.add_argument(
         "--prompts", type=Path, metavar="FILE", help="one prompt per line, or .jsonl with prompt, messages or turns"
     )
@@ -174,6 +221,12 @@ def add_output(group: Any) -> None:
 
 def number(group: Any, flag: str, default: float, metavar: str, text: str) -> None:
     group.add_argument(flag, type=float, default=default, metavar=metavar, help=f"{text} (default: %(default)g)")
+
+
+def usual(group: Any, flag: str, metavar: str, text: str, kind: type = str) -> None:
+    name = flag.removeprefix("--").replace("-", "_")
+    defaults = f"(default: {getattr(PLAIN, name)}; with --agents {getattr(AGENTS, name)})"
+    group.add_argument(flag, type=kind, metavar=metavar, help=f"{text} {defaults}")
 
 
 def whole(group: Any, flag: str, default: int, metavar: str, text: str) -> None:

@@ -35,7 +35,7 @@ class RequestRow:
     longest_gap: float | None
     send_lag: float | None
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
     output_tokens: int
     status: int
     finish_reason: str
@@ -126,6 +126,7 @@ def read_report(path: Path) -> LoadReport:
 
 
 NULLABLE = {"sent", "ttft", "tpot", "e2e", "longest_gap", "send_lag", "golden", "best_rate", "gap_p50", "gap_p99"}
+NULLABLE |= {"cached_tokens"}
 
 
 def with_nan(tree: Any, name: str) -> Any:

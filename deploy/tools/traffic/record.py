@@ -36,7 +36,7 @@ class RequestRecord:
     late: array[float] = field(default_factory=lambda: array("d"))
     counts: array[int] = field(default_factory=lambda: array("l"))
     prompt_tokens: int = 0  # by the server's count; 0 if unknown
-    cached_tokens: int = 0
+    cached_tokens: int | None = None  # of the prompt; None if the server does not tell
     reported_tokens: int = 0
     ids: list[int] = field(default_factory=list)  # the answer's token ids; empty if the server shows none
     pieces: list[str] = field(default_factory=list)

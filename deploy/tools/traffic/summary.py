@@ -14,6 +14,7 @@ import numpy as np
 from deploy.tools.traffic.figures import NOTHING, Estimate, Floats, Pooled, Resampling, one_each, quantile
 from deploy.tools.traffic.record import RequestRecord
 from deploy.tools.traffic.slo import Slo
+from deploy.tools.traffic.talk_figures import NO_TALKS, TalkFigures, talk_figures
 
 LEAST_SLICES = 20
 LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -86,6 +87,7 @@ class Summary:
     smooth_goodput: Estimate  # the requests' value in tokens, per second
     lag: Lag
     errors: dict[str, int] = field(default_factory=dict)
+    talks: TalkFigures = NO_TALKS
 
 
 def summarize(
@@ -115,7 +117,7 @@ def summarize(
         num_failed=len(failed),
         num_hung_up=sum(record.hung_up for record in counted),
         prompt_tokens=sum(record.prompt_tokens for record in counted),
-        cached_tokens=sum(record.cached_tokens for record in counted),
+        cached_tokens=sum(record.cached_tokens or 0 for record in counted),
         output_tokens=sum(record.num_tokens for record in counted),
         latencies=latencies_of(judged, boot),
         requests_per_s=rate([one.end for one in whole], [1.0] * len(whole), window, seed),
@@ -126,6 +128,7 @@ def summarize(
         smooth_goodput=rate(due, [worth(record, slo, reader) for record in judged], window, seed),
         lag=lag_of(counted, beats),
         errors=count_errors(failed),
+        talks=talk_figures(judged, boot),
     )
 
 

@@ -14,6 +14,7 @@ from deploy.tools.traffic.check import Check
 from deploy.tools.traffic.figures import Estimate
 from deploy.tools.traffic.outcome import LoadReport, SweepPoint
 from deploy.tools.traffic.summary import Summary
+from deploy.tools.traffic.talk_figures import TalkFigures
 
 MARKS = {
     "ok": "[green]ok[/]",
@@ -51,6 +52,9 @@ def show(report: LoadReport, console: Console) -> None:
     )
     console.print(latencies_table(summary))
     console.print(rates_table(summary))
+    if summary.talks.by_turn:
+        console.print(f"\n{talks_line(summary.talks)}", highlight=False)
+        console.print(turns_table(summary.talks))
     for text, number in list(summary.errors.items())[:5]:
         console.print(f"  {number} x {text}", markup=False, style="red", highlight=False)
     if report.sweep:
@@ -84,6 +88,38 @@ def rates_table(summary: Summary) -> Table:
     table.add_row(f"goodput: requests that arrived, and had {summary.slo}", with_interval(summary.goodput))
     table.add_row("their share", with_interval(summary.slo_share))
     table.add_row("smooth goodput, tokens", with_interval(summary.smooth_goodput))
+    return table
+
+
+def talks_line(talks: TalkFigures) -> str:
+    failed = f" ({talks.num_failed} failed)" if talks.num_failed else ""
+    computed = "the server does not tell" if math.isnan(talks.computed.value) else with_interval(talks.computed, 100)
+    text = f"{talks.num_sessions} sessions{failed}, {talks.num_turns} turns"
+    return f"{text}; prompt tokens that no cache had, %: {computed}"
+
+
+TURN_HEADS = ("turn", "requests", "failed", "TTFT p50 ms, 95 % interval", "p90", "p99", "prompt tokens computed, %")
+
+
+def turn_rows(talks: TalkFigures) -> list[list[str]]:
+    return [
+        [
+            row.turns,
+            str(row.num_requests),
+            str(row.num_failed),
+            with_interval(row.ttft["p50"], 1e3),
+            ms(row.ttft["p90"]),
+            ms(row.ttft["p99"]),
+            with_interval(row.computed, 100),
+        ]
+        for row in talks.by_turn
+    ]
+
+
+def turns_table(talks: TalkFigures) -> Table:
+    table = Table(*TURN_HEADS)
+    for row in turn_rows(talks):
+        table.add_row(*row)
     return table
 
 

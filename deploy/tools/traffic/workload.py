@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy.tools.traffic.lengths import Lengths
+from deploy.tools.traffic.lengths import NO_PAUSE, ONE, Lengths, Pauses
 from shared.core.errors import ConfigError
 
 WORD_LIST = (
@@ -34,11 +34,19 @@ WORDS = tuple(WORD_LIST.split())
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A user's text, sent `think_s` after the previous answer."""
+    """A user's text, sent `think_s` after the previous answer.
+
+    `beside`: texts sent at the same time with the same history, as by an agent that asks several others.
+    """
 
     text: str
     max_tokens: int
     think_s: float = 0.0
+    beside: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.text, *self.beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +65,10 @@ class Synthetic:
     prompt: Lengths
     output: Lengths
     turns: Lengths
-    think_s: float = 0.0
+    think: Pauses = NO_PAUSE
     prefix_tokens: int = 0
     prefix_groups: int = 1
+    fan_out: Lengths = ONE
 
     def sessions(self, seed: int) -> Iterator[Session]:
         prefixes = [text_of(random.Random(f"{seed} prefix {i}"), self.prefix_tokens) for i in range(self.prefix_groups)]
@@ -72,8 +81,10 @@ class Synthetic:
         return Session(turns, opening)
 
     def _turn(self, rng: random.Random, number: int) -> Turn:
-        think_s = rng.expovariate(1 / self.think_s) if number and self.think_s else 0.0
-        return Turn(text_of(rng, self.prompt.draw(rng)), self.output.draw(rng), think_s)
+        think_s = self.think.draw(rng) if number else 0.0
+        num_texts = self.fan_out.draw(rng) if number else 1
+        text, *beside = (text_of(rng, self.prompt.draw(rng)) for _ in range(num_texts))
+        return Turn(text, self.output.draw(rng), think_s, tuple(beside))
 
 
 def text_of(rng: random.Random, num_words: int) -> str:
@@ -91,14 +102,14 @@ class Asked:
 class FromFile:
     asked: tuple[Asked, ...]
     output: Lengths
-    think_s: float = 0.0
+    think: Pauses = NO_PAUSE
 
     def sessions(self, seed: int) -> Iterator[Session]:
         for number, asked in enumerate(itertools.cycle(self.asked)):
             rng = random.Random(f"{seed} answer {number}")
             texts = (asked.messages[-1][1], *asked.later)
             turns = tuple(
-                Turn(text, asked.max_tokens or self.output.draw(rng), self.think_s if i else 0.0)
+                Turn(text, asked.max_tokens or self.output.draw(rng), self.think.draw(rng) if i else 0.0)
                 for i, text in enumerate(texts)
             )
             yield Session(turns, asked.messages[:-1])
