@@ -117,7 +117,7 @@ def test_memory_that_runs_out_for_one_request_ends_it_alone() -> None:
     forward, longest = core.engine.worker.model.forward, max(len(job.prompt) for job in many)
 
     def forward_or_not(inputs: object, kv: object) -> object:
-        if inputs.max_seq_len >= longest:  # type: ignore[attr-defined]
+        if inputs.layout.max_seq_len >= longest:  # type: ignore[attr-defined]
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(inputs, kv)  # type: ignore[arg-type]
 

@@ -110,10 +110,10 @@ def test_the_largest_steps_are_as_large_as_the_settings_allow(
     core = on_virtual_gpu(gpu, monkeypatch).core(parts_of(spec=spec, memory=ROWS, chunk_size=200))
     mixed, chunks = plans
     assert chunks.q_lens.tolist() == [128, 72] and chunks.num_prefill == 2 and chunks.emits.all()
-    assert chunks.max_seq_len == 128 and chunks.seq_lens_cpu.tolist() == [0, 56]
+    assert chunks.layout.max_seq_len == 128 and chunks.seq_lens_cpu.tolist() == [0, 56]
     width = core.settings.width
     assert mixed.q_lens.tolist() == [32] + 9 * [width] and mixed.num_prefill == 1 and mixed.width == width
-    assert mixed.max_seq_len == 128 and not mixed.page_table.any() and mixed.history_rows.all()
+    assert mixed.layout.max_seq_len == 128 and not mixed.layout.page_table.any() and mixed.history_rows.all()
     assert len(plans) == 2 and not core.engine.leases
     core.close()
 
