@@ -23,7 +23,7 @@ from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap
 from shared.engine.plan import StepPlan
 from shared.model.opened import OpenedModel
-from shared.node import build, gpu_memory
+from shared.node import build_memory, gpu_memory
 from shared.node.core import NodeCore
 from shared.node.gpu_memory import GpuUse
 from shared.node.memory_plan import MemoryPlan, plan_memory
@@ -87,7 +87,7 @@ def test_what_is_measured_is_what_is_there(gpu: VirtualGpu, monkeypatch: pytest.
         uses.append(gpu_memory.measure_use(gpu, device, made, *sizes))
         return uses[-1]
 
-    monkeypatch.setattr(build, "measure_use", measured)
+    monkeypatch.setattr(build_memory, "measure_use", measured)
     gc.disable()  # what goes is let go of on purpose
     try:
         core = on_virtual_gpu(gpu, monkeypatch).core(parts_of(memory=ROWS))
@@ -182,7 +182,7 @@ def test_a_pool_with_less_memory_than_measured_blames_settings(
         plan = plan_memory(*args)
         return replace(plan, num_pages=2 * WHOLE // args[2])
 
-    monkeypatch.setattr(build, "plan_memory", too_much)
+    monkeypatch.setattr(build_memory, "plan_memory", too_much)
     told = r"free on .* too little for the KV pool.*--gpu-mem-fraction or --kv-bytes"
     with pytest.raises((ConfigError, torch.OutOfMemoryError), match=told):
         on_virtual_gpu(gpu, monkeypatch).core(parts_of(memory=ROWS))
