@@ -64,6 +64,8 @@ class StepPlan:
 
     Arrays are (B,) unless noted. They are copies, so the batch may change while the plan is in flight (S7). A plan is
     launched once.
+
+    It has many fields because a step knows its requests by these values alone.
     """
 
     step: int

@@ -38,7 +38,10 @@ class TokenArrays(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepArrays(Generic[A]):
-    """Arrays for B rows, T tokens, E outputs, C chunk tokens and P prefill rows; (B,) int64 unless noted."""
+    """Arrays for B rows, T tokens, E outputs, C chunk tokens and P prefill rows; (B,) int64 unless noted.
+
+    It has many fields because one copy sends all arrays of a step.
+    """
 
     q_lens: A
     emits: A  # 0 or 1
