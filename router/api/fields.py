@@ -149,6 +149,11 @@ def sampling_fields_of(body: Body) -> dict[str, Any]:
 
 
 class GenerationFields(SamplingFields, frozen=True, kw_only=True):
+    """What a request may set besides sampling parameters.
+
+    It has many fields because each is a key of the API's JSON.
+    """
+
     logit_bias: dict[str, Bias] | None = None
     allowed_token_ids: list[NotNegative] | None = None
     bad_words: list[ShortText] | None = None

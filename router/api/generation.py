@@ -98,7 +98,10 @@ def time_left(connection: Connection, arrived: float) -> float | None:
 
 
 class Generation:
-    """Owned by its request's task. Choice index = prompt * n + sequence."""
+    """Owned by its request's task. Choice index = prompt * n + sequence.
+
+    It has many fields because it alone sees all choices of a request.
+    """
 
     def __init__(
         self,

@@ -75,7 +75,10 @@ class Asked:
 
 class Handlers:
     """`max_context`: 0 if only model and nodes limit the context. Keys in `tenants` or `operators` may see nodes and
-    metrics."""
+    metrics.
+
+    It has many fields because the endpoints share one application.
+    """
 
     def __init__(
         self,

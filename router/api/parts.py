@@ -24,7 +24,7 @@ OPAQUE = frozenset({"type", "id", "signature", "cache_control", "citations", "en
 
 
 class AnyPart(Body, frozen=True, kw_only=True):
-    """The fields of all kinds of parts."""
+    """The fields of all kinds of parts. It has many fields because the kind is known only after decoding."""
 
     type: str = "text"
     text: str | None = None

@@ -68,6 +68,8 @@ class ReasoningFields(Body, frozen=True, kw_only=True):
 
 
 class ResponsesRequest(Body, frozen=True, kw_only=True):
+    """The body of a request. It has many fields because each is a key of the API's JSON."""
+
     model: str | None = None
     input: str | Annotated[list[InputItem], Meta(min_length=1)]
     instructions: str | None = None

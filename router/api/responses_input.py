@@ -33,6 +33,11 @@ class InputPart(AnyPart, frozen=True, kw_only=True):
 
 
 class InputItem(Body, frozen=True, kw_only=True):
+    """An item of any kind.
+
+    It has many fields because clients send items of earlier answers back, with all their keys.
+    """
+
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[InputPart] | None = None

@@ -45,6 +45,8 @@ class Connection:
 
     The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The owner must end
     `body_hold`.
+
+    It has many fields because limits, headers and errors outlive the call that set them.
     """
 
     def __init__(

@@ -40,7 +40,10 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Owned by one scheduler. A retraction raises `incarnation`, but keeps `arrival`, which tells the request's age."""
+    """Owned by one scheduler. A retraction raises `incarnation`, but keeps `arrival`, which tells the request's age.
+
+    It has many fields because scheduler, memory and hand-off decide about the same request.
+    """
 
     key: RequestKey
     prompt_ids: TokenIds

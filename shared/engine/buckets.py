@@ -18,6 +18,7 @@ from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import RowId, StepPlan
 from shared.engine.results import has_logprobs
+from shared.kernel.step_layout import Layout, equal_bounds
 from shared.sample.interface import SamplingBatch
 from shared.sample.params import DRAWING, FILTERED, Params
 
@@ -62,7 +63,7 @@ class Buckets:
             "adapters": bool(plan.adapters.any()),
             "rows": not 0 < plan.batch_size <= self.batches[-1],
             "width": plan.width not in self.widths,
-            "length": plan.max_seq_len > self.most_tokens,
+            "length": plan.layout.max_seq_len > self.most_tokens,
         }
         for why, is_so in refused.items():
             if is_so:
@@ -94,7 +95,7 @@ def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan
         lengths_relayed=True,
         q_lens=np.full(batch, width, np.int32),
         num_prefill=0,
-        page_table=np.zeros((batch, 1), np.int32),
+        layout=Layout(equal_bounds(batch, width), (np.zeros((batch, 1), np.int32),), width, most_tokens),
         prefill_input_ids_cpu=None,
         next_prompt_ids=none,
         emits=np.ones(batch, np.bool_),
@@ -103,7 +104,6 @@ def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan
         history_rows=np.full(batch, keeps_history, np.bool_),
         history_seeds=(),
         width=width,
-        max_seq_len=most_tokens,
         adapters=zeros,
     )
 
@@ -118,4 +118,4 @@ def row_arrays(plan: StepPlan, params: Params[np.ndarray]) -> dict[str, np.ndarr
         "expect_step": plan.expect_step,
         "emits": plan.emits.astype(np.int64),
     }
-    return own | {name: params[name] for name in DRAWING}
+    return own | plan.layout.per_row() | {name: params[name] for name in DRAWING}

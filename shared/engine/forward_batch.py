@@ -14,7 +14,7 @@ from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.plan import Int64s, StepPlan
 from shared.engine.prepare import Prepared
 from shared.engine.step_arrays import NOTHING, StepArrays, step_arrays
-from shared.kernel.attention import HostLengths
+from shared.kernel.step_layout import HostLengths
 from shared.model.interface import ModelInputs
 from shared.sample.interface import SamplingBatch
 from shared.sample.params import Params
@@ -69,7 +69,7 @@ class ForwardBatch:
         params = None
         if sampling is not None:
             params = BothParams(sampling, {name: sent.pop(PARAM + name) for name in sampling})
-        arrays = StepArrays(**sent)
+        arrays = host.on_device(sent, host_lengths(plan))
         future = FutureIndices(arrays.rows)
         committed = _committed(plan, arrays, future, future_map)
         positions = committed if plan.has_one_token_each else committed[arrays.token_rows] + arrays.offsets
@@ -89,25 +89,21 @@ class ForwardBatch:
         inputs = ModelInputs(
             input_ids=prepared.input_ids,
             positions=prepared.positions,
-            cu_q_lens=arrays.cu_q_lens,
-            page_table=arrays.page_table,
+            layout=arrays.layout,
             logits_idx=arrays.logits_idx,
-            max_q_len=int(plan.q_lens.max()) if plan.num_prefill else plan.width,
-            max_seq_len=plan.max_seq_len,
             adapters=arrays.adapters,
-            encoder_lens=arrays.encoder_lens,
-            host=_host_lengths(plan, host),
         )
         return cls(plan, host, arrays, params, future, prepared.committed, prepared.tag_ok, inputs)
 
     @property
     def num_chunk_tokens(self) -> int:
-        return int(self.host.cu_q_lens[self.plan.num_prefill])
+        return int(self.plan.layout.cu_q_lens[self.plan.num_prefill])
 
     @property
     def seq_lens_sum(self) -> int | None:
         """Return the sum of the rows' lengths, or None if the host has only bounds (S1)."""
-        return self.inputs.host.seq_lens_sum if self.inputs.host is not None else None
+        host = self.inputs.layout.host
+        return host.seq_lens_sum if host is not None else None
 
     def decode_rows(self) -> tuple[Int64s, torch.Tensor]:
         first, end = self.plan.num_prefill, self.plan.batch_size
@@ -131,11 +127,11 @@ def _committed(
     return torch.cat([arrays.seq_lens[:first], future_map.published(future)[first:]])
 
 
-def _host_lengths(plan: StepPlan, host: StepArrays[np.ndarray]) -> HostLengths:
+def host_lengths(plan: StepPlan) -> HostLengths:
     return HostLengths(
-        cu_q_lens=host.cu_q_lens,
+        cu_q_lens=plan.layout.cu_q_lens,
         seq_lens=None if plan.lengths_relayed else plan.seq_lens_cpu,
-        num_running=len(plan.mix_running_indices),
+        num_running=plan.batch_size - plan.num_prefill,
     )
 
 

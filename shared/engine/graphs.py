@@ -15,7 +15,7 @@ import gc
 import logging
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from shared.device.gpu import Gpu, GpuGraph
 from shared.engine.boundary import ALIGNED, Packed, PinnedCopies, Place, SideBySide, lay_side_by_side, size_of
 from shared.engine.buckets import Buckets, Shape, frame_of, row_arrays
 from shared.engine.compact import compact
-from shared.engine.forward_batch import BothParams, ForwardBatch
+from shared.engine.forward_batch import BothParams, ForwardBatch, host_lengths
 from shared.engine.future_map import FutureIndices
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
@@ -36,12 +36,13 @@ from shared.engine.step_arrays import NOTHING, StepArrays, step_arrays
 from shared.engine.verify import Verified, verify
 from shared.engine.window import lay_out
 from shared.engine.worker import OnVerifyComplete, Worker
+from shared.kernel.step_layout import named_tables
 from shared.model.interface import ModelOutput
 from shared.observe.metric_names import EAGER_PREFIX, EAGER_REASONS
 from shared.sample.params import ANY, DRAWING, UNFILTERED, params_of
 
 logger = logging.getLogger(__name__)
-PAGES, STEP = "page_columns", "step"
+STEP = "step"
 MOST_BYTES = 8  # size of the largest entry of a row array
 
 
@@ -67,7 +68,7 @@ class Frame:
     host: StepArrays[np.ndarray]
     arrays: StepArrays[torch.Tensor]
     params: BothParams
-    places: Mapping[str, Place]  # where each step's arrays lie in the block; the page table is last
+    places: Mapping[str, Place]  # where each step's arrays lie in the block; the page tables are last
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +139,10 @@ class GraphRunner:
 
     def _upload(self, plan: StepPlan, lease: StepLease, frame: Frame) -> None:
         """Send the step's arrays in one copy; padding rows are zeros."""
-        pages = plan.page_table[:, : self._num_pages].T
-        places = dict(frame.places)
-        places[PAGES] = places[PAGES].first(len(pages))
+        pages = named_tables(tuple(table[:, : self._num_pages].T for table in plan.layout.page_tables))
+        places = {**frame.places} | {name: frame.places[name].first(len(table)) for name, table in pages.items()}
         own = row_arrays(plan, self._worker.params(plan.sampling))
-        arrays = own | {STEP: np.asarray([plan.step], np.int64), PAGES: pages}
+        arrays = own | {STEP: np.asarray([plan.step], np.int64)} | pages
         self._boundary.refill(self._block, places, arrays, lease)
 
     # Capturing
@@ -184,12 +184,13 @@ class GraphRunner:
         host = step_arrays(plan, NOTHING)
         params = params_of(plan.sampling, worker.model.spec.vocab_size)
         blind = params | {"way": np.full(shape.batch, ANY if shape.filtered else UNFILTERED, np.int64)}
-        places = self._places(row_arrays(plan, params) | {STEP: np.zeros(1, np.int64)}, shape.batch)
-        arrays = StepArrays(**_on_device(host.named(), device))
+        own = row_arrays(plan, params) | {STEP: np.zeros(1, np.int64)}
+        places = self._places(own, [*named_tables(plan.layout.page_tables)], shape.batch)
+        arrays = host.on_device(_on_device(host.named(), device), host_lengths(plan))
         return Frame(plan, host, arrays, BothParams(blind, _on_device(params, device)), places)
 
-    def _places(self, own: Mapping[str, np.ndarray], batch: int) -> dict[str, Place]:
-        """Return the places of the row arrays and, last, of the page numbers (pages, batch).
+    def _places(self, own: Mapping[str, np.ndarray], tables: Sequence[str], batch: int) -> dict[str, Place]:
+        """Return the places of the row arrays and, last, of each page table's numbers (pages, batch).
 
         The page numbers have the same offset for all shapes. Only page numbers in use are sent. Behind them the block
         keeps page numbers of earlier steps. Kernels read these old pages, too, and ignore their contents. So every old
@@ -199,8 +200,11 @@ class GraphRunner:
         places = dict(zip(tensors, lay_side_by_side(tensors), strict=True))
         begin = ALIGNED * len(tensors) + MOST_BYTES * len(tensors) * self._buckets.batches[-1]
         assert begin >= size_of(list(places.values()))
+        shape, size = (self._num_pages, batch), 4 * self._num_pages * batch
+        room = 4 * self._num_pages * self._buckets.batches[-1]
+        begins = [begin + group * room for group in range(len(tables))]
         return places | {
-            PAGES: Place(begin, begin + 4 * self._num_pages * batch, (self._num_pages, batch), torch.int32)
+            name: Place(at, at + size, shape, torch.int32) for name, at in zip(tables, begins, strict=True)
         }
 
     def _first(self, frame: Frame) -> tuple[ForwardBatch, ModelOutput, Verified, torch.Tensor]:
@@ -237,13 +241,15 @@ class GraphRunner:
         sent = {name: place.of(self._block) for name, place in frame.places.items()}
         rows, expected, relay = sent["rows"], sent["expect_step"], self._worker.future_map
         prepared = prepare_windows(rows, sent["seq_lens"], expected, frame.plan.width, relay)
+        layout = frame.arrays.layout
+        pages = {name: sent[name].T.contiguous() for name in named_tables(layout.page_tables)}
         arrays = replace(
             frame.arrays,
             rows=rows,
             seq_lens=prepared.committed,
             expect_step=expected,
             emits=sent["emits"],
-            page_table=sent[PAGES].T.contiguous(),
+            layout=layout.with_arrays(layout.arrays() | {name: sent[name] for name in layout.per_row()} | pages),
         )
         device = frame.params.device | {name: sent[name] for name in DRAWING}
         params = BothParams(frame.params.host, device)

@@ -52,6 +52,8 @@ class StepLease:
 
     `publish_ready`, armed at launch (S6), fires when the new lengths may be read. It is None if the step
     publishes no lengths. `done` fires when the result is on the host.
+
+    It has many fields because it owns all tickets, events and copies of a step.
     """
 
     step: int

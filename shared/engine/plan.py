@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from shared.core.keys import RequestKey
+from shared.kernel.step_layout import Layout
 from shared.sample.interface import SamplingBatch
 
 Int64s = npt.NDArray[np.int64]
@@ -71,6 +72,8 @@ class StepPlan:
 
     Arrays are (B,) unless noted. They are copies, so the batch may change while the plan is in flight (S7). A plan is
     launched once.
+
+    It has many fields because a step knows its requests by these values alone.
     """
 
     step: int
@@ -80,7 +83,7 @@ class StepPlan:
     lengths_relayed: bool  # whether decode rows' seq_lens_cpu are lower bounds of the FutureMap's exact lengths
     q_lens: Int32s
     num_prefill: int
-    page_table: Int32s  # (B, P) copy of the rows' pages
+    layout: Layout[np.ndarray]  # its page tables are copies
     prefill_input_ids_cpu: torch.Tensor | None  # (sum of chunk q_lens,) int64
     next_prompt_ids: Int64s  # (num_prefill,) the token after each chunk, -1 at the prompt's end
     emits: Bools  # whether the row samples
@@ -89,11 +92,9 @@ class StepPlan:
     history_rows: Bools  # whether sampling or drafter reads the row's history
     history_seeds: tuple[HistorySeed, ...]
     width: int
-    max_seq_len: int  # >= committed + q_len of every row
     adapters: Int64s  # 0: no LoRA adapter; n: the model's n-th adapter
     chunk_ends: tuple[int, ...] = ()  # (num_prefill,) numbers of committed tokens after the step
     layer_ends: tuple[int, ...] = ()  # for each n, an event fires once the first n layers have written KV
-    encoder_lens: Int64s | None = None  # numbers of encoder positions; None without an encoder
     scores: tuple[ScoreShare, ...] = ()  # in row order
     constrained: tuple[bool, ...] = ()  # whether a grammar masks the row; () without grammars
     narrow: tuple[bool, ...] = ()  # whether the row takes no drafts, having one mask at most; () if all take them

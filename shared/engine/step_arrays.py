@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from shared.engine.plan import HistorySeed, Int32s, Int64s, StepPlan
+from shared.kernel.step_layout import HostLengths, Layout
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 NOTHING = np.zeros(0, dtype=np.int64)
@@ -22,13 +23,12 @@ NO_SEEDS = np.zeros(0, dtype=np.int32)
 MOST_LAYOUTS = 64
 
 
-class Layout(NamedTuple):
+class TokenArrays(NamedTuple):
     """The part of StepArrays that depends only on the rows' numbers of tokens and on which rows emit."""
 
     q_lens: Int64s
     emits: Int64s
     emitting: Int64s
-    cu_q_lens: Int32s
     token_rows: Int64s
     offsets: Int64s
     logits_idx: Int64s
@@ -38,12 +38,14 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepArrays(Generic[A]):
-    """Arrays for B rows, T tokens, E outputs, C chunk tokens and P prefill rows; (B,) int64 unless noted."""
+    """Arrays for B rows, T tokens, E outputs, C chunk tokens and P prefill rows; (B,) int64 unless noted.
+
+    It has many fields because one copy sends all arrays of a step.
+    """
 
     q_lens: A
     emits: A  # 0 or 1
     emitting: A  # indices of the batch rows that emit
-    cu_q_lens: A  # (B + 1,) int32
     token_rows: A  # (T,) batch rows
     offsets: A  # (T,) the token's index among its row's tokens of this step
     logits_idx: A  # (E,) index into T of each output's token
@@ -52,7 +54,7 @@ class StepArrays(Generic[A]):
     rows: A  # request-pool rows
     seq_lens: A  # the plan's lengths
     expect_step: A
-    page_table: A  # (B, pages) int32
+    layout: Layout[A]
     chunk_ids: A  # (C,)
     next_prompt_ids: A  # (P,)
     history_tokens: A  # indices into T of tokens that enter the history before the forward
@@ -60,44 +62,49 @@ class StepArrays(Generic[A]):
     seeded: A  # int32, tokens of all history seeds
     scored: A  # ids of all scored prompt tokens
     adapters: A | None = None  # (T,); None without adapters
-    encoder_lens: A | None = None
     narrow: A | None = None  # (D,) bool, as in the plan, of the D decode rows; None if all rows take drafts
     forced_from: A | None = None  # (D,), and
     forced: A | None = None  # (D, n), as in ForcedDrafts; None if no row's tokens are forced
     sampled: A | None = None  # indices of the sampled outputs; None if all are sampled
 
     def named(self) -> dict[str, A]:
-        return {name: value for name, value in zip(NAMES, VALUES(self), strict=True) if value is not None}
+        """Return all arrays, those of the layout too."""
+        own = {name: value for name, value in zip(NAMES, VALUES(self), strict=True) if value is not None}
+        return own | self.layout.arrays()
+
+    def on_device(self, copies: dict[str, torch.Tensor], host: HostLengths) -> StepArrays[torch.Tensor]:
+        """Return the step with the copies of `named` on the device."""
+        layout = self.layout.with_arrays(copies, host=host)
+        return StepArrays(layout=layout, **{name: copies[name] for name in NAMES if name in copies})
 
 
-NAMES = tuple(one.name for one in fields(StepArrays))
+NAMES = tuple(one.name for one in fields(StepArrays) if one.name != "layout")
 VALUES = operator.attrgetter(*NAMES)
 
 
 def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
     """`chunk_ids`: the step's prompt tokens. The arrays are read-only: steps share them."""
-    layout = _layout(plan) if plan.num_prefill else _window_layout(plan.batch_size, plan.width)
+    tokens = _token_arrays(plan) if plan.num_prefill else _window_arrays(plan.batch_size, plan.width)
     sampled, scored = None, NOTHING
     if plan.scores:
-        idx = np.sort(np.concatenate([layout.logits_idx, *_scored_idx(plan, layout.cu_q_lens)]))
-        sampled = np.searchsorted(idx, layout.logits_idx)
-        layout = layout._replace(logits_idx=idx, output_rows=layout.token_rows[idx])
+        idx = np.sort(np.concatenate([tokens.logits_idx, *_scored_idx(plan, plan.layout.cu_q_lens)]))
+        sampled = np.searchsorted(idx, tokens.logits_idx)
+        tokens = tokens._replace(logits_idx=idx, output_rows=tokens.token_rows[idx])
         scored = np.concatenate([share.targets for share in plan.scores])
     keeps_history = plan.history_rows.any()
     return StepArrays(
-        **layout._asdict(),
+        **tokens._asdict(),
         rows=plan.req_pool_indices,
         seq_lens=plan.seq_lens_cpu,
         expect_step=plan.expect_step,
-        page_table=plan.page_table,
+        layout=plan.layout,
         chunk_ids=chunk_ids,
         next_prompt_ids=plan.next_prompt_ids,
-        history_tokens=_history_tokens(plan, layout.token_rows) if keeps_history else NOTHING,
+        history_tokens=_history_tokens(plan, tokens.token_rows) if keeps_history else NOTHING,
         history_rows=_history_rows(plan) if keeps_history else NOTHING,
         seeded=flat_seeds(plan.history_seeds) if plan.history_seeds else NO_SEEDS,
         scored=scored,
-        adapters=plan.adapters[layout.token_rows] if plan.adapters.any() else None,
-        encoder_lens=plan.encoder_lens,
+        adapters=plan.adapters[tokens.token_rows] if plan.adapters.any() else None,
         narrow=np.asarray(plan.narrow[plan.num_prefill :]) if plan.narrow else None,
         forced_from=plan.forced.begins if plan.forced is not None else None,
         forced=plan.forced.ids if plan.forced is not None else None,
@@ -105,17 +112,14 @@ def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
     )
 
 
-def _layout(plan: StepPlan) -> Layout:
+def _token_arrays(plan: StepPlan) -> TokenArrays:
     """Lay out a step whose outputs are all sampled."""
-    token_rows = np.repeat(np.arange(plan.batch_size), plan.q_lens)
-    cu_q_lens = np.zeros(plan.batch_size + 1, dtype=np.int32)
-    np.cumsum(plan.q_lens, out=cu_q_lens[1:])
+    token_rows, cu_q_lens = np.repeat(np.arange(plan.batch_size), plan.q_lens), plan.layout.cu_q_lens
     logits_idx = _sampled_idx(plan, cu_q_lens)
-    return Layout(
+    return TokenArrays(
         q_lens=plan.q_lens.astype(np.int64),
         emits=plan.emits.astype(np.int64),
         emitting=np.flatnonzero(plan.emits),
-        cu_q_lens=cu_q_lens,
         token_rows=token_rows,
         offsets=np.arange(len(token_rows)) - cu_q_lens[token_rows],
         logits_idx=logits_idx,
@@ -125,14 +129,13 @@ def _layout(plan: StepPlan) -> Layout:
 
 
 @functools.lru_cache(MOST_LAYOUTS)
-def _window_layout(num_rows: int, width: int) -> Layout:
+def _window_arrays(num_rows: int, width: int) -> TokenArrays:
     """Lay out a step of decode rows, which all emit."""
     rows, tokens = np.arange(num_rows), np.arange(num_rows * width)
-    return Layout(
+    return TokenArrays(
         q_lens=np.full(num_rows, width, dtype=np.int64),
         emits=np.ones(num_rows, dtype=np.int64),
         emitting=rows,
-        cu_q_lens=np.arange(num_rows + 1, dtype=np.int32) * np.int32(width),
         token_rows=rows.repeat(width),
         offsets=tokens % width,
         logits_idx=tokens,

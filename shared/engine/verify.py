@@ -109,7 +109,7 @@ def next_ids(fb: ForwardBatch, verified: Verified) -> torch.Tensor:
         return verified.sampled.ids
     ids = fb.inputs.input_ids
     following = torch.roll(ids, -1)
-    ends = fb.inputs.cu_q_lens[1 : fb.plan.num_prefill + 1].to(torch.int64) - 1
+    ends = fb.inputs.layout.cu_q_lens[1 : fb.plan.num_prefill + 1].to(torch.int64) - 1
     following[ends] = fb.arrays.next_prompt_ids
     following[fb.inputs.logits_idx] = verified.sampled.ids
     return following
@@ -118,7 +118,7 @@ def next_ids(fb: ForwardBatch, verified: Verified) -> torch.Tensor:
 def last_token_idx(fb: ForwardBatch, verified: Verified) -> torch.Tensor:
     """Return the index into T of each row's last committed token, (B,) int64."""
     advance = verified.seq_lens - fb.committed
-    return fb.inputs.cu_q_lens[:-1].to(torch.int64) + advance - 1
+    return fb.inputs.layout.cu_q_lens[:-1].to(torch.int64) + advance - 1
 
 
 def in_order(order: torch.Tensor, num: int) -> torch.Tensor:

@@ -44,7 +44,7 @@ class TritonAttention:
         self._inputs, self._kv, self._scales = inputs, kv, scales
         self._size = page_hadamard(self._shape, kv.dtype)
         self._places = find_places(
-            inputs.key_slots, inputs.visible, inputs.cu_q_lens, inputs.page_table, page_size=kv.shape[4]
+            inputs.key_slots, inputs.visible, inputs.layout.cu_q_lens, inputs.layout.page_table, page_size=kv.shape[4]
         )
         self._chunks, self._windows = parted(inputs, self._is_fixed)
 
@@ -73,8 +73,7 @@ def packed(inputs: AttentionInputs) -> AttentionInputs:
     return replace(
         inputs,
         positions=inputs.positions.contiguous(),
-        cu_q_lens=inputs.cu_q_lens.contiguous(),
-        page_table=inputs.page_table.contiguous(),
+        layout=inputs.layout.with_arrays({name: one.contiguous() for name, one in inputs.layout.arrays().items()}),
         slots=None if inputs.slots is None else inputs.slots.contiguous(),
         visible=None if inputs.visible is None else inputs.visible.contiguous(),
     )
@@ -84,20 +83,20 @@ def parted(inputs: AttentionInputs, is_fixed: bool = False) -> tuple[Rows, Rows]
     """Split the step's rows into prompt chunks and short windows.
 
     With `is_fixed`, a short chunk stays a chunk, because the kernels of chunks and windows sum in different orders."""
-    num_tokens, num_rows, host = len(inputs.positions), len(inputs.page_table), inputs.host
+    num_tokens, num_rows, host = len(inputs.positions), len(inputs.layout.page_table), inputs.layout.host
     num_chunks = chunk_tokens = 0
-    if host is not None and (is_fixed or inputs.max_q_len > MOST_WINDOW):
+    if host is not None and (is_fixed or inputs.layout.max_q_len > MOST_WINDOW):
         num_chunks = num_rows - host.num_running
         chunk_tokens = int(host.cu_q_lens[num_chunks])
-    elif inputs.max_q_len > MOST_WINDOW and inputs.visible is None:
+    elif inputs.layout.max_q_len > MOST_WINDOW and inputs.visible is None:
         num_chunks, chunk_tokens = num_rows, num_tokens
     num_windows = num_rows - num_chunks
-    longest = inputs.max_q_len
+    longest = inputs.layout.max_q_len
     if num_chunks and num_windows:  # all windows have the same width
         longest = (num_tokens - chunk_tokens) // num_windows
-    bounds, table, most = inputs.cu_q_lens, inputs.page_table, inputs.max_seq_len
+    bounds, table, most = inputs.layout.cu_q_lens, inputs.layout.page_table, inputs.layout.max_seq_len
     return (
-        Rows(bounds, table, None, 0, num_chunks, 0, chunk_tokens, inputs.max_q_len, most),
+        Rows(bounds, table, None, 0, num_chunks, 0, chunk_tokens, inputs.layout.max_q_len, most),
         Rows(
             bounds,
             table,

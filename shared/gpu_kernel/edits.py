@@ -36,7 +36,10 @@ DRAFTS = tl.constexpr(64)  # the most drafts in a window
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Parameters of E outputs' edits: device tensors, int64 unless noted. See shared/sample/params.py."""
+    """Parameters of E outputs' edits: device tensors, int64 unless noted. See shared/sample/params.py.
+
+    It has many fields because a kernel takes tensors only.
+    """
 
     rows: torch.Tensor  # (E,)
     is_penalised: torch.Tensor  # (B,)

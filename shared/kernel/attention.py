@@ -9,15 +9,13 @@ a sliding window of n positions, a token reads only the last n of these.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from shared.kernel.block_weights import hadamard
 from shared.kernel.quantized import dequantize, quantize
+from shared.kernel.step_layout import Layout
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # a row with more tokens runs alone; shorter rows are padded into one batch
@@ -45,23 +43,9 @@ class AttentionShape:
         return self.windows[layer] if self.windows else 0
 
 
-@dataclass(frozen=True)
-class HostLengths:
-    """A step's B rows, as the host knows them at launch."""
-
-    cu_q_lens: npt.NDArray[np.int32]  # (B + 1,)
-    seq_lens: npt.NDArray[np.int64] | None  # (B,) number of tokens before the step, if known
-    num_running: int  # number of decode rows, which come last and have equally many tokens
-
-    @cached_property
-    def seq_lens_sum(self) -> int | None:
-        """Return the sum of `seq_lens`, which is computed when a kernel first asks. Most kernels never do."""
-        return None if self.seq_lens is None else int(self.seq_lens.sum())
-
-
 @dataclass(slots=True)
 class AttentionInputs:
-    """One step: T tokens, B rows. ModelInputs (shared/model/interface.py) has the same fields and rules.
+    """One step of T tokens. ModelInputs (shared/model/interface.py) has the same fields and rules.
 
     Tokens of a draft tree may share a position, in different slots. With trees, `slots` and `visible` are set.
     Otherwise both are None, and a token's slot equals its position. visible[t] is -1 (hides nothing) or a mask of at
@@ -69,13 +53,9 @@ class AttentionInputs:
     slots before the slot of bit 0."""
 
     positions: torch.Tensor  # (T,) int64
-    cu_q_lens: torch.Tensor  # (B+1,) int32
-    page_table: torch.Tensor  # (B, P) int32
-    max_q_len: int
-    max_seq_len: int
+    layout: Layout[torch.Tensor]
     slots: torch.Tensor | None = None  # (T,) int64, of each token's key and value
     visible: torch.Tensor | None = None  # (T,) int64
-    host: HostLengths | None = None  # None: the host waits for the device's row bounds
 
     @property
     def key_slots(self) -> torch.Tensor:
@@ -130,17 +110,17 @@ class TorchAttention:
         self._inputs, self._kv, self._scales = inputs, kv, scales
         page_size = kv.shape[4]
         num_tokens = len(inputs.positions)
-        bounds = inputs.cu_q_lens.long()
+        bounds = inputs.layout.cu_q_lens.long()
         token = torch.arange(num_tokens, device=bounds.device)
         self._row = torch.searchsorted(bounds[1:].contiguous(), token, right=True)
         self._nth = token - bounds[self._row]  # index among the row's tokens of this step
         slots = inputs.key_slots
-        self._write_page = inputs.page_table[self._row, slots // page_size].long()
+        self._write_page = inputs.layout.page_table[self._row, slots // page_size].long()
         self._write_slot = slots % page_size
         self._turn = turn_of(self._tables, inputs.positions)
         local = self._local_tables
         self._local_turn = self._turn if local is None else turn_of(local, inputs.positions)
-        self._num_pages = -(-inputs.max_seq_len // page_size)
+        self._num_pages = -(-inputs.layout.max_seq_len // page_size)
         self._num_alone = rows_alone(inputs)
         self._bounds = _host_bounds(inputs) if self._num_alone else []
 
@@ -157,7 +137,7 @@ class TorchAttention:
         self._write(layer, 0, k)
         self._write(layer, 1, v)
         parts = [self._alone(layer, q, row) for row in range(self._num_alone)]
-        if self._num_alone < len(self._inputs.page_table):
+        if self._num_alone < len(self._inputs.layout.page_table):
             parts.append(self._padded(layer, q))
         return (torch.cat(parts) if parts else q).flatten(1).to(qkv.dtype)
 
@@ -179,9 +159,9 @@ class TorchAttention:
         """Attend for rows that do not run alone, padded to (B, max_q, heads, D). Padding queries read slot 0."""
         first_row = self._num_alone
         begin = self._bounds[first_row] if first_row else 0
-        table = self._inputs.page_table[first_row:, : self._num_pages].long()
+        table = self._inputs.layout.page_table[first_row:, : self._num_pages].long()
         row, nth = self._row[begin:] - first_row, self._nth[begin:]
-        shape = (len(table), (len(q) - begin) // len(table) if first_row else self._inputs.max_q_len)
+        shape = (len(table), (len(q) - begin) // len(table) if first_row else self._inputs.layout.max_q_len)
         padded = q.new_zeros(*shape, *q.shape[1:])
         padded[row, nth] = q[begin:]
         slots = torch.zeros(shape, dtype=torch.long, device=q.device)
@@ -203,7 +183,7 @@ class TorchAttention:
         start, stop = self._bounds[row], self._bounds[row + 1]
         if start == stop:
             return q[start:stop]
-        table = self._inputs.page_table[row : row + 1, : self._pages_of(row)].long()
+        table = self._inputs.layout.page_table[row : row + 1, : self._pages_of(row)].long()
         slots = self._inputs.key_slots[None, start:stop]
         visible = torch.full_like(slots, -1)
         if self._inputs.visible is not None:
@@ -215,7 +195,7 @@ class TorchAttention:
         return out[0] if len(out) == 1 else torch.cat(out)
 
     def _pages_of(self, row: int) -> int:
-        host = self._inputs.host
+        host = self._inputs.layout.host
         if host is None or host.seq_lens is None:
             return self._num_pages
         after = int(host.seq_lens[row]) + self._bounds[row + 1] - self._bounds[row]
@@ -248,20 +228,20 @@ def rows_alone(inputs: AttentionInputs) -> int:
     """Return how many rows, from the first, run one by one: the prefill chunks, or all if padding dominates.
 
     On a CPU, all rows run alone if any is a chunk, because launches cost nothing there."""
-    host, num_rows = inputs.host, len(inputs.page_table)
-    has_chunk = inputs.max_q_len > PADDED_MAX_Q
+    host, num_rows = inputs.layout.host, len(inputs.layout.page_table)
+    has_chunk = inputs.layout.max_q_len > PADDED_MAX_Q
     if host is None or (has_chunk and inputs.positions.device.type == "cpu"):
         return num_rows if has_chunk else 0
     if host.seq_lens_sum is not None:
         keys = host.seq_lens_sum + len(inputs.positions)
-        if num_rows * inputs.max_seq_len > MOST_PADDING * keys:
+        if num_rows * inputs.layout.max_seq_len > MOST_PADDING * keys:
             return num_rows
     return num_rows - host.num_running if has_chunk else 0
 
 
 def _host_bounds(inputs: AttentionInputs) -> list[int]:
-    host = inputs.host
-    bounds: list[int] = (inputs.cu_q_lens if host is None else host.cu_q_lens).tolist()
+    host = inputs.layout.host
+    bounds: list[int] = (inputs.layout.cu_q_lens if host is None else host.cu_q_lens).tolist()
     return bounds
 
 

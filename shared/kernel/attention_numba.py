@@ -101,20 +101,20 @@ class AttentionStep:
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
         """Hold a step's inputs until the next step."""
         shape, num_tokens = self._shape, inputs.positions.shape[0]
-        bounds = inputs.cu_q_lens.numpy()
+        bounds = inputs.layout.cu_q_lens.numpy()
         self._rows = np.repeat(np.arange(len(bounds) - 1), bounds[1:] - bounds[:-1])
         self._positions, self._slots = inputs.positions.contiguous(), inputs.key_slots.contiguous()
         self._visible = None if inputs.visible is None else inputs.visible.contiguous()
-        self._table = inputs.page_table.contiguous()
+        self._table = inputs.layout.page_table.contiguous()
         self._kv, self._scales = kv, scales
         self._check(inputs)
         self._queries = _at_least(self._queries, (num_tokens * shape.num_heads + SPARE_QUERIES) * shape.head_dim)
         task = attend_bytes if page_items(shape, kv.dtype) == Items.INTEGERS else attend_numba
         group = shape.num_heads // shape.num_kv_heads
-        sizes = task.run_sizes(inputs.max_seq_len, inputs.max_q_len, group, shape.head_dim)
+        sizes = task.run_sizes(inputs.layout.max_seq_len, inputs.layout.max_q_len, group, shape.head_dim)
         self._runs = self._find_runs(sizes.most_tokens)
         self._scratch.reserve(sizes.scratch_bytes)
-        cost = num_tokens * inputs.max_seq_len * shape.num_heads * shape.head_dim * 2
+        cost = num_tokens * inputs.layout.max_seq_len * shape.num_heads * shape.head_dim * 2
         self.num_shares = shares_of(cost, MOST_COST, self._num_threads)
         self.words[FILLED] = (
             self._rows.ctypes.data,
@@ -176,7 +176,7 @@ class AttentionStep:
         """Raise TypeError or IndexError for wrong inputs: the kernels check no bounds."""
         if ITEMS[self._kv.dtype].has_scales != (self._scales is not None):
             raise TypeError(f"pages of {self._kv.dtype} with{'' if self._scales is not None else 'out'} scales")
-        limit = min(inputs.max_seq_len, self._shortest, self._table.shape[1] * self._kv.shape[4])
+        limit = min(inputs.layout.max_seq_len, self._shortest, self._table.shape[1] * self._kv.shape[4])
         check_range("positions", self._positions, limit)
         if inputs.slots is not None:
             check_range("slots", self._slots, limit)

@@ -72,6 +72,8 @@ class LayerStyle:
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
+    """A model of the Llama kind. It has many fields because families differ in each of them."""
+
     name: str
     family: str  # llama | mistral | qwen2 | qwen3 | qwen3_moe | gemma3
     vocab_size: int

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import torch
 
 from shared.device.events import Event
-from shared.kernel.attention import AttentionInputs, HostLengths
+from shared.kernel.attention import AttentionInputs
+from shared.kernel.step_layout import Layout
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 
@@ -64,7 +65,7 @@ class LayerMarks:
 class ModelInputs:
     """One ragged step of any kind (prefill chunk, mixed, decode, verify): T tokens, B rows, E outputs.
 
-        row b owns tokens [cu_q_lens[b], cu_q_lens[b+1]); its token at position p reads KV of positions 0..p and
+        the layout says which tokens row b owns; its token at position p reads KV of positions 0..p and
         writes its own KV at page page_table[b, p // page_size], slot p % page_size, before it reads.
 
     In a verify tree siblings share a position, so `slots` and `visible` keep their KV apart:
@@ -76,38 +77,30 @@ class ModelInputs:
 
     Tokens of a chunk have `visible` -1: each reads all slots up to its own.
 
-    With an encoder, a row's first encoder_lens[b] positions are encoder input, all in one step. The decoder's
-    cross-attention reads their KV; the decoder's own KV follows.
-
-    The forward stream makes and reads all tensors, on the model's device. The two host ints are upper bounds and need
+    The forward stream makes and reads all tensors, on the model's device. The layout's ints are upper bounds and need
     no sync.
     """
 
     input_ids: torch.Tensor  # (T,) int64
     positions: torch.Tensor  # (T,) int64
-    cu_q_lens: torch.Tensor  # (B+1,) int32
-    page_table: torch.Tensor  # (B, P) int32; entries behind a row's pages are 0, the sink page
+    layout: Layout[torch.Tensor]
     logits_idx: torch.Tensor  # (E,) int64 indices into T: the tokens whose logits are wanted
-    max_q_len: int
-    max_seq_len: int  # >= every committed + q_len of this step
     slots: torch.Tensor | None = None  # (T,) int64, KV slots; None: equal to positions
     visible: torch.Tensor | None = None  # (T,) int64; None: -1 everywhere; the highest bit is the token's own slot
     adapters: torch.Tensor | None = None  # (T,) int64; n: the spec's n-th adapter, 0: none; None: all 0
     layers: LayerMarks | None = None  # a model may report its progress here
-    encoder_lens: torch.Tensor | None = None  # (B,) int64; None: no encoder
-    host: HostLengths | None = None  # as in AttentionInputs
 
     def for_attention(self) -> AttentionInputs:
-        return AttentionInputs(
-            self.positions,
-            self.cu_q_lens,
-            self.page_table,
-            self.max_q_len,
-            self.max_seq_len,
-            self.slots,
-            self.visible,
-            self.host,
-        )
+        return AttentionInputs(self.positions, self.layout, self.slots, self.visible)
+
+    def per_token(self) -> dict[str, torch.Tensor]:
+        """Return the tensors with one element per token."""
+        return {name: value for name in PER_TOKEN if (value := getattr(self, name)) is not None}
+
+
+PER_TOKEN = tuple(
+    one.name for one in fields(ModelInputs) if str(one.type).startswith("torch.Tensor") and one.name != "logits_idx"
+)
 
 
 @dataclass(slots=True)

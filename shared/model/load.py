@@ -11,6 +11,7 @@ from shared.config.frozen import ENCODER
 from shared.config.model_path import resolve_head
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
+from shared.kernel.step_layout import Layout
 from shared.kernel.team import Team
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
@@ -148,11 +149,13 @@ def warm_up(model: Model) -> None:
             inputs = ModelInputs(
                 input_ids=torch.zeros(count, dtype=torch.int64),
                 positions=torch.arange(count),
-                cu_q_lens=torch.tensor([0, count], dtype=torch.int32),
-                page_table=torch.ones(1, 1, dtype=torch.int32),
+                layout=Layout(
+                    cu_q_lens=torch.tensor([0, count], dtype=torch.int32),
+                    page_tables=(torch.ones(1, 1, dtype=torch.int32),),
+                    max_q_len=count,
+                    max_seq_len=count,
+                ),
                 logits_idx=torch.arange(count),
-                max_q_len=count,
-                max_seq_len=count,
             )
             model.forward(inputs, pool)
     pool.close()
@@ -193,7 +196,7 @@ def warm_up_head(head: EagleHead) -> None:
     with torch.inference_mode():
         for count in (1, WARM_PAGE):
             cu_q_lens, table = torch.tensor([0, count], dtype=torch.int32), torch.ones(1, 1, dtype=torch.int32)
-            view = AttentionInputs(torch.arange(count), cu_q_lens, table, count, count)
+            view = AttentionInputs(torch.arange(count), Layout(cu_q_lens, (table,), count, count))
             ids, features = torch.zeros(count, dtype=torch.int64), torch.zeros(count, head.hidden_size)
             aux = features.repeat(1, len(head.aux_layers)).to(head.dtype)
             head.extend(ids, aux, view, pool)

@@ -57,8 +57,8 @@ class ScriptedLM:
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Return `hidden` (E, 1) int64: the chosen ids."""
-        slots, tables = kv.plane("kv").numpy(), inputs.page_table.numpy()
-        bounds, positions, ids = inputs.cu_q_lens.numpy(), inputs.positions.numpy(), inputs.input_ids.numpy()
+        slots, tables = kv.plane("kv").numpy(), inputs.layout.page_table.numpy()
+        bounds, positions, ids = inputs.layout.cu_q_lens.numpy(), inputs.positions.numpy(), inputs.input_ids.numpy()
         for row in range(len(bounds) - 1):
             own = slice(int(bounds[row]), int(bounds[row + 1]))
             page, slot = np.divmod(positions[own], slots.shape[1])

@@ -106,13 +106,13 @@ class T5Model:
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Return `hidden`: decoder states."""
-        assert inputs.encoder_lens is not None and inputs.visible is None
+        assert inputs.layout.encoder_lens is not None and inputs.visible is None
         hidden = torch.zeros(len(inputs.input_ids), self.config.hidden_size, dtype=self._dtype)
         encoding = {row: (begin, length) for row, begin, length in encoder_rows(inputs)}
-        starts, lens = inputs.cu_q_lens.tolist(), inputs.encoder_lens.tolist()
+        starts, lens = inputs.layout.cu_q_lens.tolist(), inputs.layout.encoder_lens.tolist()
         for row, length in enumerate(lens):
             begin, end = starts[row], starts[row + 1]
-            slots = RowSlots(kv, inputs.page_table[row])
+            slots = RowSlots(kv, inputs.layout.page_table[row])
             if row in encoding:
                 self._encode(inputs.input_ids[begin : begin + length], slots)
                 begin += length
@@ -247,9 +247,9 @@ def encoder_rows(inputs: ModelInputs) -> list[tuple[int, int, int]]:
 
     Raises ValueError if a step has only a part of an input, because all tokens of an input read each other.
     """
-    assert inputs.encoder_lens is not None
+    assert inputs.layout.encoder_lens is not None
     found = []
-    starts, lens = inputs.cu_q_lens.tolist(), inputs.encoder_lens.tolist()
+    starts, lens = inputs.layout.cu_q_lens.tolist(), inputs.layout.encoder_lens.tolist()
     for row, length in enumerate(lens):
         begin, end = starts[row], starts[row + 1]
         first = int(inputs.positions[begin]) if begin < end else length

@@ -165,6 +165,8 @@ class ClusterMetrics:
     Unnamed processes get new node names at each start, so a node's series are removed after KEPT_S of absence. If the
     node returns, its counters continue, unless MAX_REMEMBERED other nodes have vanished since. Its histograms restart
     at zero.
+
+    It has many fields because each metric is an object of the library.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

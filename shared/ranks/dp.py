@@ -14,6 +14,7 @@ from __future__ import annotations
 import socket
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -72,7 +73,7 @@ def deal(inputs: ModelInputs, size: int) -> list[ModelInputs]:
 
     Rank 0 has the first row; other ranks may have no rows. Outputs stay in row order, as the engine needs.
     """
-    bounds = inputs.cu_q_lens.tolist()
+    bounds = inputs.layout.cu_q_lens.tolist()
     owners = [start * size // max(1, bounds[-1]) for start in bounds[:-1]]
     wanted = inputs.logits_idx.tolist()
     parts = []
@@ -85,18 +86,12 @@ def deal(inputs: ModelInputs, size: int) -> list[ModelInputs]:
 
 
 def part_of(inputs: ModelInputs, rows: slice, tokens: slice, outputs: slice) -> ModelInputs:
+    bounds = inputs.layout.cu_q_lens[rows.start : rows.stop + 1] - tokens.start
+    own: dict[str, Any] = {name: value[tokens] for name, value in inputs.per_token().items()}
     return ModelInputs(
-        input_ids=inputs.input_ids[tokens],
-        positions=inputs.positions[tokens],
-        cu_q_lens=inputs.cu_q_lens[rows.start : rows.stop + 1] - tokens.start,
-        page_table=inputs.page_table[rows],
+        layout=inputs.layout.part(rows, cu_q_lens=bounds, host=None),
         logits_idx=inputs.logits_idx[outputs] - tokens.start,
-        max_q_len=inputs.max_q_len,
-        max_seq_len=inputs.max_seq_len,
-        slots=None if inputs.slots is None else inputs.slots[tokens],
-        visible=None if inputs.visible is None else inputs.visible[tokens],
-        adapters=None if inputs.adapters is None else inputs.adapters[tokens],
-        encoder_lens=None if inputs.encoder_lens is None else inputs.encoder_lens[rows],
+        **own,
     )
 
 

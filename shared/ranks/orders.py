@@ -52,20 +52,7 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tensors of a `model.interface.ModelInputs`, as bytes."""
-
-    input_ids: bytes
-    positions: bytes
-    cu_q_lens: bytes
-    page_table: bytes  # row by row, `num_pages` entries per row
-    num_pages: int
-    logits_idx: bytes
-    max_q_len: int
-    max_seq_len: int
-    slots: bytes | None
-    visible: bytes | None
-    adapters: bytes | None
-    encoder_lens: bytes | None
+    inputs: bytes  # a `model.interface.ModelInputs` (tp.py), here in bytes because this module loads no torch
 
 
 def tell(peer: socket.socket, message: msgspec.Struct) -> None:

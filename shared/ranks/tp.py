@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
+import msgspec
 import torch
 
 from shared.core.errors import RankLost
@@ -20,6 +22,8 @@ from shared.device.group import RankGroup
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs, ModelOutput
 from shared.ranks.orders import Forward, hear, tell
+
+DTYPES = {str(dtype): dtype for dtype in (torch.int32, torch.int64)}
 
 
 class Ranks(Protocol):
@@ -72,43 +76,21 @@ def out_of_step(error: Exception) -> RankLost:
 
 
 def order_of(inputs: ModelInputs) -> Forward:
-    return Forward(
-        input_ids=to_bytes(inputs.input_ids),
-        positions=to_bytes(inputs.positions),
-        cu_q_lens=to_bytes(inputs.cu_q_lens),
-        page_table=to_bytes(inputs.page_table),
-        num_pages=inputs.page_table.shape[1],
-        logits_idx=to_bytes(inputs.logits_idx),
-        max_q_len=inputs.max_q_len,
-        max_seq_len=inputs.max_seq_len,
-        slots=None if inputs.slots is None else to_bytes(inputs.slots),
-        visible=None if inputs.visible is None else to_bytes(inputs.visible),
-        adapters=None if inputs.adapters is None else to_bytes(inputs.adapters),
-        encoder_lens=None if inputs.encoder_lens is None else to_bytes(inputs.encoder_lens),
-    )
+    """Send all fields but two, which only rank 0 needs: marks of layers, and lengths on the host."""
+    sent = replace(inputs, layers=None, layout=replace(inputs.layout, host=None))
+    return Forward(msgspec.msgpack.encode(sent, enc_hook=_packed))
 
 
 def inputs_of(order: Forward) -> ModelInputs:
-    cu_q_lens = from_bytes(order.cu_q_lens, torch.int32)
-    return ModelInputs(
-        input_ids=from_bytes(order.input_ids),
-        positions=from_bytes(order.positions),
-        cu_q_lens=cu_q_lens,
-        page_table=from_bytes(order.page_table, torch.int32).view(len(cu_q_lens) - 1, order.num_pages),
-        logits_idx=from_bytes(order.logits_idx),
-        max_q_len=order.max_q_len,
-        max_seq_len=order.max_seq_len,
-        slots=None if order.slots is None else from_bytes(order.slots),
-        visible=None if order.visible is None else from_bytes(order.visible),
-        adapters=None if order.adapters is None else from_bytes(order.adapters),
-        encoder_lens=None if order.encoder_lens is None else from_bytes(order.encoder_lens),
-    )
+    return msgspec.msgpack.decode(order.inputs, type=ModelInputs, dec_hook=_unpacked)
 
 
-def to_bytes(values: torch.Tensor) -> bytes:
-    return values.contiguous().numpy().tobytes()
+def _packed(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    return str(tensor.dtype), tuple(tensor.shape), tensor.contiguous().numpy().tobytes()
 
 
-def from_bytes(data: bytes, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+def _unpacked(kind: type, packed: tuple[str, list[int], bytes]) -> torch.Tensor:
     """Return a fresh, writable tensor."""
-    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    name, shape, data = packed
+    flat = torch.frombuffer(bytearray(data), dtype=DTYPES[name]) if data else torch.empty(0, dtype=DTYPES[name])
+    return flat.view(shape)

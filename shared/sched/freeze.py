@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from shared.core.request import Request
-from shared.engine.plan import ForcedDrafts, HistorySeed, Int64s, RowId, ScoreShare, StepPlan
+from shared.engine.plan import ForcedDrafts, HistorySeed, Int32s, Int64s, RowId, ScoreShare, StepPlan
+from shared.kernel.step_layout import Layout, equal_bounds
 from shared.kv.manager import KVManager
 from shared.sample.interface import SamplingBatch
 from shared.sched.batch import ScheduleBatch
@@ -63,7 +64,13 @@ class PlanFreezer:
             lengths_relayed=self._settings.relays_lengths and len(rows) > 0,
             q_lens=q_lens,
             num_prefill=len(shares),
-            page_table=self._kv.rows.snapshot(pool_rows),
+            layout=Layout(
+                cu_q_lens=_bounds(q_lens) if shares else equal_bounds(len(rows), width),
+                page_tables=(self._kv.rows.snapshot(pool_rows),),
+                max_q_len=max(chunk_q + [width] * bool(len(rows))),
+                max_seq_len=int((upper + q_lens).max()),
+                encoder_lens=encoder_lens,
+            ),
             prefill_input_ids_cpu=self._stage(shares),
             next_prompt_ids=np.asarray([_next_prompt_id(share) for share in shares], dtype=np.int64),
             emits=np.asarray([share.is_last for share in shares] + [True] * len(rows), dtype=np.bool_),
@@ -72,11 +79,9 @@ class PlanFreezer:
             history_rows=np.asarray([self._settings.keeps_history(req) for req in reqs], dtype=np.bool_),
             history_seeds=tuple(self._history_seeds(shares)),
             width=width,
-            max_seq_len=int((upper + q_lens).max()),
             adapters=np.asarray([self._settings.adapter_slot(req) for req in reqs], dtype=np.int64),
             chunk_ends=tuple((chunk_lens + np.asarray(chunk_q, dtype=np.int64)).tolist()),
             layer_ends=self._settings.layer_ends if any(req.handoff_to is not None for req in reqs) else (),
-            encoder_lens=encoder_lens,
             scores=_score_shares(shares) if encoder_lens is None else (),
             constrained=_constrained(reqs),
             narrow=tuple(req in narrow for req in reqs) if narrow and width > 1 else (),
@@ -107,6 +112,12 @@ class PlanFreezer:
             if not chunk.started and chunk.computed and self._settings.keeps_history(chunk.request):
                 seeds.append(HistorySeed(chunk.request.row, chunk.ids[: chunk.computed].copy()))
         return seeds
+
+
+def _bounds(q_lens: Int32s) -> Int32s:
+    bounds = np.zeros(len(q_lens) + 1, dtype=np.int32)
+    np.cumsum(q_lens, out=bounds[1:])
+    return bounds
 
 
 def _constrained(reqs: Sequence[Request]) -> tuple[bool, ...]:

@@ -82,7 +82,8 @@ class LargestSteps:
         settings = self._settings
         plan = self._freezer.freeze(self._new_step(), shares, batch, np.arange(len(batch)), settings.width)
         pages = page_count(length + settings.overshoot, settings.page_size)
-        return replace(plan, page_table=np.zeros((plan.batch_size, pages), dtype=np.int32))
+        sink = np.zeros((plan.batch_size, pages), dtype=np.int32)
+        return replace(plan, layout=replace(plan.layout, page_tables=(sink,) * len(plan.layout.page_tables)))
 
     def _request(self, index: int, length: int) -> Request:
         key = RequestKey("largest", 0, str(index), 0, 0)

@@ -29,4 +29,4 @@ def probe_plan(freezer: PlanFreezer, settings: SchedSettings, step: int, nobody:
     share = ChunkShare(ChunkedPrompt(req, prompt, 0), len(prompt))
     plan = freezer.freeze(step, [share], nobody, np.zeros(0, dtype=np.int64), width=1)
     sink = np.zeros((1, page_count(len(prompt), settings.page_size)), dtype=np.int32)
-    return replace(plan, page_table=sink)
+    return replace(plan, layout=replace(plan.layout, page_tables=(sink,) * len(plan.layout.page_tables)))

@@ -94,7 +94,7 @@ class KeptHidden:
         self._plane = kv.plane(HIDDEN_PLANE)  # (num_pages, layers - 1, page_size, H)
         self._inputs = fb.inputs
         self._rows = fb.arrays.token_rows
-        self._starts = fb.inputs.cu_q_lens[:-1].to(torch.int64)
+        self._starts = fb.inputs.layout.cu_q_lens[:-1].to(torch.int64)
 
     def none(self, num_rows: int) -> torch.Tensor:
         """Return (num_rows, 0, H)."""
@@ -119,4 +119,4 @@ class KeptHidden:
 
     def _places(self, rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         page_size = self._plane.shape[2]
-        return self._inputs.page_table[rows, positions // page_size].to(torch.int64), positions % page_size
+        return self._inputs.layout.page_table[rows, positions // page_size].to(torch.int64), positions % page_size

@@ -55,7 +55,7 @@ def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, to
 
         history = future_map.history_of(rows)
         return lookup_on_cpu(history.tokens, history.rows, last, LONGEST_MATCH, num_drafts)
-    return lookup(future_map.history_tokens(rows, fb.plan.max_seq_len), last, num_drafts)
+    return lookup(future_map.history_tokens(rows, fb.plan.layout.max_seq_len), last, num_drafts)
 
 
 def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[torch.Tensor, torch.Tensor]:

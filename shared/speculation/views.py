@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
-from shared.kernel.attention import AttentionInputs, HostLengths
+from shared.kernel.attention import AttentionInputs
+from shared.kernel.step_layout import HostLengths, Layout, equal_bounds
 from shared.model.interface import ModelOutput
 
 
 def view_of(fb: ForwardBatch) -> AttentionInputs:
     """Return the inputs for the step's T tokens, at the target's slots."""
-    inputs = fb.inputs
-    bounds = (inputs.max_q_len, inputs.max_seq_len)
-    return AttentionInputs(inputs.positions, inputs.cu_q_lens, inputs.page_table, *bounds, host=inputs.host)
+    return AttentionInputs(fb.inputs.positions, fb.inputs.layout)
 
 
 def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
     """Return the inputs for D decode rows with n slots each, at ascending `positions` (D, n)."""
-    num_rows, num_slots = positions.shape
-    return AttentionInputs(
-        positions=positions.reshape(-1),
-        cu_q_lens=torch.arange(num_rows + 1, dtype=torch.int32, device=positions.device) * num_slots,
-        page_table=fb.inputs.page_table[fb.plan.num_prefill :],
-        max_q_len=num_slots,
-        max_seq_len=fb.plan.max_seq_len,
-        host=_of_equal_windows(num_rows, num_slots),
-    )
+    return AttentionInputs(positions.reshape(-1), _layout(fb, *positions.shape))
 
 
 def alternatives_of(fb: ForwardBatch, depth: int, slots: torch.Tensor, visible: torch.Tensor) -> AttentionInputs:
@@ -35,23 +25,23 @@ def alternatives_of(fb: ForwardBatch, depth: int, slots: torch.Tensor, visible: 
 
     `slots` (n,): slots in the window; visible (D, n) as in AttentionInputs.
     """
-    num_rows, num_slots = visible.shape
     committed = fb.committed[fb.plan.num_prefill :].unsqueeze(1)
     return AttentionInputs(
         positions=(committed + depth).expand_as(visible).reshape(-1),
-        cu_q_lens=torch.arange(num_rows + 1, dtype=torch.int32, device=visible.device) * num_slots,
-        page_table=fb.inputs.page_table[fb.plan.num_prefill :],
-        max_q_len=num_slots,
-        max_seq_len=fb.plan.max_seq_len,
+        layout=_layout(fb, *visible.shape),
         slots=(committed + slots).view(-1),
         visible=visible.reshape(-1),
-        host=_of_equal_windows(num_rows, num_slots),
     )
 
 
-def _of_equal_windows(num_rows: int, num_slots: int) -> HostLengths:
-    bounds = np.arange(num_rows + 1, dtype=np.int32) * np.int32(num_slots)
-    return HostLengths(bounds, seq_lens=None, num_running=num_rows)
+def _layout(fb: ForwardBatch, num_rows: int, num_slots: int) -> Layout[torch.Tensor]:
+    """Return the layout of the step's decode rows with `num_slots` tokens each."""
+    return fb.inputs.layout.part(
+        slice(fb.plan.num_prefill, None),
+        cu_q_lens=torch.arange(num_rows + 1, dtype=torch.int32, device=fb.committed.device) * num_slots,
+        max_q_len=num_slots,
+        host=HostLengths(equal_bounds(num_rows, num_slots), seq_lens=None, num_running=num_rows),
+    )
 
 
 def aux_of(output: ModelOutput) -> torch.Tensor:

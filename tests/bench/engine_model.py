@@ -24,6 +24,7 @@ import transformers
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from shared.config.model_path import resolve_model  # noqa: E402
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool  # noqa: E402
 from shared.model.config import LlamaConfig, RopeConfig  # noqa: E402
 from shared.model.interface import Model, ModelInputs  # noqa: E402
@@ -108,11 +109,13 @@ class PagedRows:
         inputs = ModelInputs(
             input_ids=ids.reshape(-1),
             positions=positions,
-            cu_q_lens=torch.arange(0, num_rows * count + 1, count, dtype=torch.int32),
-            page_table=self.table[:num_rows],
+            layout=Layout(
+                cu_q_lens=torch.arange(0, num_rows * count + 1, count, dtype=torch.int32),
+                page_tables=(self.table[:num_rows],),
+                max_q_len=count,
+                max_seq_len=self.length,
+            ),
             logits_idx=torch.arange(num_rows * count) if every else last,
-            max_q_len=count,
-            max_seq_len=self.length,
         )
         return self.model.forward(inputs, self.pool).logits
 

@@ -54,6 +54,7 @@ def measure(
     """Minima in ms: whole, Python before the call, and each kind of task."""
     import torch
 
+    from shared.kernel.step_layout import Layout
     from shared.kv.pool import KVPool
     from shared.model.interface import ModelInputs
 
@@ -69,11 +70,13 @@ def measure(
         inputs = ModelInputs(
             input_ids=ids,
             positions=torch.arange(context, length).repeat(num_rows),
-            cu_q_lens=torch.arange(0, num_rows * count + 1, count, dtype=torch.int32),
-            page_table=table,
+            layout=Layout(
+                cu_q_lens=torch.arange(0, num_rows * count + 1, count, dtype=torch.int32),
+                page_tables=(table,),
+                max_q_len=count,
+                max_seq_len=length,
+            ),
             logits_idx=torch.arange(1, num_rows + 1) * count - 1,
-            max_q_len=count,
-            max_seq_len=length,
         )
         timed = Timed(model, clock) if turn % 2 and program is not None else None
         model._program = timed or program

@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from shared.config.model_path import bundled_gguf
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs
 from shared.model.load import load_model
@@ -45,11 +46,13 @@ def step(model: Model, pool: KVPool, table: torch.Tensor, rows: list[list[int]],
     inputs = ModelInputs(
         input_ids=torch.tensor([i for ids in rows for i in ids]),
         positions=torch.cat([torch.arange(at, at + n) for at, n in zip(starts, q_lens, strict=True)]),
-        cu_q_lens=bounds.to(torch.int32),
-        page_table=table,
+        layout=Layout(
+            cu_q_lens=bounds.to(torch.int32),
+            page_tables=(table,),
+            max_q_len=max(q_lens),
+            max_seq_len=max(at + n for at, n in zip(starts, q_lens, strict=True)),
+        ),
         logits_idx=bounds[1:] - 1,
-        max_q_len=max(q_lens),
-        max_seq_len=max(at + n for at, n in zip(starts, q_lens, strict=True)),
     )
     return model.forward(inputs, pool).logits.argmax(-1).tolist()
 

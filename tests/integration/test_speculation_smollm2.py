@@ -20,6 +20,7 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.kernel.noise import noise_bits, row_keys, torch_gumbel
+from shared.kernel.step_layout import Layout
 from shared.kernel.team import Team
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
@@ -108,11 +109,13 @@ def last_logits(ids: list[int]) -> torch.Tensor:
     inputs = ModelInputs(
         input_ids=torch.tensor(ids),
         positions=torch.arange(len(ids)),
-        cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
-        page_table=torch.arange(1, num_pages + 1, dtype=torch.int32)[None],
+        layout=Layout(
+            cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
+            page_tables=(torch.arange(1, num_pages + 1, dtype=torch.int32)[None],),
+            max_q_len=len(ids),
+            max_seq_len=len(ids),
+        ),
         logits_idx=torch.tensor([len(ids) - 1]),
-        max_q_len=len(ids),
-        max_seq_len=len(ids),
     )
     with torch.inference_mode():
         return model.forward(inputs, KVPool(model.kv_planes(PAGE_SIZE), num_pages + 1, PAGE_SIZE)).logits[0]

@@ -14,6 +14,7 @@ import transformers
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.t5 import T5Model, bucket_of
@@ -165,12 +166,14 @@ def test_logits_of_t5_are_those_of_transformers(kind: str, tmp_path: Path) -> No
     inputs = ModelInputs(
         input_ids=ids,
         positions=torch.arange(len(ids)),
-        cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
-        page_table=torch.randperm(11, generator=generator).add(1).int().unsqueeze(0),
+        layout=Layout(
+            cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
+            page_tables=(torch.randperm(11, generator=generator).add(1).int().unsqueeze(0),),
+            max_q_len=len(ids),
+            max_seq_len=len(ids),
+            encoder_lens=torch.tensor([33]),
+        ),
         logits_idx=torch.arange(33, len(ids)),
-        max_q_len=len(ids),
-        max_seq_len=len(ids),
-        encoder_lens=torch.tensor([33]),
     )
     with torch.no_grad():
         theirs = network(input_ids=source[None], decoder_input_ids=said[None], use_cache=False).logits[0]

@@ -43,7 +43,7 @@ def test_a_pull_comes_after_the_zombie_that_writes_the_same_page() -> None:
     (dying,) = script.submit(job(1, 9, 30))
     script.run_until_running(dying)
     zombie = script.in_flight()
-    written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])
+    written = int(zombie.layout.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])
     script.core.queues.abort(dying.key)
     arriving = job(2, 14, 12)
     arrived, jobs = arriving.request(), TransferJobs(script.core.engine)

@@ -71,7 +71,7 @@ def restoring_behind_a_zombie() -> tuple[Script, Job, Request, int]:
     (dying,) = script.submit(dead)
     script.run_until_running(dying)
     zombie = script.in_flight()
-    written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])
+    written = int(zombie.layout.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])
     script.core.queues.abort(dying.key)
     script.step()
     assert req.state.value == "restoring"

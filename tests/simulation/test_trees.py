@@ -153,7 +153,7 @@ def _read_when_published(script: Script, hazards, row: int) -> None:  # noqa: AN
 
     def read() -> None:
         length = int(core.future_map.published(FutureIndices(torch.tensor([row])))[0])
-        pages = plan.page_table[0, : -(-length // core.pool.page_size)].astype(np.int64)
+        pages = plan.layout.page_table[0, : -(-length // core.pool.page_size)].astype(np.int64)
         node.touch(node.pages, pages, Mode.READ)
         with hazards.detector.scope(node.pages.name):
             seen.append((length, pages, _slots(core, pages, length)))

@@ -81,7 +81,7 @@ def test_pages_that_a_step_in_flight_reads_stay() -> None:
     script.run_until_running(req)
     plan = script.in_flight()
     position = int(plan.seq_lens_cpu[0])
-    read = set(plan.page_table[0, position - 4 : position + 1].tolist())
+    read = set(plan.layout.page_table[0, position - 4 : position + 1].tolist())
     assert freed and not read & set(freed)
     assert_streams([one], script.finish())
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from shared.kernel.attention import AttentionShape, HostLengths
+from shared.kernel.attention import AttentionShape
+from shared.kernel.step_layout import HostLengths
 from tests.support.paged_steps import Row, Step, make_step
 
 
@@ -30,8 +31,8 @@ class Case:
     def step(self) -> Step:
         step = make_step(self.shape, list(self.rows), self.page_size, self.dtype, self.pages, self.norms, self.seed)
         if self.running is not None:
-            host = HostLengths(np.asarray(step.inputs.cu_q_lens), None, self.running)
-            step.inputs = replace(step.inputs, host=host)
+            host = HostLengths(np.asarray(step.inputs.layout.cu_q_lens), None, self.running)
+            step.inputs = replace(step.inputs, layout=replace(step.inputs.layout, host=host))
         return step
 
 

@@ -14,7 +14,7 @@ import torch
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.settings import MemoryConfig, ModelConfig, NodeConfig, SchedConfig, SpecConfig
 from shared.device.cpu import do_nothing
-from shared.node import build
+from shared.node import build_core, run
 from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
 from shared.observe.log import Logger
@@ -61,13 +61,13 @@ class Built:
         before = torch.get_num_threads()
         try:
             cores = NodeCores(config.cores, config.parts.parallel, "n")
-            return build.build_core(config, Logger("n", self.said), do_nothing, RankProcesses(config, "n"), cores)
+            return build_core.build_core(config, Logger("n", self.said), do_nothing, RankProcesses(config, "n"), cores)
         finally:
             torch.set_num_threads(before)
 
 
 def on_virtual_gpu(gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch) -> Built:
-    monkeypatch.setattr(build, "devices", lambda *_: (str(gpu.device), "cuda"))
-    monkeypatch.setattr(build, "gpu_of", lambda streams: gpu)
-    monkeypatch.setattr(build, "capture_libraries", lambda log: None)  # of the whole process, and so of later tests
+    monkeypatch.setattr(build_core, "devices", lambda *_: (str(gpu.device), "cuda"))
+    monkeypatch.setattr(build_core, "gpu_of", lambda streams: gpu)
+    monkeypatch.setattr(run, "capture_libraries", lambda log: None)  # of the whole process, and so of later tests
     return Built(gpu)

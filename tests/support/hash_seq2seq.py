@@ -51,7 +51,7 @@ class HashSeq2Seq:
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Return `hidden` (E, 1) int64. Raises ValueError if a step has only a part of an encoder's input."""
-        assert inputs.encoder_lens is not None and inputs.visible is None
+        assert inputs.layout.encoder_lens is not None and inputs.visible is None
         step, (first, second) = arrays_of(inputs), layers_of(kv)
         ids, begins = words_of(inputs.input_ids), step.begins.copy()
         for row, begin, length in encoder_rows(inputs):

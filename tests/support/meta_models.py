@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from shared.kernel.attention import HostLengths
 from shared.kernel.block_weights import BlockWeights
+from shared.kernel.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
 from shared.model.interface import ModelInputs, ModelSpec
@@ -83,12 +83,14 @@ class Step:
         return ModelInputs(
             input_ids=empty(tokens),
             positions=empty(tokens),
-            cu_q_lens=empty(rows + 1, dtype=torch.int32),
-            page_table=empty(rows, -(-self.context // PAGE_SIZE), dtype=torch.int32),
+            layout=Layout(
+                cu_q_lens=empty(rows + 1, dtype=torch.int32),
+                page_tables=(empty(rows, -(-self.context // PAGE_SIZE), dtype=torch.int32),),
+                max_q_len=max(q_lens),
+                max_seq_len=self.context,
+                host=HostLengths(starts, None, self.decoding),
+            ),
             logits_idx=empty(self.decoding * self.width + len(self.chunks)),
-            max_q_len=max(q_lens),
-            max_seq_len=self.context,
             slots=empty(tokens) if self.is_tree else None,
             visible=empty(tokens) if self.is_tree else None,
-            host=HostLengths(starts, None, self.decoding),
         )

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape, HostLengths
+from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape
 from shared.kernel.attention_numba import NumbaAttention
 from shared.kernel.rope import inverse_frequencies, rope_tables
+from shared.kernel.step_layout import HostLengths, Layout
 from shared.kernel.team import Team
 
 MAX_LEN = 200
@@ -73,11 +74,13 @@ class Paged:
         q_lens = torch.tensor([stop - start for start, stop in spans.values()])
         inputs = AttentionInputs(
             positions=torch.cat([torch.arange(*span) for span in spans.values()]).to(self.device),
-            cu_q_lens=torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(self.device, torch.int32),
-            page_table=self.table[list(spans)],
-            max_q_len=int(q_lens.max()),
-            max_seq_len=max(stop for _, stop in spans.values()),
-            host=self.host,
+            layout=Layout(
+                cu_q_lens=torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(self.device, torch.int32),
+                page_tables=(self.table[list(spans)],),
+                max_q_len=int(q_lens.max()),
+                max_seq_len=max(stop for _, stop in spans.values()),
+                host=self.host,
+            ),
         )
         self.backend.begin(inputs, self.kv, self.scales)
         qkv = torch.cat([self.qkv[row, start:stop] for row, (start, stop) in spans.items()])

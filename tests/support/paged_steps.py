@@ -12,11 +12,12 @@ from shared.kernel.attention import AttentionBackend, AttentionInputs, Attention
 from shared.kernel.block_weights import hadamard
 from shared.kernel.quantized import DTYPES, quantize
 from shared.kernel.rope import inverse_frequencies, rope_tables
+from shared.kernel.step_layout import Layout
 from tests.support.draft_trees import depths, draw_parents, visible_bits
 
 MAX_LEN = 700
 LAYERS, LAYER = 3, 1
-DEVICE_INPUTS = ("positions", "cu_q_lens", "page_table", "slots", "visible")
+DEVICE_INPUTS = ("positions", "slots", "visible")
 POISON = 0x5B  # a byte that was not written; the scales are no numbers
 
 
@@ -50,7 +51,8 @@ class Step:
 
     def to(self, device: torch.device) -> Step:
         """Return a copy whose tensors are on `device`; what the host knows stays there."""
-        moved = {name: on(getattr(self.inputs, name), device) for name in DEVICE_INPUTS}
+        layout = self.inputs.layout.with_arrays({n: on(one, device) for n, one in self.inputs.layout.arrays().items()})
+        moved = {name: on(getattr(self.inputs, name), device) for name in DEVICE_INPUTS} | {"layout": layout}
         norms = (on(self.norms[0], device), on(self.norms[1], device))
         qkv, kv, scales, is_real = (on(value, device) for value in (self.qkv, self.kv, self.scales, self.is_real))
         return Step(self.shape, replace(self.inputs, **moved), qkv, kv, scales, norms, is_real)
@@ -104,10 +106,12 @@ def make_step(
         shape,
         AttentionInputs(
             positions=torch.cat([start + of for start, of in zip(starts, depth, strict=True)]),
-            cu_q_lens=lens.cumsum(0).to(torch.int32),
-            page_table=table,
-            max_q_len=int(lens.max()),
-            max_seq_len=most,
+            layout=Layout(
+                cu_q_lens=lens.cumsum(0).to(torch.int32),
+                page_tables=(table,),
+                max_q_len=int(lens.max()),
+                max_seq_len=most,
+            ),
             slots=slots if has_tree else None,
             visible=torch.cat(visible) if has_tree else None,
         ),
@@ -152,4 +156,4 @@ def write_before(
 
 def bounded(step: Step, max_seq_len: int) -> Step:
     """The same with another bound of the host's."""
-    return replace(step, inputs=replace(step.inputs, max_seq_len=max_seq_len))
+    return replace(step, inputs=replace(step.inputs, layout=replace(step.inputs.layout, max_seq_len=max_seq_len)))

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks, Model, ModelInputs
 from shared.model.load import load_model
@@ -68,14 +69,16 @@ class Rows:
         inputs = ModelInputs(
             input_ids=torch.tensor(ids),
             positions=torch.tensor(positions),
-            cu_q_lens=torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(torch.int32),
-            page_table=self.table[rows],
+            layout=Layout(
+                cu_q_lens=torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(torch.int32),
+                page_tables=(self.table[rows],),
+                max_q_len=int(q_lens.max()),
+                max_seq_len=max(self.lens[row] for row in rows),
+                encoder_lens=None if encoder_lens is None else torch.tensor(encoder_lens),
+            ),
             logits_idx=torch.arange(len(ids)) if wanted is None else torch.tensor(wanted, dtype=torch.long),
-            max_q_len=int(q_lens.max()),
-            max_seq_len=max(self.lens[row] for row in rows),
             adapters=self._slots(adapters or {}, chunks),
             layers=layers,
-            encoder_lens=None if encoder_lens is None else torch.tensor(encoder_lens),
         )
         with torch.inference_mode():
             output = self.model.forward(inputs, self.pool)

@@ -13,6 +13,7 @@ from shared.engine.boundary import SameMemory
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.engine.plan import RowId, StepPlan
+from shared.kernel.step_layout import Layout
 from shared.sample.interface import SamplingBatch
 
 PLAIN = SamplingParams(9)
@@ -30,6 +31,8 @@ def make_plan(
     lengths = np.asarray([3] * first + committed, np.int64)
     most = int(lengths.max()) + max([width, *chunks])
     per_row = -(-most // page_size)
+    q_lens = np.asarray(chunks + [width] * len(committed), np.int32)
+    bounds = np.concatenate([[0], q_lens.cumsum()]).astype(np.int32)
     table = 1 + np.random.default_rng(num).permutation(num * per_row).astype(np.int32).reshape(num, per_row)
     return StepPlan(
         step=1,
@@ -37,9 +40,9 @@ def make_plan(
         req_pool_indices=np.arange(1, num + 1),
         seq_lens_cpu=lengths,
         lengths_relayed=False,
-        q_lens=np.asarray(chunks + [width] * len(committed), np.int32),
+        q_lens=q_lens,
         num_prefill=first,
-        page_table=table,
+        layout=Layout(bounds, (table,), int(q_lens.max()), most),
         prefill_input_ids_cpu=None,
         next_prompt_ids=np.asarray([7] * (first - 1) + [-1] * (first > 0), np.int64),
         emits=np.asarray([False] * (first - 1) + [True] * (first > 0) + [True] * len(committed)),
@@ -48,7 +51,6 @@ def make_plan(
         history_rows=np.ones(num, np.bool_),
         history_seeds=(),
         width=width,
-        max_seq_len=most,
         adapters=np.zeros(num, np.int64),
     )
 

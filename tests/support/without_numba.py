@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.support.cuda_core import Kind
 
 BANNED = ("numba", "llvmlite")
-PARTS = ("prefill_node.app", "decode_node.app", "shared.node.build")
+PARTS = ("prefill_node.app", "decode_node.app", "shared.node.run")
 PROMPT, TOKENS = (5, 6, 7, 5, 6, 7, 5, 6) * 3, 6
 
 

@@ -12,6 +12,7 @@ from shared.config.processes import NodeParts
 from shared.config.settings import MemoryConfig, ParallelConfig, SpecConfig
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth, overshoot
+from shared.kernel.step_layout import Layout
 from shared.kv.layout import page_bytes
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
@@ -56,11 +57,13 @@ def test_position_tables_reach_as_far_as_any_step(tmp_path: Path) -> None:
     inputs = ModelInputs(
         input_ids=torch.tensor([1]),
         positions=torch.tensor([last]),
-        cu_q_lens=torch.tensor([0, 1], dtype=torch.int32),
-        page_table=torch.arange(1, num_pages + 1, dtype=torch.int32)[None],
+        layout=Layout(
+            cu_q_lens=torch.tensor([0, 1], dtype=torch.int32),
+            page_tables=(torch.arange(1, num_pages + 1, dtype=torch.int32)[None],),
+            max_q_len=1,
+            max_seq_len=last + 1,
+        ),
         logits_idx=torch.tensor([0]),
-        max_q_len=1,
-        max_seq_len=last + 1,
     )
     pool = KVPool(model.kv_planes(16), num_pages + 1, 16)
     assert model.forward(inputs, pool).logits.isfinite().all()

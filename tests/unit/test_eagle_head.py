@@ -11,6 +11,7 @@ import transformers
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
 from shared.kernel.product import supports
+from shared.kernel.step_layout import Layout
 from shared.kernel.team import Team
 from shared.kv.pool import KVPool
 from shared.model.draft_head import DraftOutput
@@ -113,10 +114,12 @@ class Draft:
         q_lens = torch.tensor([len(part) for part in slots.values()])
         return AttentionInputs(
             torch.tensor([slot for part in slots.values() for slot in part]),
-            torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(torch.int32),
-            self.table[list(slots)],
-            int(q_lens.max()),
-            max(part.stop for part in slots.values()),
+            Layout(
+                torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(torch.int32),
+                (self.table[list(slots)],),
+                int(q_lens.max()),
+                max(part.stop for part in slots.values()),
+            ),
         )
 
     def one(self, case: Case, start: int, stop: int, row: int = 0) -> DraftOutput:
@@ -179,7 +182,7 @@ def test_a_tree_is_its_paths(whole: Case, kernels: str) -> None:
     slots, positions = torch.tensor([10, 11, 12]), torch.tensor([10, 11, 11])
     bounds = torch.tensor([0, 3], dtype=torch.int32)
     visible = torch.tensor([0b1, 0b11, 0b101])
-    view = AttentionInputs(positions, bounds, draft.table[:1], 3, start + 3, slots, visible)
+    view = AttentionInputs(positions, Layout(bounds, (draft.table[:1],), 3, start + 3), slots, visible)
     with torch.inference_mode():
         tree = draft.head.forward(ids, features, view, draft.pool).hidden
     for path in ([0, 1], [0, 2]):
@@ -250,7 +253,7 @@ def test_nothing_in_gives_nothing(whole: Case, kernels: str) -> None:
     pool = KVPool(head.kv_planes(16), 2, 16)
     none = torch.zeros(0, dtype=torch.int64)
     bounds, table = torch.zeros(1, dtype=torch.int32), torch.zeros(0, 1, dtype=torch.int32)
-    view = AttentionInputs(none, bounds, table, 0, 0)
+    view = AttentionInputs(none, Layout(bounds, (table,), 0, 0))
     head.write(none, whole.aux[:0], view, pool)
     features = torch.zeros(0, head.hidden_size)
     for output in (head.extend(none, whole.aux[:0], view, pool), head.forward(none, features, view, pool)):
@@ -306,11 +309,13 @@ def step(model: Model, ids: list[int], wanted: list[int]) -> ModelOutput:
     inputs = ModelInputs(
         input_ids=torch.tensor(ids),
         positions=torch.arange(len(ids)),
-        cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
-        page_table=torch.tensor([[2, 1, 3]], dtype=torch.int32),
+        layout=Layout(
+            cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
+            page_tables=(torch.tensor([[2, 1, 3]], dtype=torch.int32),),
+            max_q_len=len(ids),
+            max_seq_len=len(ids),
+        ),
         logits_idx=torch.tensor(wanted, dtype=torch.int64),
-        max_q_len=len(ids),
-        max_seq_len=len(ids),
     )
     with torch.inference_mode():
         return model.forward(inputs, pool)

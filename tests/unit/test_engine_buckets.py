@@ -14,12 +14,17 @@ from shared.engine.boundary import PinnedCopies, Place
 from shared.engine.buckets import BATCHES, Buckets, Shape, frame_of, row_arrays, some_widths
 from shared.engine.plan import HistorySeed, StepPlan
 from shared.engine.step_arrays import NOTHING, step_arrays
+from shared.kernel.step_layout import Layout, equal_bounds
 from shared.observe.metric_names import EAGER_REASONS
 from shared.sample.interface import SamplingBatch
 from shared.sample.params import params_of
 
 VOCAB = 50
 BUCKETS = Buckets.up_to(10, (1, 4), 100)
+
+
+def up_to(max_seq_len: int, batch: int = 2, width: int = 1) -> Layout[np.ndarray]:
+    return Layout(equal_bounds(batch, width), (np.ones((batch, 1), np.int32),), width, max_seq_len)
 
 
 def plan_of(batch: int, width: int = 1, *sampling: SamplingParams, **changes: Any) -> StepPlan:
@@ -31,7 +36,7 @@ def plan_of(batch: int, width: int = 1, *sampling: SamplingParams, **changes: An
         "lengths_relayed": False,
         "expect_step": np.arange(batch) + 3,
         "sampling": SamplingBatch.build(params, range(batch), [5] * batch),
-        "max_seq_len": 60,
+        "layout": up_to(60, batch, width),
     }
     frame = frame_of(Shape(batch, width, False), 1, keeps_history=False)
     return replace(frame, **own | changes)
@@ -83,7 +88,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("edits", sampled(min_tokens=3, stop_token_ids=(4,))),
     ("logprobs", sampled(num_logprobs=0)),
     ("adapters", {"adapters": np.asarray([0, 1])}),
-    ("length", {"max_seq_len": 101}),
+    ("length", {"layout": up_to(101)}),
     ("width", {"width": 3}),
 ]
 
@@ -105,7 +110,7 @@ def test_a_frame_has_what_every_step_of_its_shape_has() -> None:
     """Indices of the shape are those of any such plan; all that differs comes with the step."""
     frame = step_arrays(frame_of(Shape(4, 3, False), 100, keeps_history=False), NOTHING).named()
     own = step_arrays(plan_of(4, 3, emits=np.ones(4, np.bool_)), NOTHING).named()
-    sent = {"rows", "seq_lens", "expect_step", "emits", "page_table"}
+    sent = {"rows", "seq_lens", "expect_step", "emits", "page_table_0"}
     assert frame.keys() == own.keys() and sent < frame.keys()
     assert all(np.array_equal(frame[name], own[name]) for name in frame.keys() - sent)
 

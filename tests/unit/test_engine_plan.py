@@ -17,13 +17,14 @@ from shared.engine.forward_batch import ForwardBatch
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, HistorySeed, RowId, ScoreShare, StepPlan
 from shared.kernel.attention import rows_alone
+from shared.kernel.step_layout import Layout
 from shared.model.hashlm.model import HashLM
 from shared.node.core import NodeCore
 from shared.sample.interface import SamplingBatch
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core, run_local
 from tests.support.verify_steps import new_batch
 
-FROZEN = (StepPlan, Admission, HistorySeed, SamplingBatch, ScoreShare)
+FROZEN = (StepPlan, Admission, HistorySeed, Layout, SamplingBatch, ScoreShare)
 VALUES = (int, float, str, bytes, bool, type(None), np.integer)
 
 
@@ -153,7 +154,8 @@ def test_lengths_are_summed_once_and_only_if_attention_asks(resolved: bool) -> N
     inputs = init_new(plan, core).inputs.for_attention()
     asked = [rows_alone(inputs) for _ in range(3)]
     assert Counted.num_sums == 1 and len(set(asked)) == 1, "once for all layers"
-    assert inputs.host is not None and inputs.host.seq_lens_sum == int(np.asarray(plan.seq_lens_cpu).sum()) > 0
+    host = inputs.layout.host
+    assert host is not None and host.seq_lens_sum == int(np.asarray(plan.seq_lens_cpu).sum()) > 0
     core.close()
 
 
@@ -197,7 +199,7 @@ def test_mixed_steps_list_chunks_first_and_name_the_decode_tail() -> None:
         assert (plan.expect_step[: plan.num_prefill] == -1).all() and (plan.expect_step[plan.num_prefill :] > 0).all()
         assert plan.prefill_input_ids_cpu is not None
         assert plan.prefill_input_ids_cpu.numel() == plan.q_lens[: plan.num_prefill].sum()
-        assert int((plan.q_lens + plan.seq_lens_cpu).max()) <= plan.max_seq_len
+        assert int((plan.q_lens + plan.seq_lens_cpu).max()) <= plan.layout.max_seq_len
 
 
 @pytest.mark.rule("S10")

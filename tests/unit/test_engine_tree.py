@@ -68,7 +68,7 @@ def test_verify_takes_the_longest_right_path(seed: int, width: int, num_rows: in
         assert verified.seq_lens[b] == fb.committed[b] + len(path)
         outputs = verified.sampled.top_ids[verified.output_of[b, : len(path)], 0]
         assert (outputs - first).tolist() == path, "logprobs are those of the path's nodes"
-        tokens = int(fb.inputs.cu_q_lens[b])
+        tokens = int(fb.inputs.layout.cu_q_lens[b])
         assert next_ids(fb, verified)[tokens : tokens + len(path)].tolist() == verified.tokens[b, : len(path)].tolist()
         assert last_token_idx(fb, verified)[b] == tokens + len(path) - 1
     if chunks:
@@ -168,7 +168,7 @@ def test_compaction_moves_all_planes_slots_and_the_step_s_rows(page_size: int, s
     width = rng.choice([3, 8, 16])
     plan = make_plan([rng.choice([14, 15, 16]), rng.randrange(1, 40), 13], width, [4], page_size)
     fb = make_batch(plan)
-    pool = make_pool(page_size, int(plan.page_table.max()) + 1)
+    pool = make_pool(page_size, int(plan.layout.page_table.max()) + 1)
     trees = [draw_parents(rng, width) for _ in range(3)]
     lay_out(fb, Drafts(torch.zeros((3, width - 1), dtype=torch.int64), torch.tensor(trees)))
     inputs = fb.inputs
@@ -180,12 +180,12 @@ def test_compaction_moves_all_planes_slots_and_the_step_s_rows(page_size: int, s
     want = {}
     for d, start in enumerate(committed):
         slots = [start + node for node in order[d].tolist()]
-        want[d] = {name: slots_of(pool, name, plan.page_table[1 + d], slots) for name in names}
+        want[d] = {name: slots_of(pool, name, plan.layout.page_table[1 + d], slots) for name in names}
     untouched = pool.pages_bytes.clone()
     compact(fb, output, order, pool)
     for d, start in enumerate(committed):
         for name in names:
-            got = slots_of(pool, name, plan.page_table[1 + d], list(range(start, start + width)))
+            got = slots_of(pool, name, plan.layout.page_table[1 + d], list(range(start, start + width)))
             for node, (a, b) in enumerate(zip(got, want[d][name], strict=True)):
                 assert torch.equal(a, b), f"plane {name}, row {d}, place {node}"
         tokens = slice(4 + d * width, 4 + (d + 1) * width)
@@ -202,7 +202,7 @@ def _assert_only_windows_changed(pool: KVPool, before: torch.Tensor, plan: StepP
     page_size = pool.page_size
     written = set()
     for b, start in enumerate(plan.seq_lens_cpu.tolist()[1:], start=1):
-        written |= {int(plan.page_table[b, slot // page_size]) for slot in range(start, start + width)}
+        written |= {int(plan.layout.page_table[b, slot // page_size]) for slot in range(start, start + width)}
     for page in range(pool.num_pages):
         assert page in written or torch.equal(pool.pages_bytes[page], before[page]), f"page {page}"
 

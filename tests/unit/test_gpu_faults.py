@@ -24,7 +24,7 @@ from shared.engine.boundary import HostCopy, OnHost
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
 from shared.engine.transfer_jobs import JobDone, TransferJobs
-from shared.node import build
+from shared.node import build_node, run
 from shared.node.context import NodeContext
 from shared.node.core import NodeCore
 from shared.observe.log import Logger
@@ -117,7 +117,7 @@ def test_memory_that_runs_out_for_one_request_ends_it_alone() -> None:
     forward, longest = core.engine.worker.model.forward, max(len(job.prompt) for job in many)
 
     def forward_or_not(inputs: object, kv: object) -> object:
-        if inputs.max_seq_len >= longest:  # type: ignore[attr-defined]
+        if inputs.layout.max_seq_len >= longest:  # type: ignore[attr-defined]
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(inputs, kv)  # type: ignore[arg-type]
 
@@ -220,12 +220,12 @@ class Process:
         self.gpu = make_device("eager", memory_bytes=1 << 28)
         self.before_warm_up: Callable[[], None] = do_nothing
         self.when_serving: Callable[[], None] = do_nothing
-        self.make_side: build.SideOf = lambda ctx: DecodeSide(ctx, {})
+        self.make_side: build_node.SideOf = lambda ctx: DecodeSide(ctx, {})
         self._threads = set(threading.enumerate())
-        self._warm_up = build.warm_up
+        self._warm_up = run.warm_up
         on_virtual_gpu(self.gpu, monkeypatch)
-        monkeypatch.setattr(build, "warm_up", self._begin)
-        monkeypatch.setattr(build, "transports", lambda *_: ())
+        monkeypatch.setattr(run, "warm_up", self._begin)
+        monkeypatch.setattr(build_node, "transports", lambda *_: ())
 
     def _begin(self, core: NodeCore, log: Logger) -> None:
         self.before_warm_up()
@@ -240,7 +240,7 @@ class Process:
         signal.alarm(int(HANG_GUARD_S))
         try:
             parts = parts_of(memory={"max_running": 4}, role="decode")
-            return build.run_node(NodeProcessConfig(parts), lambda ctx: self.make_side(ctx))
+            return run.run_node(NodeProcessConfig(parts), lambda ctx: self.make_side(ctx))
         finally:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, before)
@@ -267,7 +267,7 @@ def test_the_process_ends_with_a_status_that_says_so(
         process.before_warm_up = fail
     else:
         process.when_serving = fail
-    assert process.run() == build.EXIT_FAILED and process.is_gone
+    assert process.run() == run.EXIT_FAILED and process.is_gone
     said = capsys.readouterr().err
     assert "this node can't go on" in said and ("ready" in said) == (when == "serving")
 
@@ -284,7 +284,7 @@ def test_a_cuda_error_outside_of_steps_ends_the_process_too(
         status = process.run()
     except torch.AcceleratorError as error:
         raise AssertionError("it ended by a traceback") from error
-    assert status == build.EXIT_FAILED and process.is_gone
+    assert status == run.EXIT_FAILED and process.is_gone
     assert "this node can't go on" in capsys.readouterr().err
 
 

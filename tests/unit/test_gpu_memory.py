@@ -23,7 +23,7 @@ from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap
 from shared.engine.plan import StepPlan
 from shared.model.opened import OpenedModel
-from shared.node import build, gpu_memory
+from shared.node import build_memory, gpu_memory
 from shared.node.core import NodeCore
 from shared.node.gpu_memory import GpuUse
 from shared.node.memory_plan import MemoryPlan, plan_memory
@@ -87,7 +87,7 @@ def test_what_is_measured_is_what_is_there(gpu: VirtualGpu, monkeypatch: pytest.
         uses.append(gpu_memory.measure_use(gpu, device, made, *sizes))
         return uses[-1]
 
-    monkeypatch.setattr(build, "measure_use", measured)
+    monkeypatch.setattr(build_memory, "measure_use", measured)
     gc.disable()  # what goes is let go of on purpose
     try:
         core = on_virtual_gpu(gpu, monkeypatch).core(parts_of(memory=ROWS))
@@ -110,10 +110,10 @@ def test_the_largest_steps_are_as_large_as_the_settings_allow(
     core = on_virtual_gpu(gpu, monkeypatch).core(parts_of(spec=spec, memory=ROWS, chunk_size=200))
     mixed, chunks = plans
     assert chunks.q_lens.tolist() == [128, 72] and chunks.num_prefill == 2 and chunks.emits.all()
-    assert chunks.max_seq_len == 128 and chunks.seq_lens_cpu.tolist() == [0, 56]
+    assert chunks.layout.max_seq_len == 128 and chunks.seq_lens_cpu.tolist() == [0, 56]
     width = core.settings.width
     assert mixed.q_lens.tolist() == [32] + 9 * [width] and mixed.num_prefill == 1 and mixed.width == width
-    assert mixed.max_seq_len == 128 and not mixed.page_table.any() and mixed.history_rows.all()
+    assert mixed.layout.max_seq_len == 128 and not mixed.layout.page_table.any() and mixed.history_rows.all()
     assert len(plans) == 2 and not core.engine.leases
     core.close()
 
@@ -182,7 +182,7 @@ def test_a_pool_with_less_memory_than_measured_blames_settings(
         plan = plan_memory(*args)
         return replace(plan, num_pages=2 * WHOLE // args[2])
 
-    monkeypatch.setattr(build, "plan_memory", too_much)
+    monkeypatch.setattr(build_memory, "plan_memory", too_much)
     told = r"free on .* too little for the KV pool.*--gpu-mem-fraction or --kv-bytes"
     with pytest.raises((ConfigError, torch.OutOfMemoryError), match=told):
         on_virtual_gpu(gpu, monkeypatch).core(parts_of(memory=ROWS))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
 from shared.model.interface import ModelInputs, ModelOutput
@@ -26,11 +27,13 @@ def ragged(rows: list[tuple[list[int], int]], tables: list[list[int]]) -> ModelI
     return ModelInputs(
         input_ids=torch.tensor(ids),
         positions=torch.tensor(positions),
-        cu_q_lens=torch.tensor([0, *np.cumsum(lens)], dtype=torch.int32),
-        page_table=torch.from_numpy(table),
+        layout=Layout(
+            cu_q_lens=torch.tensor([0, *np.cumsum(lens)], dtype=torch.int32),
+            page_tables=(torch.from_numpy(table),),
+            max_q_len=max(lens),
+            max_seq_len=max(positions) + 1,
+        ),
         logits_idx=torch.arange(len(ids)),
-        max_q_len=max(lens),
-        max_seq_len=max(positions) + 1,
     )
 
 

@@ -8,6 +8,7 @@ import torch
 
 from shared.core.sampling_params import SamplingParams
 from shared.kernel.attention import AttentionInputs
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.hashlm.draft import DEPTH, HashDraft, expected_accept_len, is_hit
 from shared.model.hashlm.model import HashLM
@@ -24,7 +25,8 @@ PAGES = [9, 2, 30, 4, 21, 7, 15, 11, 6, 18, 3, 25, 12, 28, 1, 19, 8]
 
 def view_of(positions: range, pages: list[int]) -> AttentionInputs:
     ends, table = torch.tensor([0, len(positions)], dtype=torch.int32), torch.tensor([pages], dtype=torch.int32)
-    return AttentionInputs(torch.tensor(list(positions)), ends, table, len(positions), positions[-1] + 1)
+    layout = Layout(ends, (table,), len(positions), positions[-1] + 1)
+    return AttentionInputs(torch.tensor(list(positions)), layout)
 
 
 def aux_of(num_tokens: int) -> torch.Tensor:
@@ -33,8 +35,7 @@ def aux_of(num_tokens: int) -> torch.Tensor:
     kv = KVPool(model.kv_planes(4), 40, 4)
     view = view_of(range(num_tokens), PAGES)
     ids, last = torch.tensor(TOKENS[:num_tokens]), torch.tensor([num_tokens - 1])
-    inputs = ModelInputs(ids, view.positions, view.cu_q_lens, view.page_table, last, num_tokens, num_tokens)
-    aux = model.forward(inputs, kv).aux
+    aux = model.forward(ModelInputs(ids, view.positions, view.layout, last), kv).aux
     assert aux is not None and aux.shape == (num_tokens, 3)
     return aux
 
@@ -154,10 +155,7 @@ def test_rows_are_independent() -> None:
     drafts = [draft.drafts(1)[0] for draft in (first, second)]
     view = AttentionInputs(
         torch.tensor([first.committed, second.committed]),
-        torch.tensor([0, 1, 2], dtype=torch.int32),
-        torch.tensor(pages, dtype=torch.int32),
-        1,
-        64,
+        Layout(torch.tensor([0, 1, 2], dtype=torch.int32), (torch.tensor(pages, dtype=torch.int32),), 1, 64),
     )
     hidden = torch.cat([first.hidden[-1:], second.hidden[-1:]])
     both = first.head.forward(torch.tensor(drafts), hidden, view, kv).hidden

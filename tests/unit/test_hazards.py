@@ -298,7 +298,7 @@ def test_pages_that_were_free_at_launch() -> None:
         launch = core.engine.launch
 
         def leaky(plan):  # noqa: ANN001, ANN202
-            core.kv.allocator.generation[int(plan.page_table[0, 0])] += np.uint64(1)
+            core.kv.allocator.generation[int(plan.layout.page_table[0, 0])] += np.uint64(1)
             return launch(plan)
 
         core.engine.launch = leaky

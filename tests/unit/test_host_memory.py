@@ -10,7 +10,8 @@ import pytest
 from shared.config import host_memory
 from shared.core.errors import ConfigError
 from shared.model.opened import LoadOptions
-from shared.node import build
+from shared.node.build_memory import available_bytes
+from shared.node.build_model import Loaded
 
 GIB = 1 << 30
 
@@ -46,4 +47,4 @@ def test_weights_larger_than_the_container_are_refused() -> None:
 
 @pytest.mark.usefixtures("container")
 def test_the_kv_pool_is_planned_within_the_container() -> None:
-    assert build.available_bytes(build.Loaded(None, None)) == 5 * GIB // 2  # type: ignore[arg-type]
+    assert available_bytes(Loaded(None, None)) == 5 * GIB // 2  # type: ignore[arg-type]

@@ -88,6 +88,26 @@ def test_a_report_has_every_package_and_list(tmp_path: Path) -> None:
     assert lines[-1] == "\ncircles of imports, lazy ones too: 0"
 
 
+@pytest.mark.parametrize(
+    ("doc", "is_told"),
+    [
+        ("Wide. It has many fields because each is a\n    column.", True),
+        ("It has many\n    fields because of that.", True),
+        ("It has many fields.", False),
+        ("Fields. Because.", False),
+        ("", False),
+    ],
+)
+def test_a_reason_is_one_sentence_about_the_fields(doc: str, is_told: bool) -> None:
+    (node,) = module(f'class A:\n    """{doc}"""\n    a: int\n').classes
+    assert house.has_reason(node) == is_told
+
+
+def test_large_classes_say_why_they_have_so_many_fields() -> None:
+    large = house.large_classes(house.modules_in(house.ROOT, house.PRODUCT))
+    assert len(large) > 9 and [name for name, node in large.items() if not house.has_reason(node)] == []
+
+
 def test_the_sources_of_this_tree_are_read() -> None:
     found = house.modules_in(house.ROOT, ["router"])
     assert "router.app" in {one.name for one in found} and all(isinstance(one.tree, ast.Module) for one in found[:3])

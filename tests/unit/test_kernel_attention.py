@@ -12,9 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.kernel import attend_numba, attention
 from shared.kernel.attend_numba import FETCH_AHEAD, MOST_SCRATCH, most_run_tokens, run_bytes, score_row
-from shared.kernel.attention import AttentionInputs, AttentionShape, HostLengths, TorchAttention
+from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttention
 from shared.kernel.attention_numba import page_items
 from shared.kernel.items import Items
+from shared.kernel.step_layout import HostLengths, Layout
 from tests.support.paged_attention import CPU, MAX_LEN, SHAPE, SHAPES, Paged, numba_backend, tables
 from tests.support.virtual_gpu.device import make_device
 
@@ -169,19 +170,20 @@ def test_a_huge_score_is_no_overflow() -> None:
 @pytest.mark.parametrize("wrong", ["position", "max_seq_len", "table", "page", "negative page"])
 def test_a_wrong_plan_fails_before_anything_is_written(wrong: str) -> None:
     paged = Paged(numba_backend(SHAPE), SHAPE)
-    inputs = AttentionInputs(torch.arange(20), torch.tensor([0, 20], dtype=torch.int32), paged.table[:1], 20, 20)
+    positions, table, max_seq_len = torch.arange(20), paged.table[:1], 20
     match wrong:
         case "position":
-            inputs.positions, inputs.max_seq_len = inputs.positions + MAX_LEN - 10, 2 * MAX_LEN
+            positions, max_seq_len = positions + MAX_LEN - 10, 2 * MAX_LEN
         case "max_seq_len":
-            inputs.max_seq_len = 19
+            max_seq_len = 19
         case "table":
-            inputs.page_table = inputs.page_table[:, :1]
+            table = table[:, :1]
         case "page" | "negative page":
-            inputs.page_table = inputs.page_table.clone()
-            inputs.page_table[0, 1] = len(paged.kv) if wrong == "page" else -1
+            table = table.clone()
+            table[0, 1] = len(paged.kv) if wrong == "page" else -1
+    layout = Layout(torch.tensor([0, 20], dtype=torch.int32), (table,), 20, max_seq_len)
     with pytest.raises(IndexError, match="pages" if "page" in wrong else "positions"):
-        paged.backend.begin(inputs, paged.kv)
+        paged.backend.begin(AttentionInputs(positions, layout), paged.kv)
 
 
 RAGGED = {"cpu": 5, "virtual GPU": 5}

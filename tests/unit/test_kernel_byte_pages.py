@@ -9,6 +9,7 @@ import torch
 
 from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttention
 from shared.kernel.quantized import DTYPES, dequantize, quantize
+from shared.kernel.step_layout import Layout
 from tests.support.paged_attention import SHAPE, SHAPES, Paged, numba_backend, tables
 
 WINDOW = SHAPES["sliding window"]
@@ -141,6 +142,7 @@ def test_no_number_of_a_later_token_reaches_an_earlier_one(name: str) -> None:
 )
 def test_other_pages_are_refused(pages: torch.dtype, dtype: torch.dtype, has_scales: bool, told: str) -> None:
     backend, paged = numba_backend(SHAPE, pages=pages), Paged(numba_backend(SHAPE), SHAPE)
-    inputs = AttentionInputs(torch.arange(2), torch.tensor([0, 2], dtype=torch.int32), paged.table[:1], 2, 2)
+    layout = Layout(torch.tensor([0, 2], dtype=torch.int32), (paged.table[:1],), 2, 2)
+    inputs = AttentionInputs(torch.arange(2), layout)
     with pytest.raises(TypeError, match=told):
         backend.begin(inputs, paged.kv.to(dtype), paged.kv[..., 0] if has_scales else None)

@@ -13,6 +13,7 @@ import torch
 from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape, TorchAttention
 from shared.kernel.attention_numba import NumbaAttention
 from shared.kernel.rope import inverse_frequencies, rope_tables
+from shared.kernel.step_layout import Layout
 from shared.kernel.team import Team
 from tests.support.draft_trees import depths, draw_parents, path_to, visible_bits
 
@@ -78,10 +79,12 @@ class Rows:
         has_tree = any(row.parents is not None for row in rows)
         inputs = AttentionInputs(
             positions=torch.cat([row.positions for row in rows]),
-            cu_q_lens=lens.cumsum(0).to(torch.int32),
-            page_table=self.table[[row.table_row for row in rows]],
-            max_q_len=int(lens.max()),
-            max_seq_len=int(slots.max()) + 1,
+            layout=Layout(
+                cu_q_lens=lens.cumsum(0).to(torch.int32),
+                page_tables=(self.table[[row.table_row for row in rows]],),
+                max_q_len=int(lens.max()),
+                max_seq_len=int(slots.max()) + 1,
+            ),
             slots=slots if has_tree else None,
             visible=torch.cat([row.visible for row in rows]) if has_tree else None,
         )
@@ -143,10 +146,12 @@ def test_part_of_a_window_sees_what_earlier_steps_wrote_of_it(name: str) -> None
     for first, last in ((0, 1), (1, 3), (3, 6), (6, 7)):
         inputs = AttentionInputs(
             positions=9 + depth[first:last],
-            cu_q_lens=torch.tensor([0, last - first], dtype=torch.int32),
-            page_table=rows.table[:1],
-            max_q_len=last - first,
-            max_seq_len=9 + last,
+            layout=Layout(
+                cu_q_lens=torch.tensor([0, last - first], dtype=torch.int32),
+                page_tables=(rows.table[:1],),
+                max_q_len=last - first,
+                max_seq_len=9 + last,
+            ),
             slots=9 + torch.arange(first, last),
             visible=bits[first:last],
         )
@@ -161,6 +166,6 @@ def test_a_wrong_window_fails_before_anything_is_written(wrong: str) -> None:
     slots = torch.tensor([3, 4]) if wrong == "visible" else torch.tensor([3, 5])
     visible = torch.tensor([1, 0b100000 if wrong == "visible" else 0b11])
     bounds = torch.tensor([0, 2], dtype=torch.int32)
-    inputs = AttentionInputs(torch.tensor([3, 4]), bounds, rows.table[:1], 2, 5, slots, visible)
+    inputs = AttentionInputs(torch.tensor([3, 4]), Layout(bounds, (rows.table[:1],), 2, 5), slots, visible)
     with pytest.raises(IndexError, match="begins before" if wrong == "visible" else "slots 3..5"):
         rows.backend.begin(inputs, rows.kv)

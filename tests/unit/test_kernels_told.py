@@ -145,7 +145,8 @@ core_plan.apply(config.cores)
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
-from shared.node.build import build_core, warm_up
+from shared.node.build_core import build_core
+from shared.node.warm_up import warm_up
 from shared.node.compiling import KernelLog, tell_of_kernels
 from shared.node.cores import NodeCores
 from shared.observe.log import Logger

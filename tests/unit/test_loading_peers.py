@@ -8,10 +8,10 @@ NODE = """
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.settings import NodeConfig
 from shared.core.errors import ConfigError
-from shared.node import build
+from shared.node import run
 from tests.support.raw_zmtp import RawPeer
 
-links, opened = [], build.open_links
+links, opened = [], run.open_links
 def open_links(*args):
     links.append(opened(*args))
     return links[0]
@@ -26,9 +26,9 @@ def load(*args):
     print(sent < 299)
     raise ConfigError("loaded")
 
-build.open_links, build.build_core = open_links, load
+run.open_links, run.build_core = open_links, load
 try:
-    build.run_node(NodeProcessConfig(NodeParts(node=NodeConfig(router=("tcp://127.0.0.1:9",)))), None)
+    run.run_node(NodeProcessConfig(NodeParts(node=NodeConfig(router=("tcp://127.0.0.1:9",)))), None)
 except ConfigError as error:
     print(error.message)
 """

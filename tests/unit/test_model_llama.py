@@ -12,6 +12,7 @@ import transformers
 from shared.core.held_result import hold, release
 from shared.kernel.libraries import has_numba
 from shared.kernel.product import supports
+from shared.kernel.step_layout import Layout
 from shared.kernel.team import Team
 from shared.model.interface import LayerMarks, ModelInputs
 from shared.model.kernels import Formats
@@ -169,11 +170,10 @@ def test_hidden_is_what_the_head_reads(llama: tuple[transformers.PreTrainedModel
     inputs = ModelInputs(
         input_ids=torch.tensor(ids),
         positions=torch.arange(9),
-        cu_q_lens=torch.tensor([0, 9], dtype=torch.int32),
-        page_table=rows.table,
+        layout=Layout(
+            cu_q_lens=torch.tensor([0, 9], dtype=torch.int32), page_tables=(rows.table,), max_q_len=9, max_seq_len=9
+        ),
         logits_idx=torch.tensor([8]),
-        max_q_len=9,
-        max_seq_len=9,
     )
     with torch.inference_mode():
         out = rows.model.forward(inputs, rows.pool)

@@ -16,6 +16,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.kernel.product import supports
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.hf_config import config_from_hf
 from shared.model.interface import Carried, Model, ModelInputs, ModelOutput, Stage
@@ -147,11 +148,13 @@ def inputs_of(ids: Sequence[int], first: int, page: int) -> ModelInputs:
     return ModelInputs(
         input_ids=torch.tensor(ids),
         positions=torch.arange(first, first + len(ids)),
-        cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
-        page_table=torch.tensor([[page]], dtype=torch.int32),
+        layout=Layout(
+            cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
+            page_tables=(torch.tensor([[page]], dtype=torch.int32),),
+            max_q_len=len(ids),
+            max_seq_len=first + len(ids),
+        ),
         logits_idx=torch.arange(len(ids)),
-        max_q_len=len(ids),
-        max_seq_len=first + len(ids),
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
 from shared.model.interface import Model, ModelInputs
@@ -57,11 +58,13 @@ class Row:
         chain = ModelInputs(
             input_ids=torch.tensor(ids),
             positions=slots,
-            cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
-            page_table=self.table,
+            layout=Layout(
+                cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
+                page_tables=(self.table,),
+                max_q_len=len(ids),
+                max_seq_len=start + len(ids),
+            ),
             logits_idx=torch.arange(len(ids)),
-            max_q_len=len(ids),
-            max_seq_len=start + len(ids),
         )
         if parents is None:
             return chain

@@ -11,7 +11,7 @@ from shared.config.processes import NodeParts
 from shared.config.settings import ModelConfig, SchedConfig
 from shared.core.errors import ConfigError
 from shared.model.load import load_model, why_on_cpu
-from shared.node.build import devices
+from shared.node.build_model import devices
 from shared.observe.log import Logger
 from tests.support import tiny_t5
 from tests.support.cuda_core import folder_of

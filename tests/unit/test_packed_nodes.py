@@ -18,7 +18,7 @@ from shared.kernel.product import supports
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 from shared.model.packed_folder import PackedFolder, packed_of
-from shared.node import build
+from shared.node import build_memory, build_model
 from shared.observe.log import Logger
 from shared.ranks import follower
 from shared.ranks.orders import Start
@@ -38,9 +38,9 @@ def parts(model: str, packed_bytes: int = GIB) -> NodeParts:
     return NodeParts(model=ModelConfig(model=model, dtype="float32"), memory=MemoryConfig(packed_bytes=packed_bytes))
 
 
-def loaded(model: Path, packed_bytes: int = GIB) -> build.Loaded:
+def loaded(model: Path, packed_bytes: int = GIB) -> build_model.Loaded:
     cores = types.SimpleNamespace(team=None, threads=1)
-    return build.load(parts(str(model), packed_bytes), "cpu", cores, None, None)  # type: ignore[arg-type]
+    return build_model.load(parts(str(model), packed_bytes), "cpu", cores, None, None)  # type: ignore[arg-type]
 
 
 @needs_kernels
@@ -68,13 +68,13 @@ def test_mapped_weights_are_not_taken_for_free_memory(
     one = loaded(write_tiny_llama(tmp_path / "model"))
     assert one.packed is not None
     one.packed.mapped_bytes = 3 * GIB
-    monkeypatch.setattr(build, "host_memory", lambda: (8 * GIB, 8 * GIB))
-    plan = build.plan_memory
-    monkeypatch.setattr(build, "plan_memory", lambda *args: (given.append(args[5]), plan(*args))[1])
+    monkeypatch.setattr(build_memory, "host_memory", lambda: (8 * GIB, 8 * GIB))
+    plan = build_memory.plan_memory
+    monkeypatch.setattr(build_memory, "plan_memory", lambda *args: (given.append(args[5]), plan(*args))[1])
     log = Logger("x", io.StringIO())
     small = replace(parts("x"), memory=MemoryConfig(kv_bytes=1 << 20, max_running=1))
     for wanted in (one, replace(one, packed=None)):
-        build.measured_plan(small, wanted, "cpu", 1, None, lambda: None, log)  # type: ignore[arg-type, return-value]
+        build_memory.measured_plan(small, wanted, "cpu", 1, None, lambda: None, log)  # type: ignore[arg-type, return-value]
     assert given == [5 * GIB, 8 * GIB]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from shared.node.build import check_at_exit
 from shared.node.node import Node
+from shared.node.run import check_at_exit
 from shared.observe.log import Logger
 from shared.wire.messages import Ready
 from tests.support.core_rig import CoreKnobs

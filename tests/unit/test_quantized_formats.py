@@ -18,6 +18,7 @@ from shared.kernel.product import supports
 from shared.kernel.quantized import DTYPES, dequantize, quantize
 from shared.kernel.quantized_product import QuantizedTileLinear, pack
 from shared.kernel.rope import inverse_frequencies, rope_tables
+from shared.kernel.step_layout import Layout
 from shared.kernel.team import Team
 from shared.kv.pool import KVPool
 from shared.model.interface import Model
@@ -105,7 +106,7 @@ class BytePages:
 
     def step(self, start: int, stop: int) -> torch.Tensor:
         cu = torch.tensor([0, stop - start], dtype=torch.int32)
-        inputs = AttentionInputs(torch.arange(start, stop), cu, self.table, stop - start, stop)
+        inputs = AttentionInputs(torch.arange(start, stop), Layout(cu, (self.table,), stop - start, stop))
         self.backend.begin(inputs, self.kv, self.scales)
         return self.backend.attend(0, self.qkv[start:stop], None, None)
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from shared.kernel.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
-from shared.model.interface import AdapterSpec, Model, ModelInputs, ModelOutput
+from shared.model.interface import AdapterSpec, LayerMarks, Model, ModelInputs, ModelOutput
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 from shared.ranks.dp import deal
-from shared.ranks.orders import Forward
 from shared.ranks.tp import inputs_of, order_of
 from tests.support.core_rig import (
     MAX_CONTEXT,
@@ -93,15 +93,17 @@ def step_of(q_lens: list[int], wanted: list[int]) -> ModelInputs:
     return ModelInputs(
         input_ids=torch.arange(total),
         positions=torch.arange(total) + 100,
-        cu_q_lens=torch.from_numpy(bounds),
-        page_table=torch.arange(len(q_lens) * 2, dtype=torch.int32).view(-1, 2),
+        layout=Layout(
+            cu_q_lens=torch.from_numpy(bounds),
+            page_tables=(torch.arange(len(q_lens) * 2, dtype=torch.int32).view(-1, 2),),
+            max_q_len=max(q_lens),
+            max_seq_len=200,
+            encoder_lens=torch.arange(len(q_lens)) + 500,
+        ),
         logits_idx=torch.tensor(wanted, dtype=torch.int64),
-        max_q_len=max(q_lens),
-        max_seq_len=200,
         slots=torch.arange(total) + 300,
         visible=torch.arange(total) + 400,
         adapters=torch.arange(total) % 3,
-        encoder_lens=torch.arange(len(q_lens)) + 500,
     )
 
 
@@ -112,14 +114,18 @@ def test_every_row_and_output_is_dealt_once_and_in_order(size: int, q_lens: list
     inputs = step_of(q_lens, wanted)
     parts = deal(inputs, size)
     assert len(parts) == size and len(parts[0].input_ids) > 0
-    for name in ("input_ids", "positions", "page_table", "slots", "visible", "encoder_lens"):
-        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(inputs, name))
+    assert {*inputs.per_token()} == {"input_ids", "positions", "slots", "visible", "adapters"}
+    for name, whole in inputs.per_token().items():
+        assert torch.equal(torch.cat([part.per_token()[name] for part in parts]), whole)
+    for name, whole in (inputs.layout.per_row() | {"page_table_0": inputs.layout.page_table}).items():
+        assert torch.equal(torch.cat([part.layout.arrays()[name] for part in parts]), whole)
     starts = np.cumsum([0, *(len(part.input_ids) for part in parts)])
     moved = [int(i) + start for part, start in zip(parts, starts[:-1], strict=True) for i in part.logits_idx]
     assert moved == wanted
     for part in parts:
-        assert part.cu_q_lens[0] == 0 and part.cu_q_lens[-1] == len(part.input_ids)
-        assert len(part.cu_q_lens) == len(part.page_table) + 1
+        bounds = part.layout.cu_q_lens
+        assert bounds[0] == 0 and bounds[-1] == len(part.input_ids)
+        assert len(bounds) == len(part.layout.page_table) + 1
     if q_lens == [1] * 9 and size == 3:
         assert [len(part.input_ids) for part in parts] == [3, 3, 3]
 
@@ -147,6 +153,10 @@ def test_llama_streams_are_those_of_one_rank(tmp_path: Path) -> None:
 
 
 def same(ours: object, theirs: object) -> bool:
+    if isinstance(ours, Layout) and isinstance(theirs, Layout):
+        return all(same(getattr(ours, f.name), getattr(theirs, f.name)) for f in fields(Layout))
+    if isinstance(ours, tuple) and isinstance(theirs, tuple):
+        return all(same(*pair) for pair in zip(ours, theirs, strict=True))
     if isinstance(ours, torch.Tensor):
         return isinstance(theirs, torch.Tensor) and ours.dtype == theirs.dtype and torch.equal(ours, theirs)
     return ours == theirs
@@ -155,12 +165,10 @@ def same(ours: object, theirs: object) -> bool:
 def test_every_field_of_a_forward_s_inputs_is_sent() -> None:
     """A new one that was forgotten would be missing on all ranks but the first, and nobody would be told."""
     inputs = step_of([3, 1, 1], [2, 3, 4])
-    names = [field.name for field in fields(ModelInputs)]
-    names.remove("layers")  # tells who waits on the first rank; with several nobody does
-    names.remove("host")  # saves a device from being asked; ranks compute on CPUs
-    assert set(names) == {*Forward.__struct_fields__} - {"num_pages"}
-    got = inputs_of(order_of(inputs))
-    assert [name for name in names if not same(getattr(got, name), getattr(inputs, name))] == []
+    known = replace(inputs.layout, host=HostLengths(np.zeros(1, np.int32), None, 1))
+    whole = replace(inputs, layers=LayerMarks([1]), layout=known)
+    got = inputs_of(order_of(whole))  # without marks, which tell who waits on the first rank, and what that host knows
+    assert [f.name for f in fields(ModelInputs) if not same(getattr(got, f.name), getattr(inputs, f.name))] == []
     bare = inputs_of(order_of(replace(inputs, slots=None, visible=None, adapters=None)))
     assert bare.slots is None and bare.visible is None and bare.adapters is None
 

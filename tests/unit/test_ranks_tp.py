@@ -15,6 +15,7 @@ from shared.core.errors import ConfigError, RankLost
 from shared.device.group import RankGroup
 from shared.kernel.attention import AttentionBackend
 from shared.kernel.product import supports
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.config import ExpertConfig
 from shared.model.hashlm.model import HashLM
@@ -85,11 +86,13 @@ def inputs_of(ids: list[int], committed: int, wanted: list[int]) -> ModelInputs:
     return ModelInputs(
         input_ids=torch.tensor(ids),
         positions=torch.arange(committed, committed + len(ids)),
-        cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
-        page_table=torch.arange(1, 9, dtype=torch.int32)[None],
+        layout=Layout(
+            cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
+            page_tables=(torch.arange(1, 9, dtype=torch.int32)[None],),
+            max_q_len=len(ids),
+            max_seq_len=committed + len(ids),
+        ),
         logits_idx=torch.tensor(wanted, dtype=torch.int64),
-        max_q_len=len(ids),
-        max_seq_len=committed + len(ids),
     )
 
 

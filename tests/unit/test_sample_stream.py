@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
 from shared.model.interface import ModelInputs
@@ -65,8 +66,9 @@ class Engine:
         self.history.tokens[rows, positions] = torch.from_numpy(ids.astype(np.int32))
         cu_q_lens = torch.from_numpy(np.concatenate([[0], np.cumsum(lens)]).astype(np.int32))
         last = (cu_q_lens[1:] - 1).to(torch.int64)
-        tensors = (torch.from_numpy(ids), torch.from_numpy(positions), cu_q_lens, torch.from_numpy(self.table))
-        output = self.model.forward(ModelInputs(*tensors, last, int(lens.max()), 128), self.kv)
+        layout = Layout(cu_q_lens, (torch.from_numpy(self.table),), int(lens.max()), 128)
+        tensors = (torch.from_numpy(ids), torch.from_numpy(positions), layout, last)
+        output = self.model.forward(ModelInputs(*tensors), self.kv)
         batch = SamplingBatch.build(self.params, self.seeds, [len(p) for p in self.prompts])
         drawn = self.sampler(output.logits, batch, np.arange(len(inputs)), tensors[1][last], self.history)
         for run, token, logprob in zip(self.runs, drawn.ids.tolist(), drawn.logprobs.tolist(), strict=True):

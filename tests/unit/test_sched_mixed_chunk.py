@@ -21,7 +21,7 @@ from shared.core.keys import RequestKey
 from shared.device.clock import HostClock
 from shared.device.cpu import do_nothing
 from shared.engine.plan import RowId, StepPlan, StepResult
-from shared.node.build import build_core
+from shared.node.build_core import build_core
 from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
 from shared.observe.log import Logger

@@ -358,7 +358,7 @@ def test_lengths_never_pass_what_was_reserved() -> None:
     launch = core.engine.launch
 
     def check(plan):  # noqa: ANN001, ANN202
-        pages = (plan.page_table != 0).sum(axis=1)
+        pages = (plan.layout.page_table != 0).sum(axis=1)
         running = core.queues.running
         for b, row in enumerate(plan.req_pool_indices.tolist()):
             if b >= plan.num_prefill:

@@ -16,8 +16,8 @@ from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.engine.plan import StepPlan
 from shared.model.interface import ModelInputs, ModelOutput
-from shared.node.build import warm_up
 from shared.node.core import NodeCore
+from shared.node.warm_up import warm_up
 from shared.observe.log import Logger
 from shared.sched.loop import MOST_IN_A_ROW
 from shared.wire.messages import Installed, Ready
@@ -55,7 +55,7 @@ class Forward:
         core.model.forward = self  # type: ignore[method-assign, assignment]
 
     def __call__(self, inputs: ModelInputs, kv: object) -> ModelOutput:
-        self.rows.append(len(inputs.cu_q_lens) - 1)
+        self.rows.append(len(inputs.layout.cu_q_lens) - 1)
         if self.fails(inputs):
             raise self.error("injected")
         return self._forward(inputs, kv)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def test_whatever_the_model_is(knobs: dict) -> None:
     asked, company = [], 3
 
     def third_company(inputs: ModelInputs) -> bool:
-        asked.append(len(inputs.cu_q_lens) - 1)
+        asked.append(len(inputs.layout.cu_q_lens) - 1)
         return asked[-1] >= company and sum(rows >= company for rows in asked) == 2
 
     if not knobs.get("stages"):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from shared.kernel.product import supports
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.shard import HashLMShard
@@ -61,11 +62,13 @@ def inputs_of(start: int, stop: int) -> ModelInputs:
     return ModelInputs(
         input_ids=torch.tensor(ids),
         positions=torch.arange(start, stop).repeat(ROWS),
-        cu_q_lens=torch.arange(0, ROWS * count + 1, count, dtype=torch.int32),
-        page_table=torch.arange(1, 1 + 4 * ROWS, dtype=torch.int32).view(ROWS, 4),
+        layout=Layout(
+            cu_q_lens=torch.arange(0, ROWS * count + 1, count, dtype=torch.int32),
+            page_tables=(torch.arange(1, 1 + 4 * ROWS, dtype=torch.int32).view(ROWS, 4),),
+            max_q_len=count,
+            max_seq_len=stop,
+        ),
         logits_idx=torch.arange(ROWS * count),
-        max_q_len=count,
-        max_seq_len=stop,
         adapters=torch.tensor(SLOTS).repeat_interleave(count),
     )
 

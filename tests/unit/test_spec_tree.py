@@ -56,8 +56,8 @@ class ReadingHead:
         plane = kv.plane("ids")
         states = []
         for t, (slot, seen) in enumerate(zip(view.slots.tolist(), view.visible.tolist(), strict=True)):
-            row = int(torch.searchsorted(view.cu_q_lens[1:], t, right=True))
-            pages = view.page_table[row].tolist()
+            row = int(torch.searchsorted(view.layout.cu_q_lens[1:], t, right=True))
+            pages = view.layout.page_table[row].tolist()
             start = slot - seen.bit_length() + 1
             plane[pages[slot // PAGE], slot % PAGE, 0] = next_ids[t]
             on_the_way = [start + n for n in range(seen.bit_length()) if seen >> n & 1]
@@ -71,7 +71,7 @@ class ReadingHead:
 def slow_tree(fb: ForwardBatch, history: History, d: int, topk: int, steps: int) -> dict[PATH, float]:
     """Every candidate of a row by its path, and how likely it is."""
     b, committed = fb.plan.num_prefill + d, int(fb.committed[fb.plan.num_prefill + d])
-    pages = int(fb.plan.page_table[b, 0])
+    pages = int(fb.plan.layout.page_table[b, 0])
     found: dict[PATH, float] = {}
     level: dict[PATH, float] = {(): 0.0}
     for _ in range(steps):
@@ -96,11 +96,11 @@ def test_a_tree_is_the_likeliest_of_all_paths(topk: int, steps: int, width: int,
     sampling = SamplingParams(9, temperature=temperature, repetition_penalty=1.5, presence_penalty=0.5, top_p=0.8)
     plan = make_plan([9, 14], width, [3], PAGE, sampling)
     fb, head = make_batch(plan), ReadingHead()
-    kv = KVPool(head.kv_planes(PAGE), int(plan.page_table.max()) + 1, PAGE)
+    kv = KVPool(head.kv_planes(PAGE), int(plan.layout.page_table.max()) + 1, PAGE)
     future_map = FutureMap(4, 64)
     future_map.history[:] = torch.randint(0, VOCAB, (4, 64), generator=torch.Generator().manual_seed(2))
     history = future_map.history_of(fb.future)
-    roots = torch.tensor([[state_of(int(plan.page_table[b, 0]), ())] for b in (1, 2)])
+    roots = torch.tensor([[state_of(int(plan.layout.page_table[b, 0]), ())] for b in (1, 2)])
     draw = Draw(fb, future_map, VOCAB, *fb.decode_rows())
     last, logits = future_map.history[[2, 3], [9, 14]].long(), torch.stack([logits_of(int(root)) for root in roots])
     ids, probabilities = draw.first(head, logits, last, fb.committed[1:], topk)
@@ -153,7 +153,7 @@ def test_the_relay_of_a_row_without_draft_state_makes_some_tree() -> None:
     fb, head = make_batch(make_plan([9], 6, [], PAGE)), ReadingHead()
     kv = KVPool(head.kv_planes(PAGE), 20, PAGE)
     future_map = FutureMap(2, 64)
-    root = torch.tensor([[state_of(int(fb.plan.page_table[0, 0]), ())]])
+    root = torch.tensor([[state_of(int(fb.plan.layout.page_table[0, 0]), ())]])
     level = Level(torch.zeros((1, 2), dtype=torch.int64), torch.zeros((1, 2)).log(), torch.full((1, 2), -1))
     drafts = grow(head, Draw(fb, future_map, VOCAB, *fb.decode_rows()), fb, kv, level, root, 3)
     assert drafts.parents is not None

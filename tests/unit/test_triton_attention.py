@@ -63,7 +63,7 @@ def test_the_host_s_bound_changes_no_bit(name: str) -> None:
     """Nor does whether there is a merge at all."""
     case = CASES[name]
     step = case.step()
-    found = [bounded(step, most).run(backends(case.shape)[0]) for most in (step.inputs.max_seq_len, 600)]
+    found = [bounded(step, most).run(backends(case.shape)[0]) for most in (step.inputs.layout.max_seq_len, 600)]
     assert torch.equal(*found)
 
 
@@ -82,7 +82,7 @@ def test_a_row_has_the_same_bits_beside_any_others() -> None:
     beside = make_step(shape, [*few, Row(690, 2), Row(5, 3)])
     kept = len(alone.qkv)
     beside.qkv[:kept] = alone.qkv
-    for from_row, to_row in zip(alone.inputs.page_table, beside.inputs.page_table, strict=False):
+    for from_row, to_row in zip(alone.inputs.layout.page_table, beside.inputs.layout.page_table, strict=False):
         beside.kv[to_row[: len(from_row)].long()] = alone.kv[from_row.long()]
     wanted = alone.run(backends(shape)[0])
     assert torch.equal(beside.run(backends(shape)[0])[:kept], wanted)
@@ -131,7 +131,8 @@ def test_numbers_may_come_as_a_view_of_one() -> None:
     step.inputs = level
     same = step.run(ours)
     first = torch.stack((first, first + 1))[:1]  # what lies behind it is another
-    step.inputs = replace(level, positions=first.expand(2), page_table=torch.cat((level.page_table,) * 2, 1)[:, ::1])
+    table = torch.cat((level.layout.page_table,) * 2, 1)[:, ::1]
+    step.inputs = replace(level, positions=first.expand(2), layout=replace(level.layout, page_tables=(table,)))
     assert torch.equal(step.run(ours), same) and not torch.equal(same, wanted)
 
 

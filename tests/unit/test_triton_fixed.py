@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from shared.core.errors import ConfigError
-from shared.kernel.attention import AttentionShape, HostLengths
+from shared.kernel.attention import AttentionShape
+from shared.kernel.step_layout import HostLengths
 from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
@@ -89,12 +90,12 @@ def prompt_bits(shape: AttentionShape, cuts: Sequence[int], beside: Sequence[Row
     found, pages = [], whole.kv.clone()
     for start, stop in zip((0, *cuts), (*cuts, 40), strict=True):
         step = make_step(shape, [Row(start, stop - start), *beside], seed=start)
-        own = whole.inputs.page_table[0]
-        line = step.inputs.page_table[0, : len(own)].long()
+        own = whole.inputs.layout.page_table[0]
+        line = step.inputs.layout.page_table[0, : len(own)].long()
         step.kv[line] = pages[own[: len(line)].long()]
         step.qkv[: stop - start] = whole.qkv[start:stop]
-        host = HostLengths(np.asarray(step.inputs.cu_q_lens), None, len(beside))
-        step.inputs = replace(step.inputs, host=host)
+        host = HostLengths(np.asarray(step.inputs.layout.cu_q_lens), None, len(beside))
+        step.inputs = replace(step.inputs, layout=replace(step.inputs.layout, host=host))
         found.append(step.run(attention.TritonAttention(shape, tables_of(shape), is_fixed=fixed))[: stop - start])
         pages[own[: len(line)].long()] = step.kv_after[line]
     return torch.cat(found)
@@ -114,7 +115,8 @@ def test_a_prompt_has_its_bits_however_it_is_cut(cuts: tuple[int, ...], shape: A
 def test_a_short_chunk_is_read_as_a_chunk_beside_nobody() -> None:
     """Without the flag its kernel follows from the longest row of the step, and splits its keys."""
     inputs = make_step(SHAPE, [Row(30, 2), Row(9, 1)]).inputs
-    inputs = replace(inputs, host=HostLengths(np.asarray(inputs.cu_q_lens), None, 1))
+    host = HostLengths(np.asarray(inputs.layout.cu_q_lens), None, 1)
+    inputs = replace(inputs, layout=replace(inputs.layout, host=host))
     chunks, windows = attention.parted(inputs, is_fixed=True)
     assert (chunks.num_rows, chunks.num_tokens, windows.num_rows, windows.max_q_len) == (1, 2, 1, 1)
     assert attention.parted(inputs)[0].num_rows == 0

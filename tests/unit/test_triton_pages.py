@@ -67,8 +67,8 @@ def far_away(step: Step) -> Step:
     kv = sparse(pages * 2048, torch.int8).view(pages, 1, *step.kv.shape[2:])
     scales = sparse(pages * 32, torch.float32).view(pages, 1, *step.scales.shape[2:])
     kv[PAGES_BEFORE:], scales[PAGES_BEFORE:] = step.kv[:, LAYER, None], step.scales[:, LAYER, None]
-    table = step.inputs.page_table + PAGES_BEFORE
-    return replace(step, kv=kv, scales=scales, inputs=replace(step.inputs, page_table=table))
+    layout = replace(step.inputs.layout, page_tables=(step.inputs.layout.page_table + PAGES_BEFORE,))
+    return replace(step, kv=kv, scales=scales, inputs=replace(step.inputs, layout=layout))
 
 
 def sparse(num: int, dtype: torch.dtype) -> torch.Tensor:

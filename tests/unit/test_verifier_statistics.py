@@ -18,6 +18,7 @@ from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.engine.plan import RowId, StepPlan
 from shared.engine.verify import Drafts, Verified, verify
+from shared.kernel.step_layout import Layout, equal_bounds
 from shared.sample.interface import SampleOutput, SamplingBatch
 from shared.sample.sampler import sample
 from tests.support.chi_square import SMALLEST_P, p_value_given
@@ -67,7 +68,7 @@ def first_plan(seed: int) -> StepPlan:
         lengths_relayed=False,
         q_lens=np.full(NUM_ROWS, WIDTH, np.int32),
         num_prefill=0,
-        page_table=np.zeros((NUM_ROWS, 1), np.int32),
+        layout=Layout(equal_bounds(NUM_ROWS, WIDTH), (np.zeros((NUM_ROWS, 1), np.int32),), WIDTH, 1 << 20),
         prefill_input_ids_cpu=None,
         next_prompt_ids=np.zeros(0, np.int64),
         emits=np.ones(NUM_ROWS, np.bool_),
@@ -76,7 +77,6 @@ def first_plan(seed: int) -> StepPlan:
         history_rows=np.zeros(NUM_ROWS, np.bool_),
         history_seeds=(),
         width=WIDTH,
-        max_seq_len=1 << 20,
         adapters=np.zeros(NUM_ROWS, np.int64),
     )
 

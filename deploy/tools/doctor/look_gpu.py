@@ -17,6 +17,7 @@ import torch
 from deploy.tools.doctor.facts import GpuDevice, GpuFacts
 from shared.config.core_plan import visible_gpus
 from shared.device.gpu import Gpu
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig, RopeConfig
 from shared.model.interface import ModelInputs
@@ -151,11 +152,13 @@ def inputs_of(begin: int, end: int, device: torch.device) -> ModelInputs:
     return ModelInputs(
         input_ids=ids[begin:end].to(device),
         positions=torch.arange(begin, end).to(device),
-        cu_q_lens=torch.tensor([0, count], dtype=torch.int32).to(device),
-        page_table=torch.tensor([[1, 2]], dtype=torch.int32).to(device),
+        layout=Layout(
+            cu_q_lens=torch.tensor([0, count], dtype=torch.int32).to(device),
+            page_tables=(torch.tensor([[1, 2]], dtype=torch.int32).to(device),),
+            max_q_len=count,
+            max_seq_len=end,
+        ),
         logits_idx=torch.arange(count).to(device),
-        max_q_len=count,
-        max_seq_len=end,
     )
 
 

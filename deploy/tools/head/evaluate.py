@@ -27,6 +27,7 @@ from shared.config.frozen import ENCODER
 from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.draft_head import DraftOutput
 from shared.model.eagle_head import DraftTarget, EagleHead
@@ -127,16 +128,14 @@ class Chains:
     def _aux(self, ids: Sequence[int]) -> torch.Tensor:
         """Return what the target leaves for the head at each token: (n, 3H)."""
         view, last = self._view(0, len(ids)), self._tensor([len(ids) - 1])
-        bounds = (view.max_q_len, view.max_seq_len)
-        inputs = ModelInputs(self._tensor(ids), view.positions, view.cu_q_lens, self._table, last, *bounds)
-        aux = self._model.forward(inputs, self._pool).aux
+        aux = self._model.forward(ModelInputs(self._tensor(ids), view.positions, view.layout, last), self._pool).aux
         assert aux is not None
         return aux
 
     def _view(self, start: int, stop: int) -> AttentionInputs:
         positions = torch.arange(start, stop, device=self._device)
         bounds = torch.tensor([0, stop - start], dtype=torch.int32, device=self._device)
-        return AttentionInputs(positions, bounds, self._table, stop - start, stop)
+        return AttentionInputs(positions, Layout(bounds, (self._table,), stop - start, stop))
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

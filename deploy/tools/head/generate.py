@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs
 
@@ -90,9 +91,11 @@ class Generator:
         return ModelInputs(
             input_ids=torch.tensor([token for ids in due for token in ids], device=self._device),
             positions=torch.cat(positions).to(self._device),
-            cu_q_lens=ends.to(self._device, torch.int32),
-            page_table=pages.to(self._device, torch.int32),
+            layout=Layout(
+                cu_q_lens=ends.to(self._device, torch.int32),
+                page_tables=(pages.to(self._device, torch.int32),),
+                max_q_len=int(lengths.max()),
+                max_seq_len=max(row.computed + len(ids) for row, ids in zip(rows, due, strict=True)),
+            ),
             logits_idx=(ends[1:] - 1).to(self._device),
-            max_q_len=int(lengths.max()),
-            max_seq_len=max(row.computed + len(ids) for row, ids in zip(rows, due, strict=True)),
         )

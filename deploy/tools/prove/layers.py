@@ -17,6 +17,7 @@ from shared.config.core_plan import CorePlan, num_threads
 from shared.config.device_defaults import CPU
 from shared.config.settings import MemoryConfig
 from shared.core.errors import ConfigError
+from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.llama import LlamaModel
@@ -108,11 +109,13 @@ class LayerRow:
         inputs = ModelInputs(
             input_ids=torch.tensor(ids),
             positions=torch.arange(start, self._length),
-            cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
-            page_table=pages.unsqueeze(0),
+            layout=Layout(
+                cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
+                page_tables=(pages.unsqueeze(0),),
+                max_q_len=len(ids),
+                max_seq_len=self._length,
+            ),
             logits_idx=torch.tensor([len(ids) - 1]),
-            max_q_len=len(ids),
-            max_seq_len=self._length,
         )
         output = self._model.forward(inputs, self.pool)
         last = [output.hidden[-1].float()]

@@ -22,7 +22,10 @@ REPORT = "report.json"
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """Times are in seconds; `due` and `sent` count from the run's start."""
+    """Times are in seconds; `due` and `sent` count from the run's start.
+
+    It has many fields because each is a column of the written table.
+    """
 
     number: int
     session: int

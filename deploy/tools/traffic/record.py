@@ -19,6 +19,8 @@ UNFINISHED = "still open at the end of the run"
 
 @dataclass(slots=True)
 class RequestRecord:
+    """What a run keeps of one request. It has many fields because each is a measurement of its own."""
+
     number: int
     session: int
     turn: int

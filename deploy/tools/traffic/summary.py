@@ -68,7 +68,10 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Latencies are in seconds, e.g. latencies["ttft"]["p99"]. Rates are per second."""
+    """Latencies are in seconds, e.g. latencies["ttft"]["p99"]. Rates are per second.
+
+    It has many fields because each is a line of the report.
+    """
 
     seconds: float
     num_requests: int

@@ -168,14 +168,14 @@ class LayerPages(NamedTuple):
 
 
 def arrays_of(inputs: ModelInputs) -> StepArrays:
-    positions, bounds = inputs.positions.contiguous().numpy(), inputs.cu_q_lens.contiguous().numpy()
+    positions, bounds = inputs.positions.contiguous().numpy(), inputs.layout.cu_q_lens.contiguous().numpy()
     return StepArrays(
         positions,
         positions if inputs.slots is None else inputs.slots.contiguous().numpy(),
         np.full_like(positions, -1) if inputs.visible is None else inputs.visible.contiguous().numpy(),
         bounds[:-1],
         bounds[1:],
-        inputs.page_table.contiguous().numpy(),
+        inputs.layout.page_table.contiguous().numpy(),
     )
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.kernel.attention import AttentionInputs, AttentionShape, HostLengths
+from shared.kernel.attention import AttentionInputs, AttentionShape
 from shared.kernel.linear import Linear, PlainLinear
 from shared.kernel.quantized import DTYPES
+from shared.kernel.step_layout import HostLengths, Layout
 from shared.sample.interface import SamplingBatch
 from tests.gpu.checks.kernels import EPS, KNOBS, device_of, kernels
 from tests.gpu.checks.rates import host_seconds, replayed_seconds
@@ -160,11 +161,13 @@ def attending(
     host = HostLengths(starts, np.full(rows.batch, before), num_running)
     inputs = AttentionInputs(
         positions=torch.arange(before, rows.keys, device=device).repeat(rows.batch),
-        cu_q_lens=torch.from_numpy(starts).to(device),
-        page_table=order.to(torch.int32).view(rows.batch, per_row).to(device),
-        max_q_len=rows.queries,
-        max_seq_len=rows.bound or rows.keys,
-        host=host,
+        layout=Layout(
+            cu_q_lens=torch.from_numpy(starts).to(device),
+            page_tables=(order.to(torch.int32).view(rows.batch, per_row).to(device),),
+            max_q_len=rows.queries,
+            max_seq_len=rows.bound or rows.keys,
+            host=host,
+        ),
     )
     columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     qkv = torch.randn(rows.batch * rows.queries, columns, device=device).to(dtype)

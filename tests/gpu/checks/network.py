@@ -12,7 +12,7 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.boundary import PinnedCopies
-from shared.kernel.attention import HostLengths
+from shared.kernel.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs
 from shared.node.assemble import CoreSizes, assemble_core
@@ -76,12 +76,14 @@ def decode(
                 ModelInputs(
                     ids[row, start:stop],
                     torch.arange(start, stop, device=device),
-                    torch.from_numpy(bounds).to(device),
-                    table[row : row + 1],
+                    Layout(
+                        torch.from_numpy(bounds).to(device),
+                        (table[row : row + 1],),
+                        stop - start,
+                        stop,
+                        host=HostLengths(bounds, np.asarray([start]), 0),
+                    ),
                     torch.tensor([stop - start - 1], device=device),
-                    stop - start,
-                    stop,
-                    host=HostLengths(bounds, np.asarray([start]), 0),
                 ),
                 pool,
             )
@@ -90,12 +92,14 @@ def decode(
     inputs = ModelInputs(
         ids[torch.arange(len(contexts), device=device), places],
         places,
-        torch.from_numpy(bounds).to(device),
-        table,
+        Layout(
+            torch.from_numpy(bounds).to(device),
+            (table,),
+            1,
+            max(contexts) + 1,
+            host=HostLengths(bounds, None, len(contexts)),
+        ),
         torch.arange(len(contexts), device=device),
-        1,
-        max(contexts) + 1,
-        host=HostLengths(bounds, None, len(contexts)),
     )
 
     def step() -> torch.Tensor:

@@ -19,17 +19,11 @@ import torch
 from shared.engine.future_map import FutureMap
 from shared.engine.prepare import Prepared, prepare_by_torch
 from shared.gpu_kernel.real_models import REAL_MODELS, RealModel
-from shared.kernel.attention import (
-    AttentionInputs,
-    AttentionShape,
-    HostLengths,
-    TorchAttention,
-    hidden_keys,
-    outside_window,
-)
+from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttention, hidden_keys, outside_window
 from shared.kernel.blocks import BlockKernels, TorchBlocks
 from shared.kernel.linear import PlainLinear, QuantizedLinear
 from shared.kernel.quantized import DTYPES, quantize
+from shared.kernel.step_layout import HostLengths, Layout
 from shared.sample.interface import SamplingBatch
 from shared.sample.sampler_torch import rank_candidates_torch, sample_torch
 from shared.transfer.digest import sums_by_torch
@@ -158,13 +152,15 @@ class Step:
         starts = np.cumsum([0, *self.lens]).astype(np.int32)
         return AttentionInputs(
             positions=self.positions,
-            cu_q_lens=torch.from_numpy(starts).to(self.kv.device),
-            page_table=self.table,
-            max_q_len=max(self.lens),
-            max_seq_len=bound or self.longest,
+            layout=Layout(
+                cu_q_lens=torch.from_numpy(starts).to(self.kv.device),
+                page_tables=(self.table,),
+                max_q_len=max(self.lens),
+                max_seq_len=bound or self.longest,
+                host=HostLengths(starts, None, 0 if self.chunk else len(self.lens)),
+            ),
             slots=self.slots if self.visible is not None else None,
             visible=self.visible,
-            host=HostLengths(starts, None, 0 if self.chunk else len(self.lens)),
         )
 
     def attend(self, backend: Any, inputs: AttentionInputs) -> torch.Tensor:

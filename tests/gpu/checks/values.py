@@ -13,6 +13,7 @@ import torch
 
 from shared.core.errors import HandoffFailed
 from shared.device.streams import make_streams
+from shared.kernel.step_layout import Layout
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
@@ -56,11 +57,13 @@ def logits_on(folder: str, device: torch.device) -> torch.Tensor:
         inputs = ModelInputs(
             input_ids=torch.cat([ids[row, start:stop] for row, (start, stop) in spans.items()]).to(device),
             positions=torch.cat([torch.arange(*span) for span in spans.values()]).to(device),
-            cu_q_lens=torch.tensor([0, *lens]).cumsum(0).to(torch.int32).to(device),
-            page_table=table[list(spans)].to(device),
+            layout=Layout(
+                cu_q_lens=torch.tensor([0, *lens]).cumsum(0).to(torch.int32).to(device),
+                page_tables=(table[list(spans)].to(device),),
+                max_q_len=max(lens),
+                max_seq_len=max(stop for _, stop in spans.values()),
+            ),
             logits_idx=torch.arange(sum(lens), device=device),
-            max_q_len=max(lens),
-            max_seq_len=max(stop for _, stop in spans.values()),
         )
         with torch.inference_mode():
             parts.append(model.forward(inputs, pool).logits.cpu())

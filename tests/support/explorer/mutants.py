@@ -218,8 +218,8 @@ def live_page_table(site: Site) -> None:
     forward = worker.forward
 
     def live(plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
-        table = rows.snapshot(plan.req_pool_indices)
-        yield from forward(dataclasses.replace(plan, page_table=table), lease)
+        layout = dataclasses.replace(plan.layout, page_tables=(rows.snapshot(plan.req_pool_indices),))
+        yield from forward(dataclasses.replace(plan, layout=layout), lease)
 
     worker.forward = live  # type: ignore[method-assign]
 

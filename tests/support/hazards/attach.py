@@ -234,7 +234,7 @@ class NodeWatch:
         self._touch_spans(inputs, Mode.READ, 0)
         self._touch_spans(inputs, Mode.WRITE, 0)
         with self.detector.mute():
-            is_live = self.storages.region_of(inputs.page_table)
+            is_live = self.storages.region_of(inputs.layout.page_table)
         launch = self.detector.launch
         if is_live is not None and launch is not None and launch.facts["plan"] is not None:
             self.touch(self.table, launch.facts["plan"].req_pool_indices, Mode.READ)
@@ -243,8 +243,8 @@ class NodeWatch:
         """Reads: pages of slots 0..last; writes: those of the step's own slots."""
         page_size = self.core.pool.page_size
         with self.detector.mute():
-            ends = inputs.cu_q_lens.numpy()
-            slots, table = inputs.for_attention().key_slots.numpy(), inputs.page_table.numpy()
+            ends = inputs.layout.cu_q_lens.numpy()
+            slots, table = inputs.for_attention().key_slots.numpy(), inputs.layout.page_table.numpy()
         touched = []
         for b in range(first_row, len(ends) - 1):
             low, high = int(slots[ends[b]]) // page_size, int(slots[ends[b + 1] - 1]) // page_size

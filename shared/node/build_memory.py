@@ -1,0 +1,78 @@
+"""Decide the sizes of a node's core: pages, rows and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from shared.config.host_memory import host_memory
+from shared.config.processes import NodeParts
+from shared.device.gpu import Gpu
+from shared.kv.layout import layer_ends, page_bytes
+from shared.model.interface import Model
+from shared.node.assemble import CoreSizes, pool_planes
+from shared.node.build_model import Loaded
+from shared.node.core import NodeCore
+from shared.node.gpu_memory import measure_use
+from shared.node.memory_plan import MemoryPlan, plan_memory
+from shared.observe.log import Logger
+from shared.sched.settings import SchedSettings
+from shared.transfer.transports import available_transports
+
+
+def measured_plan(
+    parts: NodeParts,
+    loaded: Loaded,
+    device: str,
+    depth: int,
+    gpu: Gpu | None,
+    make_least: Callable[[], NodeCore],
+    log: Logger,
+) -> MemoryPlan:
+    """`make_least` makes a core with two pages, to measure steps on a GPU."""
+    memory, max_context = parts.memory, loaded.model.spec.max_context
+    num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
+    use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
+    plan = plan_memory(parts, max_context, num_bytes, depth, device, available_bytes(loaded), use)
+    log.info("KV memory", pages=plan.num_pages, page_size=memory.page_size, max_context=plan.max_context)
+    if use is not None:
+        log.info("GPU memory", **use.parts(plan.num_pages * num_bytes))
+    return plan
+
+
+def available_bytes(loaded: Loaded) -> int:
+    _, available = host_memory()
+    return available - loaded.mapped_bytes
+
+
+def core_sizes(parts: NodeParts, device: str, plan: MemoryPlan) -> CoreSizes:
+    memory, shares = parts.memory, parts.node.role == "prefill" and "shm" in transports(parts, device)
+    return CoreSizes(
+        plan.num_pages,
+        memory.max_running,
+        memory.prefix_cache,
+        shared_memory=shares or parts.parallel.num_ranks > 1,
+        cold_pages=plan.cold_pages,
+        cold_file_pages=plan.cold_file_pages,
+        cold_dir=memory.offload_dir,
+    )
+
+
+def sched_settings(parts: NodeParts, model: Model, device: str, plan: MemoryPlan) -> SchedSettings:
+    return SchedSettings(
+        page_size=parts.memory.page_size,
+        max_context=plan.max_context,
+        chunk_size=parts.sched.chunk_size,
+        mixed_chunk_size=parts.sched.mixed_chunk_size,
+        width=parts.spec.width,
+        max_ungranted_pages=max(1, int(parts.memory.max_pinned_fraction * plan.num_pages)),
+        growth_reserve=parts.sched.growth_reserve,
+        device=device,
+        layer_ends=layer_ends(model.kv_planes(parts.memory.page_size), parts.transfer.layer_parts),
+    )
+
+
+def transports(parts: NodeParts, device: str) -> tuple[str, ...]:
+    receives, trusts_network = parts.node.role == "decode", parts.transfer.trust_network
+    return available_transports(parts.node.transport, device, receives=receives, trusts_network=trusts_network)

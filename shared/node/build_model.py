@@ -1,0 +1,104 @@
+"""Choose a node's device, and load its model, drafter and grammars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from shared.config.processes import NodeParts
+from shared.config.vocabulary import read_vocabulary
+from shared.core.errors import ConfigError
+from shared.device.gpu import Gpu
+from shared.device.group import RankGroup
+from shared.device.malloc import give_freed_memory_back
+from shared.device.torch_cuda import TorchCuda
+from shared.engine.drafter import Drafter
+from shared.grammar.compiler import GrammarCompiler
+from shared.grammar.grammars import Grammars
+from shared.model.interface import Model, ModelSpec, Stage
+from shared.model.load import load_model, why_on_cpu
+from shared.model.packed_folder import PackedFolder
+from shared.node.cores import NodeCores
+from shared.node.gpu_memory import TOO_LARGE, explained
+from shared.node.load_options import load_options
+from shared.observe.log import Logger
+from shared.speculation.drafters import make_drafter
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: Model
+    drafter: Drafter | None
+    stages: tuple[Stage, ...] = ()
+    packed: PackedFolder | None = None
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Return the bytes of mapped weights, which the system counts as free memory."""
+        return 0 if self.packed is None else self.packed.mapped_bytes
+
+
+def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[str, str]:
+    """Return the device and the kind of streams. Raise ConfigError for a missing GPU.
+
+    `auto` takes a GPU if the model can use it. A node of several ranks or stages runs on the CPU, because
+    these share host memory.
+    """
+    device = parts.sched.device
+    if device == "inline":
+        return "cpu", "inline"
+    if device == "cuda" and not gpu.is_available():
+        raise ConfigError(
+            "--device cuda: torch sees no GPU: none is there, its driver is missing, CUDA_VISIBLE_DEVICES hides it, or "
+            "this torch was built for CPUs; use --device cpu or auto"
+        )
+    if device == "auto":
+        device = "cuda" if num_parts == 1 and gpu.is_available() else "cpu"
+        if device == "cuda" and (why := why_on_cpu(parts.model.model, load_options(parts))):
+            log.info("the GPU is not used", why=why)
+            device = "cpu"
+    return device, device
+
+
+def gpu_of(streams: str) -> Gpu | None:
+    return TorchCuda() if streams == "cuda" else None
+
+
+def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | None, gpu: Gpu | None) -> Loaded:
+    """Only rank 0 makes drafts. In a pipeline, the drafter runs on the first stage's stream."""
+    memory = gpu.memory_info(torch.device(device)) if gpu is not None else None
+    name, options = parts.model.model, load_options(parts, cores, memory)
+    model: Model
+    stages: tuple[Stage, ...] = ()
+    if group is not None:
+        from shared.model.shard import load_shard  # a late import, because the module imports the CPU's kernels
+
+        model = load_shard(name, options, group)
+    elif (num_stages := parts.parallel.pp) > 1:
+        from shared.model.pipeline import load_pipeline
+
+        model, stages = load_pipeline(name, options, num_stages, heads_every_row=parts.node.role == "decode")
+    else:
+        with explained(gpu, device, TOO_LARGE):
+            model = load_model(name, options, device)
+    with explained(gpu, device, TOO_LARGE):
+        loaded = Loaded(model, make_drafter(parts.spec, name, model, cores.team), stages, options.packed)
+    give_freed_memory_back()
+    return loaded
+
+
+def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callable[[], None]) -> Grammars | None:
+    if spec.has_encoder or parts.parallel.pp > 1:
+        return None
+    try:
+        vocabulary = read_vocabulary(parts.model.model)
+    except ConfigError as error:
+        log.warning("no structured output: the vocabulary can't be read", why=error.message)
+        return None
+    if not vocabulary.eos_ids or len(vocabulary.tokens) != spec.vocab_size:
+        told = {"ends": len(vocabulary.eos_ids), "vocabulary": len(vocabulary.tokens), "model": spec.vocab_size}
+        log.warning("no structured output: the vocabulary does not fit the model", **told)
+        return None
+    return Grammars(GrammarCompiler(vocabulary), vocabulary.eos_ids, notify)

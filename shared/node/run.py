@@ -1,0 +1,98 @@
+"""Run a node from its configuration.
+
+prefill_node/app.py and decode_node/app.py set the core plan and the environment, and then call `run_node`.
+
+    build_model.py   the device, the model and its drafter
+    build_memory.py  how many pages and rows the device has room for
+    build_core.py    scheduler and engine around both
+    warm_up.py       the first steps, before clients wait
+    build_node.py    links to peers, and the node
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack
+
+from shared.config.processes import NodeProcessConfig
+from shared.core.errors import BatonError, DeviceLost, RankLost
+from shared.device.cpu import do_nothing
+from shared.device.faults import blames_device
+from shared.device.malloc import keep_freed_memory
+from shared.node.build_core import build_core
+from shared.node.build_node import SideOf, build_node, open_links
+from shared.node.compiling import KernelLog, tell_of_kernels
+from shared.node.core import NodeCore
+from shared.node.cores import NodeCores
+from shared.node.daemon import Daemon
+from shared.node.node import Node
+from shared.node.routers.early_peers import drop_early_messages
+from shared.node.routers.sources import sources_of
+from shared.node.routers.watch import RouterWatch
+from shared.node.warm_up import warm_up
+from shared.observe.library_logs import capture_libraries
+from shared.observe.log import Logger
+from shared.ranks.leader import RankProcesses
+from shared.wire.keyring import ring_of_node
+
+EXIT_FAILED = 1
+
+
+def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
+    """Return the exit code. Raise ConfigError for errors that the user can correct."""
+    parts = config.parts
+    asked = parts.node
+    routers, sources = sources_of(asked.router, asked.routers_file, has_keys=parts.security.has_keys)
+    ring = ring_of_node(parts.security.keys, parts.node.node_id)
+    node_id = ring.name if ring is not None else parts.node.node_id or f"{parts.node.role}-{os.getpid()}"
+    log = Logger(node_id, sys.stderr, level=parts.log.log_level, color=parts.log.log_color)
+    capture_libraries(log)
+    keep_freed_memory()
+    links = open_links(parts, node_id, time.time_ns() // 1000, ring)
+    watch = RouterWatch(routers, sources, links.wakeup.set)
+    core: NodeCore | None = None
+    cores = NodeCores(config.cores, parts.parallel, node_id)
+    others = RankProcesses(config, node_id)
+    node: Node | None = None
+    kernels = KernelLog(log)
+    forget_kernels = tell_of_kernels(kernels, parts.sched.device)
+    try:
+        with drop_early_messages(links):
+            others.start()
+            core = build_core(config, log, links.wakeup.set, others, cores)
+            warm_up(core, log)
+            cores.settle(core.model, log)
+        node = build_node(parts, core, links, log, make_side, cores, routers)
+        daemon = Daemon(node, links, log, parts.node.drain_s, check=others.check, cores=cores, watch=watch)
+        watch.start()
+        kernels.serving()
+        log.info("ready", endpoint=links.endpoint, pid=os.getpid())
+        code = daemon.run()
+        check_at_exit(node, log)
+    except Exception as error:  # routers get no message: the links close, and routers use other nodes
+        if not (isinstance(error, RankLost | DeviceLost) or blames_device(error)):
+            raise
+        log.error("this node can't go on", error=error)
+        return EXIT_FAILED
+    finally:
+        with ExitStack() as ends:  # the callbacks run in reverse order, each even if others raise
+            ends.callback(cores.close)
+            ends.callback(core.close if core is not None else do_nothing)
+            ends.callback(links.close)
+            ends.callback(core.streams.stop if core is not None else do_nothing)
+            ends.callback(others.close)
+            ends.callback(node.side.close if node is not None else do_nothing)
+            ends.callback(forget_kernels)
+            ends.callback(watch.close)
+    log.info("stopped")
+    return code
+
+
+def check_at_exit(node: Node, log: Logger) -> None:
+    """Log problems, don't raise."""
+    try:
+        node.ctx.core.kv.check_integrity(idle=node.idle)
+    except BatonError as error:
+        log.error("KV memory does not add up", error=error)
