@@ -119,7 +119,7 @@ COMMANDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ToolCommand:
     help: str
     description: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
@@ -127,37 +127,41 @@ class Tool:
 
 
 TOOLS = {
-    "ask": Tool("ask one question in the terminal", ask.ASK, ask.add_ask_arguments, ask.ask),
-    "chat": Tool("a conversation in the terminal", ask.CHAT, ask.add_arguments, ask.chat),
-    "admin": Tool(
+    "ask": ToolCommand("ask one question in the terminal", ask.ASK, ask.add_ask_arguments, ask.ask),
+    "chat": ToolCommand("a conversation in the terminal", ask.CHAT, ask.add_arguments, ask.chat),
+    "admin": ToolCommand(
         "show nodes, drain or restart them, change their role", admin.EXAMPLES, admin.add_arguments, admin.run
     ),
-    "cache": Tool(
+    "cache": ToolCommand(
         "list and remove packed weights, which nodes keep on disk", cache.DESCRIPTION, cache.add_arguments, cache.run
     ),
-    "doctor": Tool(
+    "doctor": ToolCommand(
         "find faults of a cluster and this machine, and remedies",
         doctor.DESCRIPTION,
         doctor.add_arguments,
         doctor.run,
     ),
-    "generate": Tool(
+    "generate": ToolCommand(
         "answer a file of requests, offline; can resume",
         generate.DESCRIPTION,
         generate.add_arguments,
         generate.run,
     ),
-    "head": Tool("measure draft heads", head.DESCRIPTION, head.add_arguments, head.run),
-    "keys": Tool("make, show, rotate and remove the keys of a cluster", keys.DESCRIPTION, keys.add_arguments, keys.run),
-    "load": Tool(
+    "head": ToolCommand("measure draft heads", head.DESCRIPTION, head.add_arguments, head.run),
+    "keys": ToolCommand(
+        "make, show, rotate and remove the keys of a cluster", keys.DESCRIPTION, keys.add_arguments, keys.run
+    ),
+    "load": ToolCommand(
         "load any OpenAI-compatible server, and check its answers",
         load_test.DESCRIPTION,
         load_test.add_arguments,
         load_test.run,
     ),
-    "plan": Tool("find how many prefill and decode nodes to run", plan.DESCRIPTION, plan.add_arguments, plan.run),
-    "prove": Tool("check token equality on your own model", prove.DESCRIPTION, prove.add_arguments, prove.run),
-    "ray": Tool("run a cluster on Ray: up, status, down", on_ray.DESCRIPTION, on_ray.add_arguments, on_ray.run),
+    "plan": ToolCommand(
+        "find how many prefill and decode nodes to run", plan.DESCRIPTION, plan.add_arguments, plan.run
+    ),
+    "prove": ToolCommand("check token equality on your own model", prove.DESCRIPTION, prove.add_arguments, prove.run),
+    "ray": ToolCommand("run a cluster on Ray: up, status, down", on_ray.DESCRIPTION, on_ray.add_arguments, on_ray.run),
 }
 
 

@@ -21,7 +21,7 @@ from deploy.cluster import local
 from deploy.cluster.child import describe_end
 from deploy.ray import launch_plan as plan
 from deploy.ray.keeper import Keeper
-from deploy.ray.report import RUNNING, ActorReport, Order, Place, StartOrder, role_of
+from deploy.ray.report import RUNNING, ActorPlace, ActorReport, Order, StartOrder, role_of
 from deploy.router_http import seers_key
 from shared.config.core_plan import usable_cores
 from shared.config.processes import NodeProcessConfig, RayClusterConfig
@@ -92,9 +92,9 @@ def end_actor(why: object) -> None:
     os._exit(1)
 
 
-def place() -> Place:
+def place() -> ActorPlace:
     ip = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # half of ray has no types
-    return Place(ip, socket.gethostname(), ray.get_runtime_context().get_node_id(), usable_cores())
+    return ActorPlace(ip, socket.gethostname(), ray.get_runtime_context().get_node_id(), usable_cores())
 
 
 def get(host: str, port: int, path: str, key_files: tuple[str, str]) -> str:

@@ -22,9 +22,9 @@ from deploy.ray.report import (
     ROUTER,
     RUNNING,
     STOPPED,
+    ActorPlace,
     ActorReport,
     Order,
-    Place,
     StartOrder,
     StatusRow,
     StopOrder,
@@ -48,7 +48,7 @@ class Member:
     away_since: float
     report: ActorReport | None = None
     here: bool = False  # whether the actor answered the newest call
-    place: Place | None = None
+    place: ActorPlace | None = None
     ran: bool = False  # whether a daemon was started since the actor's last restart
     restarts: int = 0
     start_at: float | None = 0.0  # earliest time of the next start; None: never again
@@ -301,7 +301,7 @@ def misses(member: Member, routers: tuple[str, ...]) -> bool:
     return member.report is not None and not set(routers) <= set(member.report.routers)
 
 
-def gave_up(member: Member, place: Place) -> str:
+def gave_up(member: Member, place: ActorPlace) -> str:
     """Return "" if the daemon may still start. If it kept dying, return where its output is."""
     if member.start_at is not None:
         return ""

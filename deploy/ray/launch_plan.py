@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, Place, index_of, role_of
+from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, ActorPlace, index_of, role_of
 from shared.config.core_plan import CorePlan
 from shared.config.endpoints import tcp_endpoint
 from shared.config.processes import NodeProcessConfig, RayClusterConfig, RouterProcessConfig
@@ -104,11 +104,11 @@ def keys_command(config: RayClusterConfig) -> str:
     return f"Make them with `baton keys create DIR --router {routers} --node {' '.join(nodes).strip()}`"
 
 
-def host_of(config: RayClusterConfig, place: Place) -> str:
+def host_of(config: RayClusterConfig, place: ActorPlace) -> str:
     return place.ip if config.nodes.security.has_keys else LOOPBACK
 
 
-def endpoint(config: RayClusterConfig, router: str, place: Place) -> str:
+def endpoint(config: RayClusterConfig, router: str, place: ActorPlace) -> str:
     return tcp_endpoint(host_of(config, place), base_port(config) + index_of(router))
 
 
@@ -134,7 +134,7 @@ def deal_cores(cpus: float, usable: Sequence[int], taken: Iterable[int]) -> Core
     return CorePlan(threads=threads, cpus=tuple(free[:threads]) if len(free) >= threads else ())
 
 
-def router_config(config: RayClusterConfig, name: str, place: Place, cores: CorePlan) -> RouterProcessConfig:
+def router_config(config: RayClusterConfig, name: str, place: ActorPlace, cores: CorePlan) -> RouterProcessConfig:
     host, port = http_address(config, name)
     return RouterProcessConfig(
         model=config.nodes.model,
@@ -152,7 +152,7 @@ def router_config(config: RayClusterConfig, name: str, place: Place, cores: Core
 
 
 def node_config(
-    config: RayClusterConfig, name: str, place: Place, routers: tuple[str, ...], cores: CorePlan
+    config: RayClusterConfig, name: str, place: ActorPlace, routers: tuple[str, ...], cores: CorePlan
 ) -> NodeProcessConfig:
     role, host = role_of(name), host_of(config, place)
     node = replace(config.nodes.node, role=role, node_id=name, router=routers, bind_host=host)

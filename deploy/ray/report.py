@@ -22,7 +22,7 @@ def index_of(name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ActorPlace:
     """An actor's machine. `ray_node`: the machine's id in Ray. `cores`: the cores that the actor may use."""
 
     ip: str
@@ -40,7 +40,7 @@ class ActorReport:
 
     name: str
     life: str
-    place: Place
+    place: ActorPlace
     state: str
     pid: int = 0
     routers: tuple[str, ...] = ()

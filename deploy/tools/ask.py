@@ -60,7 +60,7 @@ def add_ask_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass
-class Talk:
+class ChatSession:
     """A conversation with a model. `open` posts a body and yields the streamed answer."""
 
     open: Callable[[dict[str, Any]], contextlib.AbstractContextManager[HTTPResponse]]
@@ -157,7 +157,7 @@ def show(answer: Iterator[str]) -> int:
 
 
 @contextlib.contextmanager
-def talk_of(args: argparse.Namespace) -> Iterator[Talk]:
+def talk_of(args: argparse.Namespace) -> Iterator[ChatSession]:
     """Yield a conversation with the named server, with the one of `baton up`, or with a cluster of our own."""
     from deploy.cluster.own_cluster import own_cluster
     from deploy.router_http import UNREACHABLE, RouterHttp, read_api_key
@@ -186,7 +186,7 @@ def talk_of(args: argparse.Namespace) -> Iterator[Talk]:
         knobs |= {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
         knobs |= {} if args.temperature is None else {"temperature": args.temperature}
         system = [{"role": "system", "content": args.system}] if args.system else []
-        yield Talk(
+        yield ChatSession(
             lambda body: http.opened("POST", "/v1/chat/completions", body, LONGEST_SILENCE_S), knobs, list(system)
         )
 

@@ -28,7 +28,7 @@ class TopLogprob(msgspec.Struct, frozen=True):
     bytes: list[int]
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
+class ChoiceLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
     bytes: list[int]
@@ -36,7 +36,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    content: list[TokenLogprob]
+    content: list[ChoiceLogprob]
     refusal: None = None
 
 

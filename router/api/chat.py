@@ -16,7 +16,7 @@ from router.api.answers import (
     ChatDelta,
     ChatLogprobs,
     Choice,
-    TokenLogprob,
+    ChoiceLogprob,
     ToolCall,
     TopLogprob,
 )
@@ -29,7 +29,7 @@ from router.api.fields import (
     NOTHING,
     GenerationFields,
     Positive,
-    Refused,
+    RefusedField,
     ShortText,
     TopLogprobs,
     generation_table,
@@ -81,16 +81,16 @@ CHAT = generation_table(
         "verbosity": "the served models don't know it",
     },
     refused={
-        "functions": Refused("send tools"),
-        "function_call": Refused("send tool_choice", (*NOTHING, "none")),
-        "modalities": Refused("this model writes text only", (*NOTHING, ["text"])),
-        "audio": Refused("this model writes text only"),
-        "moderation": Refused(NOT_YET),
-        "web_search_options": Refused("this server never asks other servers"),
-        "chat_template": Refused("templates are taken from the model only"),
-        "add_special_tokens": Refused("a template writes its own begin token"),
-        "echo": Refused("ask /v1/completions"),
-        "best_of": Refused("ask for n", (None, 1)),
+        "functions": RefusedField("send tools"),
+        "function_call": RefusedField("send tool_choice", (*NOTHING, "none")),
+        "modalities": RefusedField("this model writes text only", (*NOTHING, ["text"])),
+        "audio": RefusedField("this model writes text only"),
+        "moderation": RefusedField(NOT_YET),
+        "web_search_options": RefusedField("this server never asks other servers"),
+        "chat_template": RefusedField("templates are taken from the model only"),
+        "add_special_tokens": RefusedField("a template writes its own begin token"),
+        "echo": RefusedField("ask /v1/completions"),
+        "best_of": RefusedField("ask for n", (None, 1)),
     },
 )
 
@@ -133,7 +133,7 @@ def declared_tools(body: ChatRequest) -> tuple[tuple[Tool, ...], ToolChoice]:
 
 
 class ChatShape:
-    """See `router.api.shapes.Shape`."""
+    """See `router.api.shapes.AnswerShape`."""
 
     id_prefix = "chatcmpl-"
     object = "chat.completion"
@@ -218,7 +218,7 @@ class ChatShape:
         if self._show.num_logprobs < 0 or not delta.logprobs:
             return None
         entries = [
-            TokenLogprob(
+            ChoiceLogprob(
                 token=self._names.of(token),
                 logprob=own.logprob,
                 bytes=list(self._tokenizer.token_bytes(token)),

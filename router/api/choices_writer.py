@@ -10,7 +10,7 @@ from msgspec import UNSET
 from router.api.answers import Answer, Choice, Usage, usage_of
 from router.api.choice_text import Delta
 from router.api.generation_plan import UsageShown
-from router.api.shapes import NO_PROMPT, PromptShown, Shape, list_or_unset
+from router.api.shapes import NO_PROMPT, AnswerShape, PromptShown, list_or_unset
 from router.api.writer import COMMENT, ENCODER, SSE_HEADERS, AnswerFacts, sse_event
 from router.http.errors import error_json
 from shared.core.errors import BatonError
@@ -25,7 +25,7 @@ class ChoicesWriter:
     ping = COMMENT
     num_events = 0  # not numbered
 
-    def __init__(self, shape: Shape, facts: AnswerFacts) -> None:
+    def __init__(self, shape: AnswerShape, facts: AnswerFacts) -> None:
         self._shape = shape
         self._facts = facts
         self._show = facts.plan.show

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from router.api.answers import Choice, CompletionChoice, CompletionLogprobs
 from router.api.choice_text import Delta
 from router.api.choices_writer import ChoicesWriter
-from router.api.fields import GenerationFields, NotNegative, Positive, Refused, TopLogprobs, generation_table
+from router.api.fields import GenerationFields, NotNegative, Positive, RefusedField, TopLogprobs, generation_table
 from router.api.generation_plan import Contexts, GenerationPlan, ShowOptions
 from router.api.resolve import Resolver
 from router.api.shapes import NO_PROMPT, PromptShown, TokenNames, list_or_unset, shown_ids
@@ -40,7 +40,7 @@ COMPLETIONS = generation_table(
         "add_special_tokens": "false: no begin token before a prompt that is text",
     },
     ignored={},
-    refused={"suffix": Refused("the served models can't fill in the middle")},
+    refused={"suffix": RefusedField("the served models can't fill in the middle")},
 )
 
 
@@ -83,7 +83,7 @@ def num_logprobs_of(body: CompletionRequest) -> int:
 
 
 class CompletionShape:
-    """See `router.api.shapes.Shape`."""
+    """See `router.api.shapes.AnswerShape`."""
 
     id_prefix = "cmpl-"
     object = "text_completion"

@@ -53,7 +53,7 @@ B = TypeVar("B", bound=Body)
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedField:
     """`harmless`: values that are accepted, because they have no effect."""
 
     why: str
@@ -68,7 +68,7 @@ class FieldTable(Generic[B]):
     served: type[B]
     about: Mapping[str, str]
     ignored: Mapping[str, str] = field(default_factory=dict)
-    refused: Mapping[str, Refused] = field(default_factory=dict)
+    refused: Mapping[str, RefusedField] = field(default_factory=dict)
     has_event_ids: bool = True
 
     def check(self) -> None:
@@ -230,10 +230,10 @@ IGNORED_GENERATION = {
 }
 NOT_YET = "it is not served here"
 REFUSED_GENERATION = {
-    "use_beam_search": Refused("answers are sampled"),
-    "length_penalty": Refused("answers are sampled", (None, 1, 1.0)),
-    "kv_transfer_params": Refused("only the router chooses the nodes of a hand-off"),
-    "logits_processors": Refused("requests can't bring code"),
+    "use_beam_search": RefusedField("answers are sampled"),
+    "length_penalty": RefusedField("answers are sampled", (None, 1, 1.0)),
+    "kv_transfer_params": RefusedField("only the router chooses the nodes of a hand-off"),
+    "logits_processors": RefusedField("requests can't bring code"),
 }
 
 
@@ -242,7 +242,7 @@ def generation_table(
     served: type[B],
     about: Mapping[str, str],
     ignored: Mapping[str, str],
-    refused: Mapping[str, Refused],
+    refused: Mapping[str, RefusedField],
 ) -> FieldTable[B]:
     return FieldTable(
         path,

@@ -21,7 +21,7 @@ from router.api.writer import AnswerFacts, Counts, Times, Writer
 from router.dispatch.gateway import Gateway
 from router.http.connection import ClientGone, Connection
 from router.http.errors import internal_error
-from router.requests.effects import Failure, News, Scored, Update
+from router.requests.effects import Failure, News, ScoredPrompt, Update
 from router.requests.mailbox import Mailbox
 from router.requests.new_request import NewRequest
 from router.tenants.tenant import EVERYBODY, Tenant
@@ -288,7 +288,7 @@ class Generation:
         for news in batch:
             if isinstance(news, Failure):
                 raise news.error
-            if isinstance(news, Scored):
+            if isinstance(news, ScoredPrompt):
                 self._prompts.add(self._job_of[news.rid], news.logprobs)
                 continue
             index = self._job_of[news.rid] * self._plan.num_sequences + news.seq_index

@@ -30,7 +30,7 @@ CHOICE_WORD = re.compile(r"(\d{1,9})-([0-9a-f]{16})(e?)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPlace:
     num_tokens: int
     digest: str
     has_ended: bool
@@ -42,14 +42,14 @@ class Position:
 
     num_events: int
     num_more: int
-    choices: tuple[Place, ...]
+    choices: tuple[StreamPlace, ...]
 
 
 def read_id(header: str) -> tuple[str, Position]:
     """Return the token and position in a Last-Event-ID. Raise UnknownStream for a malformed id."""
     found = ID_WORD.fullmatch(header.strip())
     choices = [CHOICE_WORD.fullmatch(word) for word in found[4].split(",")] if found else []
-    places = [Place(int(one[1]), one[2], bool(one[3])) for one in choices if one]
+    places = [StreamPlace(int(one[1]), one[2], bool(one[3])) for one in choices if one]
     if found is None or len(places) < len(choices):
         raise UnknownStream("Last-Event-ID must be the token of the stream's first id, a slash, and the last id")
     return found[1], Position(int(found[2]), int(found[3]), tuple(places))

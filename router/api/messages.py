@@ -19,7 +19,7 @@ from router.api.fields import (
     JsonSchemaFormat,
     NotNegative,
     Priority,
-    Refused,
+    RefusedField,
     ResponseFormat,
     Schema,
     ShortText,
@@ -29,7 +29,7 @@ from router.api.fields import (
     sampling_fields_of,
 )
 from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.messages_history import Block, Message, goes_on, turns_of
+from router.api.messages_history import Block, HistoryMessage, goes_on, turns_of
 from router.api.messages_writer import MessagesWriter
 from router.api.parts import Parts
 from router.api.resolve import Resolver
@@ -62,7 +62,7 @@ class OutputConfig(Body, frozen=True, kw_only=True):
     format: OutputFormat | None = None
 
 
-class Choice(Body, frozen=True, kw_only=True):
+class MessagesToolChoice(Body, frozen=True, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
     name: ShortText | None = None
     disable_parallel_tool_use: bool | None = None
@@ -70,10 +70,10 @@ class Choice(Body, frozen=True, kw_only=True):
 
 class PromptFields(Body, frozen=True, kw_only=True):
     model: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[HistoryMessage], Meta(min_length=1)]
     system: str | list[Block] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Choice | None = None
+    tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
@@ -111,9 +111,9 @@ IGNORED_PROMPT = {
     "speed": "there is only one",
 }
 REFUSED_PROMPT = {
-    "mcp_servers": Refused("this server never asks other servers"),
-    "container": Refused("nothing is run here"),
-    "thread": Refused("nothing is stored"),
+    "mcp_servers": RefusedField("this server never asks other servers"),
+    "container": RefusedField("nothing is run here"),
+    "thread": RefusedField("nothing is stored"),
 }
 MESSAGES = FieldTable(
     "/v1/messages",
@@ -141,7 +141,7 @@ MESSAGES = FieldTable(
         "metadata": "it is not passed on",
         "service_tier": "there is only one tier",
     },
-    refused=REFUSED_PROMPT | {"compaction": Refused("conversations are never shortened")},
+    refused=REFUSED_PROMPT | {"compaction": RefusedField("conversations are never shortened")},
 )
 
 
@@ -231,7 +231,7 @@ def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
     return found
 
 
-def choice_of(choice: Choice | None, tools: Sequence[Tool]) -> ToolChoice:
+def choice_of(choice: MessagesToolChoice | None, tools: Sequence[Tool]) -> ToolChoice:
     if choice is None:
         return parse_tool_choice(None, tools)
     if choice.type == "tool":

@@ -35,12 +35,12 @@ class Block(AnyPart, frozen=True, kw_only=True):
     server_name: Any = None
 
 
-class Message(Body, frozen=True, kw_only=True):
+class HistoryMessage(Body, frozen=True, kw_only=True):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-def turns_of(system: str | Sequence[Block] | None, messages: Sequence[Message], parts: Parts) -> list[Turn]:
+def turns_of(system: str | Sequence[Block] | None, messages: Sequence[HistoryMessage], parts: Parts) -> list[Turn]:
     """Raise InvalidRequest with the path of the first part that can't be used."""
     turns = Turns()
     if system:
@@ -56,12 +56,12 @@ def turns_of(system: str | Sequence[Block] | None, messages: Sequence[Message], 
     return turns.all
 
 
-def _role_of(message: Message) -> str:
+def _role_of(message: HistoryMessage) -> str:
     has_results = not isinstance(message.content, str) and any(one.type == "tool_result" for one in message.content)
     return "tool" if has_results and message.role == "user" else message.role
 
 
-def goes_on(messages: Sequence[Message], turns: Sequence[Turn]) -> bool:
+def goes_on(messages: Sequence[HistoryMessage], turns: Sequence[Turn]) -> bool:
     """Return whether the answer continues the assistant's last message. Raise InvalidRequest if this message calls
     tools.
 
@@ -74,7 +74,7 @@ def goes_on(messages: Sequence[Message], turns: Sequence[Turn]) -> bool:
     return bool(turns) and turns[-1]["role"] == "assistant"
 
 
-def _add_other(turns: Turns, message: Message, path: str, parts: Parts, *, is_newest: bool) -> None:
+def _add_other(turns: Turns, message: HistoryMessage, path: str, parts: Parts, *, is_newest: bool) -> None:
     """Put tool results first: they answer the previous turn."""
     blocks = [Block(text=message.content)] if isinstance(message.content, str) else message.content
     texts: list[str] = []
@@ -94,7 +94,7 @@ def _add_other(turns: Turns, message: Message, path: str, parts: Parts, *, is_ne
         turns.add(message.role, "".join(texts))
 
 
-def _add_own(turns: Turns, message: Message, path: str, parts: Parts) -> None:
+def _add_own(turns: Turns, message: HistoryMessage, path: str, parts: Parts) -> None:
     blocks = [Block(text=message.content)] if isinstance(message.content, str) else message.content
     for index, block in enumerate(blocks):
         where = f"{path}[{index}]"

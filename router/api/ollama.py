@@ -28,7 +28,7 @@ from router.api.fields import (
     JsonSchemaFormat,
     MinP,
     Penalty,
-    Refused,
+    RefusedField,
     RepetitionPenalty,
     ResponseFormat,
     Schema,
@@ -150,10 +150,10 @@ IGNORED = {
     "options.use_mmap": NODES,
 }
 REFUSED = {
-    "template": Refused("templates are taken from the model only"),
-    "_debug_render_only": Refused(NOT_YET),
+    "template": RefusedField("templates are taken from the model only"),
+    "_debug_render_only": RefusedField(NOT_YET),
 }
-TEXT_ONLY = Refused("this model writes text only")
+TEXT_ONLY = RefusedField("this model writes text only")
 OLLAMA_CHAT = FieldTable(
     "/api/chat",
     OllamaChatRequest,
@@ -178,9 +178,9 @@ OLLAMA_GENERATE = FieldTable(
     ignored=IGNORED,
     refused=REFUSED
     | {
-        "context": Refused("send the conversation to /api/chat"),
-        "images": Refused("this model reads text only"),
-        "suffix": Refused("the served models can't fill in the middle"),
+        "context": RefusedField("send the conversation to /api/chat"),
+        "images": RefusedField("this model reads text only"),
+        "suffix": RefusedField("the served models can't fill in the middle"),
         "width": TEXT_ONLY,
         "height": TEXT_ONLY,
         "steps": TEXT_ONLY,

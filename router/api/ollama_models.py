@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from router.api.chat_task import named_as
-from router.api.fields import NOT_YET, Body, FieldTable, Refused
+from router.api.fields import NOT_YET, Body, FieldTable, RefusedField
 from router.api.ollama import LATEST, served_name
 from router.api.ollama_writer import time_text
 from router.api.resolve import Resolver
@@ -60,7 +60,7 @@ SHOW = FieldTable(
         "name": "the older name of model",
     },
     ignored={"options": "nothing is generated", "verbose": "there are no tensors to list"},
-    refused={"system": Refused(NOT_YET), "template": Refused("templates are taken from the model only")},
+    refused={"system": RefusedField(NOT_YET), "template": RefusedField("templates are taken from the model only")},
 )
 
 

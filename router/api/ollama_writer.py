@@ -29,7 +29,7 @@ class Loading(StrEnum):
     UNLOAD = "unload"
 
 
-class Part(Protocol):
+class PartWriter(Protocol):
     """Makes the member of a line that holds a part of the answer."""
 
     def __call__(self, text: str = "", thought: str = "", calls: Sequence[Json] = ()) -> Json: ...
@@ -57,7 +57,9 @@ class OllamaWriter:
     headers: Sequence[tuple[bytes, bytes]] = NDJSON_HEADERS
     num_events = 0  # not numbered
 
-    def __init__(self, facts: AnswerFacts, part: Part, name: str | None, *, loading: Loading | None = None) -> None:
+    def __init__(
+        self, facts: AnswerFacts, part: PartWriter, name: str | None, *, loading: Loading | None = None
+    ) -> None:
         self.answer_id = f"ollama-{facts.token}"
         self._facts = facts
         self._part = part

@@ -1,4 +1,4 @@
-"""Define Shape, which writes a choice of a completion or chat as JSON, and code that all shapes share."""
+"""Define AnswerShape, which writes a choice of a completion or chat as JSON, and code that all shapes share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PromptShown:
 NO_PROMPT = PromptShown()
 
 
-class Shape(Protocol):
+class AnswerShape(Protocol):
     id_prefix: str
     object: str
     chunk_object: str

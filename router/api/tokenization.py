@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from router.api.chat_messages import ABOUT_TEMPLATE, ChatMessage, conversation_of
-from router.api.fields import Body, FieldTable, NotNegative, Refused, ShortText
+from router.api.fields import Body, FieldTable, NotNegative, RefusedField, ShortText
 from router.api.resolve import Resolver
 from router.api.shapes import token_text
 from router.text.chat_template import DEFAULT
@@ -61,7 +61,7 @@ TOKENIZE = FieldTable(
     | ABOUT_TEMPLATE,
     ignored={"parse_special": "control tokens in a prompt are always parsed"},
     refused={
-        "chat_template": Refused("templates are taken from the model only"),
+        "chat_template": RefusedField("templates are taken from the model only"),
     },
 )
 DETOKENIZE = FieldTable(

@@ -12,12 +12,12 @@ from router.fleet.registry import RegisteredNode
 from router.policy.interface import Wanted
 from router.policy.placement import NODES_AWAY_S, Placement, Placer
 from router.policy.sources import PrefixSources
-from router.queue.admission import Admission
+from router.queue.admission import AdmissionQueue
 from router.requests.abort_log import AbortLog
 from router.requests.effects import Alarm, Effects, Failure, Update
 from router.requests.faults import can_resume, given_up, is_nobodys_fault
 from router.requests.journal import Journal, OpenRequest
-from router.requests.suspects import Suspects
+from router.requests.suspects import SuspectRequests
 from router.requests.tickets import Tickets, deadline_ms
 from shared.core.errors import BatonError, NodeLost, NoNodes, PeerUnreachable, RequestKillsNodes
 from shared.core.keys import RequestKey
@@ -38,9 +38,9 @@ class Attempts:
         placer: Placer,
         journal: Journal,
         told: AbortLog,
-        suspects: Suspects,
+        suspects: SuspectRequests,
         tickets: Tickets,
-        admission: Admission,
+        admission: AdmissionQueue,
         sources: PrefixSources | None,
         *,
         max_attempts: int,

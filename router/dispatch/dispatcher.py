@@ -18,14 +18,14 @@ from router.fleet.prefix_index import PromptPages
 from router.fleet.registry import RegisteredNode, Registry
 from router.policy.placement import Placer
 from router.policy.sources import PrefixSources
-from router.queue.admission import Admission, Newcomer, Waiting
+from router.queue.admission import AdmissionQueue, Newcomer, Waiting
 from router.queue.fair_queue import FairQueue
 from router.requests.abort_log import AbortLog
 from router.requests.effects import Alarm, Effects
 from router.requests.journal import Journal, OpenRequest
 from router.requests.new_request import NewRequest
 from router.requests.pairs import ALARM, BrokenPair
-from router.requests.suspects import Suspects
+from router.requests.suspects import SuspectRequests
 from router.requests.tickets import Tickets, deadline_ms
 from router.tenants.tenant import Tenant
 from shared.config.silence import link_silence
@@ -57,9 +57,9 @@ class Dispatcher:
         self._placer = placer
         self._journal = journal
         self._limits = limits
-        told, suspects, self.tickets = AbortLog(), Suspects(registry), Tickets()
+        told, suspects, self.tickets = AbortLog(), SuspectRequests(registry), Tickets()
         sources = PrefixSources(registry, self.tickets, limits.assumed_token_s) if limits.pulls_prefixes else None
-        self._admission = Admission(registry, journal, limits.max_open, limits.max_queued)
+        self._admission = AdmissionQueue(registry, journal, limits.max_open, limits.max_queued)
         self._attempts = Attempts(
             identity,
             placer,

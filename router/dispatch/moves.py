@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from router.fleet.registry import RegisteredNode, Registry
 from router.policy.placement import Placer
 from router.requests.journal import OpenRequest
-from router.requests.suspects import Suspects
+from router.requests.suspects import SuspectRequests
 from shared.wire.messages import NodeLoad
 
 MOVE_AFTER_S = 2.0
@@ -41,7 +41,7 @@ class Promise:
 
 
 class Moves:
-    def __init__(self, registry: Registry, placer: Placer, suspects: Suspects) -> None:
+    def __init__(self, registry: Registry, placer: Placer, suspects: SuspectRequests) -> None:
         self._registry = registry
         self._placer = placer
         self._suspects = suspects

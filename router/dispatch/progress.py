@@ -6,7 +6,7 @@ from router.dispatch.attempts import Attempts
 from router.fleet.leaving import By, leaving_also
 from router.fleet.registry import RegisteredNode, Registry
 from router.requests.abort_log import AbortLog
-from router.requests.effects import Alarm, Effects, Scored, Update
+from router.requests.effects import Alarm, Effects, ScoredPrompt, Update
 from router.requests.faults import error_of_end, is_node_fault, is_partners
 from router.requests.journal import Journal, OpenRequest
 from router.requests.pairs import Pairs
@@ -91,7 +91,7 @@ class Progress:
         if new:
             request.scores.extend(new)
             request.lacks_scores = len(request.scores) + 1 < num_prompt_tokens
-            effects.news.append(Scored(request.rid, new))
+            effects.news.append(ScoredPrompt(request.rid, new))
         return effects
 
     def close_sequence(self, rid: str, seq_index: int, now: float) -> Effects:

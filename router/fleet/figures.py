@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from router.fleet.prompt_cost import PromptFigures
 from router.fleet.pull_cost import PullFigures
-from router.fleet.room import Room
+from router.fleet.room import NodeRoom
 from router.fleet.slowness import Slowness
 from shared.wire.messages import NodeLoad
 
@@ -18,7 +18,7 @@ class NodeFigures:
     prompts: PromptFigures = field(default_factory=PromptFigures)
     pulls: PullFigures = field(default_factory=PullFigures)
     slowness: Slowness = field(default_factory=Slowness)
-    room: Room = field(default_factory=Room)
+    room: NodeRoom = field(default_factory=NodeRoom)
 
     def learn(self, role: str, load: NodeLoad, now: float) -> None:
         self.prompts.learn(load.counters, load.observations.get(HANDOFF_COST, ()), now)

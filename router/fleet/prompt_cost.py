@@ -169,7 +169,7 @@ def is_plausible(steps: float, tokens: float, seconds: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PendingWork:
     """A node's pending work. `running`: streams that wait for this work."""
 
     waiting_tokens: int
@@ -184,7 +184,12 @@ class Lacking(NamedTuple):
 
 
 def costs_less_on_decode(
-    lacking: Lacking, prefill: PromptSpeed, before: Work, decode: PromptSpeed, beside: Work, handoff_s: float
+    lacking: Lacking,
+    prefill: PromptSpeed,
+    before: PendingWork,
+    decode: PromptSpeed,
+    beside: PendingWork,
+    handoff_s: float,
 ) -> bool:
     """Return whether the prompt costs no more on the decode node than with a hand-off. `before`: the prefill node's
     work. `beside`: the decode node's work."""
@@ -192,6 +197,6 @@ def costs_less_on_decode(
     return stream_seconds(lacking.on_decode, decode, beside) <= handed_over_s
 
 
-def stream_seconds(num_tokens: int, speed: PromptSpeed, work: Work) -> float:
+def stream_seconds(num_tokens: int, speed: PromptSpeed, work: PendingWork) -> float:
     own = speed.seconds(num_tokens) + work.waiting_tokens * speed.token_s
     return own + work.running * num_tokens * speed.token_s

@@ -22,15 +22,17 @@ PROMPT_TOKENS_AHEAD = 8192  # prompt tokens that may wait at a node: a few chunk
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class NodeRoom:
     free_tokens: float = float("inf")
     most_sequences: float = float("inf")  # limits on our open requests at the node
     most_prompt_tokens: float = float("inf")
 
 
-def room_in(load: NodeLoad, page_size: int, num_open: int, open_prompt_tokens: int) -> Room:
+def room_in(load: NodeLoad, page_size: int, num_open: int, open_prompt_tokens: int) -> NodeRoom:
     """`num_open`, `open_prompt_tokens`: ours at the time of the report."""
-    return Room(tokens_in(load, page_size), sequences_in(load, num_open), prompt_tokens_in(load, open_prompt_tokens))
+    return NodeRoom(
+        tokens_in(load, page_size), sequences_in(load, num_open), prompt_tokens_in(load, open_prompt_tokens)
+    )
 
 
 def tokens_in(load: NodeLoad, page_size: int) -> int:

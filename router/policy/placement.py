@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from router.fleet.prompt_cost import MOST_LOCAL_TOKENS, Lacking, Work, costs_less_on_decode
+from router.fleet.prompt_cost import MOST_LOCAL_TOKENS, Lacking, PendingWork, costs_less_on_decode
 from router.fleet.registry import RegisteredNode, Registry, fitting, not_held_back, of_role
 from router.policy.interface import Picked, Policy, Wanted
 from router.policy.least_load import prompt_tokens
@@ -116,8 +116,8 @@ class Placer:
         if not decode.has_room(num_tokens + waiting):
             return both
         here = decode.figures.prompts.speed_beside(there, now)
-        before = Work(prompt_tokens(prefill), prefill.report.num_running)
-        beside = Work(waiting, decode.report.num_running)
+        before = PendingWork(prompt_tokens(prefill), prefill.report.num_running)
+        beside = PendingWork(waiting, decode.report.num_running)
         lacking = Lacking(wanted.missing(prefill), num_tokens)
         if costs_less_on_decode(lacking, there, before, here, beside, handoff_s):
             return Placement(None, decode, is_by_cost=True, picks=(picked_decode,))

@@ -42,7 +42,7 @@ class Waiting:
     oldest_s: float
 
 
-class Admission:
+class AdmissionQueue:
     def __init__(self, registry: Registry, journal: Journal, max_open: int, max_queued: int) -> None:
         self._registry, self._journal = registry, journal
         self._max_open, self._max_queued = max_open, max_queued

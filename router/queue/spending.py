@@ -56,7 +56,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         return self.requests_per_minute, self.tokens_per_minute
 
 
-class Body(msgspec.Struct, frozen=True, array_like=True):
+class SpendingBody(msgspec.Struct, frozen=True, array_like=True):
     age_ms: Count  # the sending router's age
     rows: Annotated[list[Row], Meta(max_length=MAX_ROWS)]
 
@@ -67,7 +67,7 @@ class Reading(Enum):
     OTHER_VERSION = "other version"
 
 
-class Counts(NamedTuple):
+class SpentCounts(NamedTuple):
     requests: int = 0
     tokens: int = 0
     started: int = 0
@@ -77,7 +77,7 @@ class Counts(NamedTuple):
 class Account:
     """One tenant's account at another router: the last counts, and the units that our meters took for these counts."""
 
-    counts: Counts
+    counts: SpentCounts
     taken: dict[str, int] = field(default_factory=lambda: {REQUESTS: 0, TOKENS: 0})
 
 
@@ -92,7 +92,7 @@ class Life:
     differs_since: dict[str, float] = field(default_factory=dict)  # by the tenant's name
 
 
-class Difference(NamedTuple):
+class LimitDifference(NamedTuple):
     """(requests, tokens) per minute of a tenant, here and at another router."""
 
     tenant: str
@@ -133,7 +133,7 @@ class Ledger:
         self._since_ms: dict[str, int] = {}
         self._told: dict[str, Row] = {}  # rows as they were last written, the oldest first
         self._lives: dict[str, Life] = {}  # by the other router's id
-        self.differences: list[Difference] = []  # found by the last `read`
+        self.differences: list[LimitDifference] = []  # found by the last `read`
         self._oldest_epoch = 0  # an unknown router's epoch must be newer, so forgotten epochs are not read again
 
     # ---- our counts
@@ -149,7 +149,7 @@ class Ledger:
             return None
         self._repeat_at = now + REPEAT_S
         self._number += 1
-        payload = msgspec.msgpack.encode(Body(age_ms, rows))
+        payload = msgspec.msgpack.encode(SpendingBody(age_ms, rows))
         return Spending(*self._identity, self._number, self._seal.close(*self._identity, self._number, payload))
 
     def _rows(self, age_ms: int) -> dict[str, Row]:
@@ -197,7 +197,7 @@ class Ledger:
         if payload is None:
             return Reading.UNSIGNED
         try:
-            body = msgspec.msgpack.decode(payload, type=Body)
+            body = msgspec.msgpack.decode(payload, type=SpendingBody)
         except msgspec.MsgspecError:
             return Reading.OTHER_VERSION
         life = self._life_of(message, now)
@@ -230,13 +230,13 @@ class Ledger:
         if tenant is None or row.limits == tenant.limits:
             life.differs_since.pop(row.name, None)
         elif now - life.differs_since.setdefault(row.name, now) >= DIFFERS_S:
-            self.differences.append(Difference(row.name, tenant.limits, row.limits))
+            self.differences.append(LimitDifference(row.name, tenant.limits, row.limits))
 
     def _take(self, life: Life, row: Row, *, is_from_before: bool, now: float) -> None:
-        counts = Counts(row.requests, row.tokens, row.started)
+        counts = SpentCounts(row.requests, row.tokens, row.started)
         account = life.accounts.get(row.name)
         if account is None:
-            account = life.accounts[row.name] = Account(counts if is_from_before else Counts())
+            account = life.accounts[row.name] = Account(counts if is_from_before else SpentCounts())
         before, account.counts = account.counts, counts
         tenant = self._by_name().get(row.name)
         if tenant is None:  # our copy of the keys file lacks the tenant

@@ -21,7 +21,7 @@ class Update(msgspec.Struct, frozen=True):
     end: SequenceEnd | None
 
 
-class Scored(msgspec.Struct, frozen=True):
+class ScoredPrompt(msgspec.Struct, frozen=True):
     """Log-probabilities of the next prompt tokens, sent before the first Update. A prompt's first token has none."""
 
     rid: str
@@ -34,7 +34,7 @@ class Failure:
     error: BatonError
 
 
-News = Update | Scored | Failure
+News = Update | ScoredPrompt | Failure
 
 
 @dataclass(frozen=True, slots=True)

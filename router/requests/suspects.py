@@ -36,7 +36,7 @@ class Verdict:
     spares_others: bool
 
 
-class Suspects:
+class SuspectRequests:
     """Holds suspects, all of them open requests."""
 
     def __init__(self, registry: Registry) -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType, TracebackType
 import jinja2
 
 from router.text.conversation import Conversation, Scalar
-from router.text.template_sandbox import BUDGET, Budget, TemplateRefusal, TemplateSandbox
+from router.text.template_sandbox import BUDGET, RenderBudget, TemplateRefusal, TemplateSandbox
 from shared.core.errors import ConfigError, InvalidRequest
 
 DEFAULT = "default"
@@ -67,7 +67,7 @@ class JinjaTemplate:
             "tools": conversation.tools,
             "documents": conversation.documents,
             "add_generation_prompt": conversation.add_generation_prompt,
-            BUDGET: Budget(self._cpu_limit_s),
+            BUDGET: RenderBudget(self._cpu_limit_s),
         }
         try:
             return "".join(template.root_render_func(template.new_context(values)))

@@ -43,7 +43,7 @@ class TemplateTooLong(Exception):
     """The template ran too long, or its text grew too long."""
 
 
-class Budget:
+class RenderBudget:
     """The time limit of one rendering: `limit_s` of wall-clock time, then `limit_s` of its thread's CPU time.
 
     A busy machine alone causes no refusal, and short renderings avoid the system call for CPU time.

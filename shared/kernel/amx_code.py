@@ -8,7 +8,7 @@ from numba import types
 from numba.core import cgutils
 
 from shared.kernel import amx
-from shared.kernel.block_code import Block, Kind
+from shared.kernel.block_code import BlockEmitter, BlockForm
 from shared.kernel.block_weights import CODE_BLOCK
 from shared.kernel.jit import emitted_for_constants
 from shared.kernel.packed_codes import HALF_BLOCKS, STRIP_BYTES, CodedColumns
@@ -28,7 +28,7 @@ def add_registers(
         raise TypeError("kind must be a constant")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = AmxCode(builder, Kind.unpacked(kind.literal_value))
+        code = AmxCode(builder, BlockForm.unpacked(kind.literal_value))
         code.add_rows(LONG(0), args[7], *args[1:7], *args[8:])
         return context.get_dummy_value()
 
@@ -43,7 +43,7 @@ def unpack_codes(typing_context: Any, kind: Any, step: Any, out: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, step_at, out_at = args
-        code = AmxCode(builder, Kind.unpacked(kind.literal_value))
+        code = AmxCode(builder, BlockForm.unpacked(kind.literal_value))
         with cgutils.for_range(builder, LONG(code.kind.block // amx.ROW_BYTES)) as loop:
             code.unpack_part(step_at, LONG(0), loop.index, out_at)
         return context.get_dummy_value()
@@ -65,7 +65,7 @@ def multiply_beside(
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, rows_at, low_rows_at, stride, numbers_at, next_at, half, x_at, *others = args
         block_index, num_blocks, step_at, dots_at, count, *places = others
-        code = AmxCode(builder, Kind.unpacked(kind.literal_value))
+        code = AmxCode(builder, BlockForm.unpacked(kind.literal_value))
         each = LONG(-(-amx.ROWS // (code.kind.block // amx.ROW_BYTES)))
 
         def work(part: Any) -> None:
@@ -84,7 +84,7 @@ def multiply_beside(
     return types.void(kind, *(types.int64,) * 16), codegen
 
 
-class AmxCode(Block):
+class AmxCode(BlockEmitter):
     def add_rows(self, begin: Any, end: Any, *job: Any) -> None:
         """Emit add_registers for rows [begin, end). `job`: its other arguments."""
         block_index, num_blocks = job[2:4]

@@ -22,9 +22,9 @@ from shared.kernel.attend_numba import (
     MOST_RUN_TOKENS,
     MOST_SCRATCH,
     SCALE_BYTES,
+    KvSide,
     Run,
     RunSizes,
-    Side,
     fill,
     locate_seen,
     run_at,
@@ -46,7 +46,7 @@ from shared.kernel.attention_words import (
     VALUE_SCALES,
     VALUES,
 )
-from shared.kernel.block_code import Kind
+from shared.kernel.block_code import BlockForm
 from shared.kernel.block_product import FEWEST_AMX_ROWS, multiply_rows
 from shared.kernel.byte_rows import row_bytes_of
 from shared.kernel.byte_tiles import BLOCK, largest_of, soften, tile_bytes, turn_keys, turn_values
@@ -111,7 +111,7 @@ def query_bytes(head_dim: int) -> int:
     return row_bytes_of(head_dim, head_dim)
 
 
-class Room(NamedTuple):
+class ByteRoom(NamedTuple):
     """Addresses in a thread's scratch. R: a run's largest length. G: queries per kv head. N: number of keys."""
 
     registers: int  # ROOM_BYTES
@@ -130,7 +130,7 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool,
     group, out_bytes = num_heads // num_kv_heads, head_dim * (2 if is_half else 4)
     features = processor_features()
     dot, has_amx = best_dot(features), amx.has_amx(features)
-    key_kind, value_kind = (Kind(8, inputs, dot).packed() for inputs in (head_dim, BLOCK))
+    key_kind, value_kind = (BlockForm(8, inputs, dot).packed() for inputs in (head_dim, BLOCK))
     query_size, tiles_size = query_bytes(head_dim), tiles_bytes(head_dim)
 
     def attend(words: Any, share: int, worker: int) -> None:
@@ -143,8 +143,8 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool,
         for index in range(share, step[NUM_RUNS] * num_kv_heads, words[NUM_SHARES]):
             run, head = run_at(step, 0, index // num_kv_heads, BLOCK), index % num_kv_heads
             rows = head * step[PAGE_SIZE]
-            keys = Side(words[KEYS] + rows * head_dim, words[KEY_SCALES] + rows * SCALE_BYTES)
-            values = Side(words[VALUES] + rows * head_dim, words[VALUE_SCALES] + rows * SCALE_BYTES)
+            keys = KvSide(words[KEYS] + rows * head_dim, words[KEY_SCALES] + rows * SCALE_BYTES)
+            values = KvSide(words[VALUES] + rows * head_dim, words[VALUE_SCALES] + rows * SCALE_BYTES)
             queries = step[QUERIES] + (head * words[NUM_ROWS] + run.first) * group * query_size
             _score_run(key_kind, group, head_dim, query_size, has_amx, step, run, room, keys, values, queries)
             _soften_run(room, run, step[SCORE_BYTES], group, scale)
@@ -160,8 +160,8 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool,
 
 @copied
 def _score_run(
-    kind: int, group: int, head_dim: int, query_size: int, has_amx: bool, step: Any, run: Run, room: Room, keys: Side,
-    values: Side, queries: int,
+    kind: int, group: int, head_dim: int, query_size: int, has_amx: bool, step: Any, run: Run, room: ByteRoom,
+    keys: KvSide, values: KvSide, queries: int,
 ) -> None:  # fmt: skip
     """Write scores, and copy values' scales."""
     stride, num_keys = step[SCORE_BYTES], run.num_keys + run.length - 1
@@ -178,7 +178,7 @@ def _score_run(
 
 @copied
 def _weigh_run(
-    kind: int, group: int, head_dim: int, has_amx: bool, step: Any, run: Run, room: Room, values: Side
+    kind: int, group: int, head_dim: int, has_amx: bool, step: Any, run: Run, room: ByteRoom, values: KvSide
 ) -> None:
     """Add up the weighted values. Their scales are in the weights."""
     stride, num_keys, num_rows = step[SCORE_BYTES], run.num_keys + run.length - 1, run.length * group
@@ -198,7 +198,7 @@ def _weigh_run(
 
 
 @inlined
-def _room_at(memory: int, tiles_size: int, stride: int, sums_size: int) -> Room:
+def _room_at(memory: int, tiles_size: int, stride: int, sums_size: int) -> ByteRoom:
     tile = memory + ROOM_BYTES
     items = tile + tiles_size
     scales = items + BLOCK * 8
@@ -206,7 +206,7 @@ def _room_at(memory: int, tiles_size: int, stride: int, sums_size: int) -> Room:
     value_scales = zeros + BLOCK * 4
     sums = value_scales + stride
     scores = sums + sums_size
-    return Room(memory, tile, items, scales, zeros, value_scales, sums, scores)
+    return ByteRoom(memory, tile, items, scales, zeros, value_scales, sums, scores)
 
 
 @copied
@@ -227,7 +227,7 @@ def _multiply(
 
 
 @inlined
-def _locate(room: Room, side: Side, run: Run, start: int, stop: int, step: Any, head_dim: int) -> int:
+def _locate(room: ByteRoom, side: KvSide, run: Run, start: int, stop: int, step: Any, head_dim: int) -> int:
     """Store the addresses of keys [start, stop), at most BLOCK, and of their scales. Return the number of lanes.
 
     Lanes at `stop` and beyond, up to a multiple of COLUMNS, repeat the last address."""
@@ -249,7 +249,7 @@ def _locate(room: Room, side: Side, run: Run, start: int, stop: int, step: Any, 
 
 
 @inlined
-def _copy_scales(room: Room, lanes: int, key_scales: int, start: int, to_values: int) -> None:
+def _copy_scales(room: ByteRoom, lanes: int, key_scales: int, start: int, to_values: int) -> None:
     for lane in range(lanes):
         at = longs_at(room.scales)[lane]
         floats_at(key_scales)[lane] = floats_at(at)[0]
@@ -257,14 +257,14 @@ def _copy_scales(room: Room, lanes: int, key_scales: int, start: int, to_values:
 
 
 @inlined
-def _fetch(room: Room, lanes: int, to_values: int, head_dim: int) -> None:
+def _fetch(room: ByteRoom, lanes: int, to_values: int, head_dim: int) -> None:
     for lane in range(lanes):
         for line in range(0, head_dim, LINE_BYTES):
             prefetch(longs_at(room.items)[lane] + to_values + line)
 
 
 @copied
-def _soften_run(room: Room, run: Run, stride: int, group: int, scale: float) -> None:
+def _soften_run(room: ByteRoom, run: Run, stride: int, group: int, scale: float) -> None:
     """Turn each query's scores into rounded weights. Write 1 / (sum of exp(score - top)) behind them."""
     for i in range(run.length):
         num_keys = run.num_keys + i

@@ -117,14 +117,14 @@ class Run(NamedTuple):
     seen: int
 
 
-class Side(NamedTuple):
+class KvSide(NamedTuple):
     """Addresses of a kv head's key (or value) and its scale: in slot 0 of page 0, or in slot_at's slot."""
 
     items: int
     scales: int
 
 
-class Room(NamedTuple):
+class RunRoom(NamedTuple):
     """Addresses in a thread's scratch. R: a run's largest length. G: queries per kv head."""
 
     items: int  # (lanes,) int64: addresses of a block's keys or values
@@ -154,8 +154,8 @@ def make_attend(
         for index in range(share, step[NUM_RUNS] * num_kv_heads, words[NUM_SHARES]):
             run, head = run_at(step, words[WINDOW], index // num_kv_heads, lanes), index % num_kv_heads
             rows = head * step[PAGE_SIZE]
-            keys = Side(words[KEYS] + rows * row_bytes, words[KEY_SCALES] + rows * SCALE_BYTES)
-            values = Side(words[VALUES] + rows * row_bytes, words[VALUE_SCALES] + rows * SCALE_BYTES)
+            keys = KvSide(words[KEYS] + rows * row_bytes, words[KEY_SCALES] + rows * SCALE_BYTES)
+            values = KvSide(words[VALUES] + rows * row_bytes, words[VALUE_SCALES] + rows * SCALE_BYTES)
             queries = step[QUERIES] + run.first * token_bytes + head * group_bytes
             fill(room.tops, run.length * group * lanes, _f32(-np.inf))
             _score_own(group, head_dim, items, lanes, row_bytes, step, run, room, keys, values, queries, token_bytes)
@@ -187,13 +187,13 @@ def make_attend(
 
 
 @inlined
-def _room_at(memory: int, run_tokens: int, group: int, head_dim: int, lanes: int) -> Room:
+def _room_at(memory: int, run_tokens: int, group: int, head_dim: int, lanes: int) -> RunRoom:
     scales = memory + lanes * 8
     block = scales + lanes * 8
     edge = block + lanes * head_dim * 4
     sums = edge + group * lanes * 4
     tops = sums + run_tokens * group * head_dim * 4
-    return Room(memory, scales, block, edge, sums, tops, tops + run_tokens * group * lanes * 4)
+    return RunRoom(memory, scales, block, edge, sums, tops, tops + run_tokens * group * lanes * 4)
 
 
 @inlined
@@ -218,8 +218,8 @@ def _oldest(num_keys: int, window: int) -> int:
 
 @copied
 def _score_own(
-    group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room, keys: Side,
-    values: Side, queries: int, token_bytes: int,
+    group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: RunRoom, keys: KvSide,
+    values: KvSide, queries: int, token_bytes: int,
 ) -> None:  # fmt: skip
     """Score the keys outside the shared blocks. A partial block's spare lanes are overwritten later."""
     if run.length == 1:
@@ -247,7 +247,7 @@ def _score_own(
 @copied
 def _weigh_own(
     group: int, head_dim: int, items: int, number_bytes: int, lanes: int, row_bytes: int, step: Any, run: Run,
-    room: Room, values: Side, is_early: bool,
+    room: RunRoom, values: KvSide, is_early: bool,
 ) -> None:  # fmt: skip
     """Add weighted values in the keys' order: before the shared blocks (`is_early`), or after them."""
     stride = step[SCORE_BYTES]
@@ -276,7 +276,7 @@ def _copy_edge(weights: int, stride: int, edge: int, count: int, group: int, lan
 
 
 @copied
-def _soften_run(items: int, room: Room, run: Run, stride: int, group: int, lanes: int, scale: float) -> None:
+def _soften_run(items: int, room: RunRoom, run: Run, stride: int, group: int, lanes: int, scale: float) -> None:
     """Turn scores into weights exp(scale (score - top)), and the scores behind the last key into 0.
 
     Write 1 / (sum of a query's weights) to its first number of `tops`."""
@@ -312,15 +312,15 @@ def store_run(
 
 
 @inlined
-def slot_at(side: Side, table: int, page: int, slot: int, step: Any, row_bytes: int) -> Side:
+def slot_at(side: KvSide, table: int, page: int, slot: int, step: Any, row_bytes: int) -> KvSide:
     number = np.int64(ints_at(table)[page])
     scales = side.scales + number * step[SCALE_PAGE_BYTES] + slot * SCALE_BYTES
-    return Side(side.items + number * step[PAGE_BYTES] + slot * row_bytes, scales)
+    return KvSide(side.items + number * step[PAGE_BYTES] + slot * row_bytes, scales)
 
 
 @inlined
 def _locate(
-    items_at: int, scales_at: int, side: Side, table: int, start: int, stop: int, step: Any, items: int,
+    items_at: int, scales_at: int, side: KvSide, table: int, start: int, stop: int, step: Any, items: int,
     row_bytes: int, lanes: int,
 ) -> None:  # fmt: skip
     """Store the addresses of keys [start, start + lanes), and of their scales.
@@ -332,7 +332,7 @@ def _locate(
     for lane in range(lanes):
         if lane > 0 and start + lane < stop:
             slot += 1
-            at = Side(at.items + row_bytes, at.scales + SCALE_BYTES)
+            at = KvSide(at.items + row_bytes, at.scales + SCALE_BYTES)
             if slot == page_size:
                 page, slot = page + 1, 0
                 at = slot_at(side, table, page, 0, step, row_bytes)
@@ -353,7 +353,7 @@ def _window_of(seen: int, end: int) -> tuple[int, int]:
 
 @inlined
 def locate_seen(
-    items_at: int, scales_at: int, side: Side, run: Run, start: int, step: Any, row_bytes: int, lanes: int
+    items_at: int, scales_at: int, side: KvSide, run: Run, start: int, step: Any, row_bytes: int, lanes: int
 ) -> None:
     """Store, for a draft tree's keys, the addresses of the slots that the token sees.
 
@@ -375,7 +375,7 @@ def locate_seen(
 
 
 @inlined
-def _fetch(side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int) -> None:
+def _fetch(side: KvSide, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int) -> None:
     """Prefetch scattered pages, which the hardware prefetcher does not find."""
     if start >= stop:
         return

@@ -37,7 +37,7 @@ MOST_WORD_STRIPS, SPLIT = 8, 12  # of codes: 8 * 32 * 128 * 32,639 < 2^31
 HALVES = ir.VectorType(ir.IntType(16), COLUMNS)
 
 
-class Kind(NamedTuple):
+class BlockForm(NamedTuple):
     bits: int
     block: int
     dot: Dot
@@ -52,7 +52,7 @@ class Kind(NamedTuple):
         return self.bits | self.block << 8 | (flags | self.dot << 6) << 24
 
     @classmethod
-    def unpacked(cls, number: int) -> Kind:
+    def unpacked(cls, number: int) -> BlockForm:
         has_low, half_scales, out_half, in_codes = (bool(number >> 24 + place & 1) for place in range(4))
         flags = has_low, half_scales, out_half, in_codes
         return cls(number & 255, number >> 8 & 0xFFFF, Dot(number >> 30), *flags, number >> 28 & 3)
@@ -96,7 +96,7 @@ def multiply_blocks(
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, x_at, row_bytes, weight_at, steps, before_at, before_bytes, out_at, out_bytes, fetch_it = args
-        code = Block(builder, Kind.unpacked(kind.literal_value))
+        code = BlockEmitter(builder, BlockForm.unpacked(kind.literal_value))
         is_far = builder.icmp_signed("!=", fetch_it, LONG(0))
         if rows.literal_value == 1 and code.kind.bits == 4 and is_zen():
             is_far = BOOL(0)  # the processor's own prefetcher is faster
@@ -142,8 +142,8 @@ class _Quad(NamedTuple):
     numbers: Any  # 16 words, one per column
 
 
-class Block:
-    def __init__(self, builder: Any, kind: Kind) -> None:
+class BlockEmitter:
+    def __init__(self, builder: Any, kind: BlockForm) -> None:
         self._builder, self.kind = builder, kind
 
     def row_block(self, row_at: Any, index: Any, depth: Any) -> _RowBlock:

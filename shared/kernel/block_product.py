@@ -21,7 +21,7 @@ import torch
 
 from shared.kernel import amx
 from shared.kernel.amx_product import SUMS_AT, SUMS_BYTES, AmxShare, multiply_by_amx
-from shared.kernel.block_code import Kind, multiply_blocks
+from shared.kernel.block_code import BlockForm, multiply_blocks
 from shared.kernel.block_weights import BlockFormat, BlockWeights
 from shared.kernel.byte_rows import BYTES_ONLY, PAIRS, PLANES, data_bytes_of, round_block, row_bytes_of
 from shared.kernel.dot import Dot, best_dot
@@ -42,7 +42,7 @@ from shared.kernel.product import (
 )
 from shared.kernel.program import Program
 from shared.kernel.scratch import Scratch
-from shared.kernel.shares import TILE_COLUMNS, Work, cut
+from shared.kernel.shares import TILE_COLUMNS, ProductWork, cut
 from shared.kernel.team import Team
 
 MOST_ROWS, MOST_PLANES_ROWS = 4, 2  # of a pass; PLANES need more sums
@@ -62,13 +62,15 @@ def uses_amx(form: BlockFormat) -> bool:
     return is_fit and amx.has_amx(processor_features())
 
 
-def work_of(num_tiles: int, num_inputs: int, form: BlockFormat, by_amx: bool) -> Work:
+def work_of(num_tiles: int, num_inputs: int, form: BlockFormat, by_amx: bool) -> ProductWork:
     row_bytes = row_bytes_of(num_inputs, form.block, form.input_bytes, form.in_codes)
     if by_amx:
-        return Work(num_tiles, num_inputs, row_bytes, pass_rows=amx.ROWS, rounding=5, speed=8 // form.input_bytes)
+        return ProductWork(
+            num_tiles, num_inputs, row_bytes, pass_rows=amx.ROWS, rounding=5, speed=8 // form.input_bytes
+        )
     pass_rows = MOST_PLANES_ROWS if layout_of(form) == PLANES else MOST_ROWS
     rounding = 1 if form.hadamard == form.input_bytes == 1 else 2
-    return Work(num_tiles, num_inputs, row_bytes, pass_rows, rounding)
+    return ProductWork(num_tiles, num_inputs, row_bytes, pass_rows, rounding)
 
 
 def layout_of(form: BlockFormat) -> int:
@@ -160,7 +162,9 @@ def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
 @functools.cache
 def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot, has_amx: bool) -> Any:
     """`is_half`, `out_half`: x or results are bfloat16, not float32."""
-    whole = Kind(form.bits, form.block, dot, form.has_low, form.half_scales, out_half, form.in_codes, form.input_bytes)
+    whole = BlockForm(
+        form.bits, form.block, dot, form.has_low, form.half_scales, out_half, form.in_codes, form.input_bytes
+    )
     kind, step_bytes, block, size, zero = whole.packed(), whole.step_bytes, form.block, form.hadamard, form.zero
     input_bytes, in_codes, fixed_room = form.input_bytes, form.in_codes, _fixed_room(form)
     layout, data_bytes = layout_of(form), data_bytes_of(block, input_bytes, in_codes)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.kernel.team import Place, Team, system_calls
+from shared.kernel.team import Team, WorkerPlace, system_calls
 
 SHARED_MEMORY = Path("/dev/shm")
 # {}: user id. Increase the last number when the layout of words changes: versions must not share a table.
@@ -81,8 +81,8 @@ class CoreTable:
     def team(self) -> Team:
         """Return a team, to be closed before the table."""
         borrowed = [core for core in self.owner.borrows if core not in self.owner.own]
-        own = [Place(self._line(core), True, core) for core in self.owner.own]
-        places = [*own, *(Place(self._line(core), False, core) for core in borrowed)]
+        own = [WorkerPlace(self._line(core), True, core) for core in self.owner.own]
+        places = [*own, *(WorkerPlace(self._line(core), False, core) for core in borrowed)]
         return Team(places=places, slot=self.slot, memory=self._words)
 
     def hold_own(self) -> None:

@@ -32,7 +32,7 @@ from shared.kernel.jit import (
 )
 from shared.kernel.packed import Packed, of_columns
 from shared.kernel.program import Program
-from shared.kernel.shares import TILE_COLUMNS, Work, cut
+from shared.kernel.shares import TILE_COLUMNS, ProductWork, cut
 from shared.kernel.team import Team
 
 COLUMNS, BLOCKS, MOST_ROWS = 16, TILE_COLUMNS // 16, 6
@@ -73,7 +73,7 @@ class TileLinear:
         self.task = make_task(packed.dtype == torch.bfloat16, self.out_dtype == torch.bfloat16)
         row_bytes = self.in_features * packed.dtype.itemsize
         self._team = team
-        self.work = Work(len(self._packed), self.in_features, row_bytes, MOST_ROWS)
+        self.work = ProductWork(len(self._packed), self.in_features, row_bytes, MOST_ROWS)
         self._program = Program(team, [self.task], np.zeros((1, NUM_WORDS), np.int64))
         self.fill(self._program.words[0])
 

@@ -18,7 +18,7 @@ MOST_BYTES = 1 << 18  # limit on the bytes of a share's rows, to fit a core's ow
 FETCH_ROWS = 4  # multiplying this number of rows by a tile takes as long as fetching the tile
 
 
-class Work(NamedTuple):
+class ProductWork(NamedTuple):
     num_tiles: int
     num_inputs: int
     row_bytes: int
@@ -41,12 +41,12 @@ class Cut(NamedTuple):
     share_rows: int  # rows per group; the last group may have fewer
 
 
-def cut(work: Work, num_rows: int, num_threads: int) -> Cut:
+def cut(work: ProductWork, num_rows: int, num_threads: int) -> Cut:
     return cut_passes(work, max(1, -(-num_rows // work.pass_rows)), num_threads)
 
 
 @functools.lru_cache(maxsize=4096)
-def cut_passes(work: Work, num_passes: int, num_threads: int) -> Cut:
+def cut_passes(work: ProductWork, num_passes: int, num_threads: int) -> Cut:
     """Return the fastest cut; of equally fast cuts, the one with the fewest shares."""
     best, best_time = Cut(1, work.pass_rows), -1
     for passes in _parts(num_passes):

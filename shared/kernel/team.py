@@ -23,7 +23,7 @@ _Helper = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """A worker's core. `line`: address of the core's words (core_words.py). `core`: None if the worker is not bound."""
 
     line: int
@@ -34,14 +34,14 @@ class Place:
 class Team:
     """Runs one program at a time; a second caller waits. Threads start with the first program."""
 
-    def __init__(self, size: int = 1, places: Sequence[Place] = (), slot: int = 0, memory: object = None) -> None:
+    def __init__(self, size: int = 1, places: Sequence[WorkerPlace] = (), slot: int = 0, memory: object = None) -> None:
         """Use `size` threads or, with a core table, a thread on each of `places`, own cores first.
 
         The leader has the first place. `slot`: this process's slot in the table. `memory` holds the places' lines."""
         if (size > 1 or places) and not can_sleep():
             size, places = 1, ()
         lines = np.zeros((0 if places else size, LINE_WORDS), np.int64)
-        own = [Place(line.ctypes.data, is_own=True) for line in lines]
+        own = [WorkerPlace(line.ctypes.data, is_own=True) for line in lines]
         self._places, self._slot, self._memory = tuple(places or own), slot, (lines, memory)
         self._lock = threading.Lock()
         self._crew: Crew | None = None
@@ -90,7 +90,7 @@ class Team:
 
 
 class Crew:
-    def __init__(self, places: Sequence[Place], slot: int, memory: object) -> None:
+    def __init__(self, places: Sequence[WorkerPlace], slot: int, memory: object) -> None:
         """`memory` must stay valid until the helpers end."""
         from shared.kernel import team_code as code  # needs numba
 
@@ -137,7 +137,7 @@ class Crew:
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, worker: int, place: Place) -> None:
+    def _serve(self, worker: int, place: WorkerPlace) -> None:
         if place.core is not None:
             try:
                 os.sched_setaffinity(0, (place.core,))

@@ -31,7 +31,7 @@ from shared.kernel.product import TileLinear
 from shared.kernel.program import Program
 from shared.kernel.quantized import DTYPES
 from shared.kernel.scratch import Scratch
-from shared.kernel.shares import MOST_ROWS, TILE_COLUMNS, Work, cut, shares_of
+from shared.kernel.shares import MOST_ROWS, TILE_COLUMNS, ProductWork, cut, shares_of
 from shared.kernel.team import Team
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
@@ -263,7 +263,9 @@ class CompiledLlama:
             words[0, blocks.WEIGHT] = weights.embed.data_ptr()
         for index, layer in enumerate(self._layers):
             self._fill_layer(index, weights.layers[layer])
-        self._alike: dict[tuple[Work, bool], list[int]] = {}  # tasks of products with equal work and numbers of rows
+        self._alike: dict[
+            tuple[ProductWork, bool], list[int]
+        ] = {}  # tasks of products with equal work and numbers of rows
         for task, linear in self._products():
             linear.fill(words[task])
             self._alike.setdefault((linear.work, task >= at.take_residual), []).append(task)

@@ -35,7 +35,7 @@ class BrokenFile(BatonError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PackedEntry:
     """A tensor in the directory. `note`: a text from the caller of `add`."""
 
     dtype: str
@@ -85,7 +85,7 @@ class MappedFile:
         self.data = mmap.mmap(fd, self.num_bytes, prot=mmap.PROT_READ)
         self.about, self.entries = self._read_directory()
 
-    def _read_directory(self) -> tuple[About, Mapping[str, Entry]]:
+    def _read_directory(self) -> tuple[About, Mapping[str, PackedEntry]]:
         magic, start, length, digest = TRAILER.unpack_from(self.data, self.num_bytes - TRAILER.size)
         if magic != MAGIC:
             raise BrokenFile("it does not end as a packed file must")
@@ -100,8 +100,8 @@ class MappedFile:
         return directory["about"], entries
 
 
-def _entry(shape: list[int], **fields: Any) -> Entry:
-    return Entry(shape=tuple(shape), **fields)
+def _entry(shape: list[int], **fields: Any) -> PackedEntry:
+    return PackedEntry(shape=tuple(shape), **fields)
 
 
 def read_about(fd: int) -> About:

@@ -27,7 +27,7 @@ from shared.model.opened import EncoderFolder, LoadOptions, OpenedModel, open_na
 from shared.model.span import cut
 
 
-class Pipeline:
+class StagedModel:
     """A Model that runs its stages in turn, on one stream. The engine runs `stages` itself, each on its own stream."""
 
     def __init__(self, parts: Sequence[LlamaLike]) -> None:
@@ -77,9 +77,9 @@ def split_hashlm(model: HashLM, num_stages: int) -> tuple[Model, tuple[Stage, ..
     return model, stages
 
 
-def build_pipeline(opened: OpenedModel, num_stages: int, heads_every_row: bool) -> Pipeline:
+def build_pipeline(opened: OpenedModel, num_stages: int, heads_every_row: bool) -> StagedModel:
     spans = cut(opened.source.config, num_stages, heads_every_row)
     parts = build_spans(opened, torch.device("cpu"), spans)
     told = ", ".join(f"{span.first}..{span.end - 1}" for span in spans)
     logging.getLogger(__name__).info("layers of the stages: %s", told)
-    return Pipeline(parts)
+    return StagedModel(parts)

@@ -61,7 +61,7 @@ class FeedForward:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class T5Layer:
     attention: Attention
     cross: Attention | None  # None in an encoder
     feed_forward: FeedForward
@@ -69,7 +69,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    layers: tuple[Layer, ...]
+    layers: tuple[T5Layer, ...]
     bias: torch.Tensor  # (num_buckets, heads)
     norm: torch.Tensor
 

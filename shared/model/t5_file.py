@@ -13,7 +13,7 @@ from shared.config.encoder_decoder import decoder_start_id
 from shared.core.errors import ConfigError
 from shared.model.config import read_json
 from shared.model.safetensors_folder import TensorFiles
-from shared.model.t5 import Attention, FeedForward, Layer, Stack, T5Config, T5Model, T5Weights
+from shared.model.t5 import Attention, FeedForward, Stack, T5Config, T5Layer, T5Model, T5Weights
 
 FEED_FORWARDS = {"relu": (False, False), "gated-relu": (True, False), "gated-gelu": (True, True)}  # (gated, gelu)
 # Older files repeat the embedding, and have a bias table for cross-attention that T5 does not use.
@@ -112,10 +112,10 @@ def _stack(files: _Taken, config: T5Config, name: str, num_layers: int) -> Stack
     return Stack(layers, bias, files.take(f"{name}.final_layer_norm.weight", config.hidden_size))
 
 
-def _layer(files: _Taken, config: T5Config, name: str, is_decoder: bool) -> Layer:
+def _layer(files: _Taken, config: T5Config, name: str, is_decoder: bool) -> T5Layer:
     attention = _attention(files, config, f"{name}.0", "SelfAttention")
     cross = _attention(files, config, f"{name}.1", "EncDecAttention") if is_decoder else None
-    return Layer(attention, cross, _feed_forward(files, config, f"{name}.{2 if is_decoder else 1}"))
+    return T5Layer(attention, cross, _feed_forward(files, config, f"{name}.{2 if is_decoder else 1}"))
 
 
 def _attention(files: _Taken, config: T5Config, name: str, kind: str) -> Attention:

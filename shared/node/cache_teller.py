@@ -22,7 +22,7 @@ RING_BATCHES = 32
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class EventStream:
     """The CacheEvents to one router. `changes`: page with an unsent change -> whether this page is cached."""
 
     changes: dict[bytes, bool]
@@ -50,21 +50,21 @@ class CacheTeller:
         self._cache = kv.cache
         self._most_changes = 2 * kv.allocator.num_total
         self._name = node_id, epoch
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, EventStream] = {}
         self._last_seq = 0  # the highest of forgotten streams
 
     def asked(self, peer: str, after: int) -> None:
         """Let the next `tell` yield this router's messages after number `after`."""
         stream = self._streams.get(peer)
         if stream is None:
-            self._streams[peer] = Stream(dict.fromkeys(self._cache.names(), True), seq=self._last_seq)
+            self._streams[peer] = EventStream(dict.fromkeys(self._cache.names(), True), seq=self._last_seq)
             self._cache.listener = self._changed
         elif stream.ring and stream.ring[0].seq <= after + 1 <= stream.seq + 1:
             stream.again = [message for message in stream.ring if message.seq > after]
         elif not stream.begins:
             self._begin_anew(stream)
 
-    def _begin_anew(self, stream: Stream) -> None:
+    def _begin_anew(self, stream: EventStream) -> None:
         stream.changes = dict.fromkeys(self._cache.names(), True)
         stream.begins = True
         stream.again.clear()

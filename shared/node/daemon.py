@@ -29,7 +29,7 @@ LAST_WORDS_S = 0.1  # time to send the last messages, because sockets don't ling
 SHORTEST_WAIT_S = 0.001
 
 
-class Alarm(Protocol):
+class LoopWakeup(Protocol):
     def set(self) -> None: ...
 
 
@@ -37,7 +37,7 @@ class Links(Protocol):
     """A node's connections: `shared.wire.zeromq.link.NodeLinks`, or a simulated network."""
 
     @property
-    def wakeup(self) -> Alarm: ...
+    def wakeup(self) -> LoopWakeup: ...
 
     def dial(self, peer: str, endpoint: str, *, brings_pages: bool = False) -> None: ...
 

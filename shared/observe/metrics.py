@@ -142,7 +142,7 @@ def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple
 
 
 @dataclass(slots=True)
-class Series:
+class CounterSeries:
     """`shown`: the counters' values on the page."""
 
     epoch: int
@@ -227,9 +227,9 @@ class ClusterMetrics:
             ),
         )
         self._tenants: set[str] = set()  # tenants whose gauges are shown
-        self._series: dict[str, Series] = {}  # counters of shown nodes
+        self._series: dict[str, CounterSeries] = {}  # counters of shown nodes
         # counters of nodes that are no longer shown, oldest first
-        self._swept: OrderedDict[str, Series] = OrderedDict()
+        self._swept: OrderedDict[str, CounterSeries] = OrderedDict()
         self._shown: dict[str, str] = {}  # node -> the role in its gauges' labels
 
     def count(self, node: str, name: str, amount: float) -> None:
@@ -305,7 +305,7 @@ class ClusterMetrics:
         while len(self._swept) > MAX_REMEMBERED:
             self._swept.popitem(last=False)
 
-    def _bring_back(self, node: str) -> Series | None:
+    def _bring_back(self, node: str) -> CounterSeries | None:
         series = self._swept.pop(node, None)
         for name, value in series.shown.items() if series is not None else ():
             self._counter(node, name).inc(value)
@@ -331,7 +331,7 @@ class ClusterMetrics:
         self._slowness.labels(*place).set(report.slowness)
 
     def _add_counters(self, report: NodeReport) -> None:
-        series = self._series.get(report.node) or self._bring_back(report.node) or Series(report.epoch)
+        series = self._series.get(report.node) or self._bring_back(report.node) or CounterSeries(report.epoch)
         self._series[report.node] = series
         before = series.totals if series.epoch == report.epoch else {}
         known = {name: value for name, value in report.counters.items() if name in self._counters}

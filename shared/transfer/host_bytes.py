@@ -93,7 +93,7 @@ class PinnedReader:
         self._pool = pool
         self._gpu = gpu
         self.num_blocks = max(1, most_bytes // size)
-        self._blocks = Blocks(lambda: gpu.pinned((size,), torch.uint8), size, self.num_blocks, patience_s)
+        self._blocks = PinnedBlocks(lambda: gpu.pinned((size,), torch.uint8), size, self.num_blocks, patience_s)
 
     def read(self, pages: Sequence[int], where: slice) -> tuple[list[ByteArray], ByteArray | None]:
         if not pages:
@@ -109,7 +109,7 @@ class PinnedReader:
         return [lent[place] for place in places], lent
 
 
-class Blocks:
+class PinnedBlocks:
     """Owns a sender's pinned blocks, at most `most`.
 
     A block can be taken again once nothing refers to the array from `take` or to its parts, such as libzmq's frames.

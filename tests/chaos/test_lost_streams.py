@@ -18,7 +18,7 @@ from deploy.tools.traffic.client import Client
 from deploy.tools.traffic.driver import Driver, Limits
 from deploy.tools.traffic.record import RequestRecord
 from deploy.tools.traffic.request_builder import RequestBuilder
-from deploy.tools.traffic.runner import Runner
+from deploy.tools.traffic.runner import LoadRunner
 from deploy.tools.traffic.target import Target, resolve
 from deploy.tools.traffic.workload import Session, Turn
 from tests.support.chaos_cluster import ChaosCluster, chaos_cluster
@@ -91,7 +91,7 @@ def test_a_load_that_resumes_loses_none(cluster: ChaosCluster) -> None:
         driver = Driver(iter(sessions), iter([0.0] * NUM_STREAMS), 0, Limits())
         client = Client([resolve(address)], HANG_GUARD_S, resumes=True)
         builder = RequestBuilder(Target(address, "hashlm", True), "completions", "sesame")
-        runner = Runner(driver, client, builder, until_s=HANG_GUARD_S)
+        runner = LoadRunner(driver, client, builder, until_s=HANG_GUARD_S)
 
         async def kill() -> None:
             while len(runner.records) < NUM_STREAMS or not all(len(record.at) > 1 for record in runner.records):

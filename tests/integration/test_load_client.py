@@ -18,7 +18,7 @@ from deploy.tools.traffic.connection import Address
 from deploy.tools.traffic.driver import Driver, HangUps, Limits
 from deploy.tools.traffic.record import UNFINISHED
 from deploy.tools.traffic.request_builder import RequestBuilder
-from deploy.tools.traffic.runner import Runner, Storm
+from deploy.tools.traffic.runner import LoadRunner, Storm
 from deploy.tools.traffic.target import Target, resolve
 from deploy.tools.traffic.workload import Session, Turn
 from tests.support.mock_openai import Behaviour, serving, token_of
@@ -39,7 +39,7 @@ def load(
                 address = Address(address.family, address.sockaddr, "localhost", tls[1])
             driver = Driver(sessions or single_turns(6), iter([0.0] * count), 0, Limits(), more.pop("hang_ups", None))
             client = Client([address], timeout_s)
-            runner = Runner(
+            runner = LoadRunner(
                 driver, client, RequestBuilder(Target(url, "mock", behaviour.ours), api), until_s=until_s, **more
             )
             records = await runner.run()
@@ -107,7 +107,7 @@ def test_an_answer_that_breaks_off_is_a_failure():
 def test_nobody_there():
     async def play():
         url = parse_url("http://127.0.0.1:9")
-        runner = Runner(
+        runner = LoadRunner(
             Driver(single_turns(), iter([0.0]), 0, Limits()),
             Client([resolve(url)], 5.0),
             RequestBuilder(Target(url, "m", False)),

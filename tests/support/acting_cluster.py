@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from deploy.tools.plan.act.balance import DECODE, Balancer, ClusterLook, Move, NodeLook, Totals
+from deploy.tools.plan.act.balance import DECODE, Balancer, ClusterLook, NodeLook, RoleMove, Totals
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.sim_cluster import SimCluster, SimNode
@@ -46,14 +46,14 @@ class ActingCluster(SimCluster):
         super().__init__(layout, profile, tokens)
         self._balancer = balancer
         self._restart_s = restart_s
-        self._leaving: list[Move] = []
+        self._leaving: list[RoleMove] = []
         self._away: set[str] = set()
         self._lives = 1
         self._counts = Counts()
         chunk = layout.chunk_size
         shape = StepShape(chunk, 1, pairs=chunk * (chunk + 1) // 2)
         self._token_s = self._path.prompt_stretch * profile.node(layout.cores).alone.seconds(shape) / chunk
-        self.moves: list[tuple[float, Move]] = []
+        self.moves: list[tuple[float, RoleMove]] = []
         self._at(PERIOD_S, self._look)
 
     def look(self) -> ClusterLook:
@@ -77,12 +77,12 @@ class ActingCluster(SimCluster):
             self._at(self.now + self._restart_s, functools.partial(self._come_back, move))
         self._at(self.now + PERIOD_S, self._look)
 
-    def _begin(self, move: Move) -> None:
+    def _begin(self, move: RoleMove) -> None:
         self.moves.append((self.now, move))
         self._by_id[move.node].node.leaving = Leaving(By.NODE)
         self._leaving.append(move)
 
-    def _come_back(self, move: Move) -> None:
+    def _come_back(self, move: RoleMove) -> None:
         self._lives += 1
         number = self.nodes.index(self._by_id[move.node])
         self.nodes[number] = self._by_id[move.node] = self._make_node(move.role, number, move.node, self._lives)

@@ -42,7 +42,7 @@ FIELD_DELETED: tuple[Edit, ...] = (
     (MESSAGES, "    lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []", ""),
     (NODE, "lacks=lacks, ", ""),
     ("router/fleet/registry.py", "beat.lacks", "()"),
-    (GATEWAY, "len(beat.lacks)", "0"),
+    ("router/dispatch/reports.py", "len(beat.lacks)", "0"),
 )
 MESSAGE_ADDED: tuple[Edit, ...] = (
     (VERSIONS, "SINCE: dict[str, int] = {", f'SINCE: dict[str, int] = {{"Cheer": {NEXT}, '),

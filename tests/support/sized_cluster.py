@@ -8,7 +8,18 @@ from dataclasses import replace
 from deploy.ray import launch_plan
 from deploy.ray.fleet import Fleet
 from deploy.ray.lead import FleetView, LeadOrder, Lease
-from deploy.ray.report import IDLE, ROUTER, RUNNING, STOPPED, ActorReport, Order, Place, StartOrder, StopOrder, role_of
+from deploy.ray.report import (
+    IDLE,
+    ROUTER,
+    RUNNING,
+    STOPPED,
+    ActorPlace,
+    ActorReport,
+    Order,
+    StartOrder,
+    StopOrder,
+    role_of,
+)
 from deploy.tools.plan.act.balance import Balancer
 from deploy.tools.plan.act.sizing import Sizing
 from deploy.tools.plan.layout import ClusterLayout
@@ -19,7 +30,7 @@ from shared.config.processes import RayClusterConfig
 from tests.support.acting_cluster import ActingCluster, is_idle
 
 TICK_S = 0.5
-HERE = Place("127.0.0.1", "a", "n", (0,))
+HERE = ActorPlace("127.0.0.1", "a", "n", (0,))
 
 
 class Port:

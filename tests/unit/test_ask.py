@@ -99,16 +99,16 @@ def test_a_conversation_keeps_what_was_said(server: Server, monkeypatch, capsys)
 
 def test_ctrl_c_ends_an_answer_and_not_the_conversation(server: Server, monkeypatch, capsys) -> None:
     """The half that was read stays in the conversation."""
-    say, stopped = ask.Talk.say, []
+    say, stopped = ask.ChatSession.say, []
 
-    def interrupted(self: ask.Talk, text: str) -> Iterator[str]:
+    def interrupted(self: ask.ChatSession, text: str) -> Iterator[str]:
         for piece in say(self, text):
             yield piece
             if not stopped:
                 stopped.append(piece)
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(ask.Talk, "say", interrupted)
+    monkeypatch.setattr(ask.ChatSession, "say", interrupted)
     monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
     assert cli.main(["chat", "--url", server.url]) == 0
     assert capsys.readouterr().out == "Par\nParis.\n"

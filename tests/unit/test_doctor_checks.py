@@ -18,12 +18,12 @@ from deploy.tools.doctor.facts import (
     DialFacts,
     Disk,
     Facts,
+    ForeignNode,
     KeysFolder,
     Misfit,
     ReadyFacts,
     Secret,
     SeenPair,
-    Stranger,
 )
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, worst
 from deploy.tools.doctor.visit import examine
@@ -68,7 +68,7 @@ def test_who_is_there(ready: ReadyFacts, expected: tuple[str, str]) -> None:
 
 
 def test_a_node_of_another_version_is_named() -> None:
-    ready = ReadyFacts(True, True, 2, (), (Stranger("new", 14, 13),))
+    ready = ReadyFacts(True, True, 2, (), (ForeignNode("new", 14, 13),))
     found = [finding for finding in check_nodes(cluster(ready=ready)) if finding.where == "new"]
     assert bad(found) == [(BROKEN, "new")] and "protocol 14, not 13" in found[0].what
 

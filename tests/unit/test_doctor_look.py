@@ -20,7 +20,7 @@ from deploy import cli
 from deploy.router_http import RouterHttp
 from deploy.router_url import parse_url
 from deploy.tools.doctor.check_keys import check_keys
-from deploy.tools.doctor.facts import DaemonFacts, KeysFolder, SeenPair, Stranger
+from deploy.tools.doctor.facts import DaemonFacts, ForeignNode, KeysFolder, SeenPair
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, worst
 from deploy.tools.doctor.look_daemons import command_of, find_daemons, read_daemon
 from deploy.tools.doctor.look_here import (
@@ -81,7 +81,7 @@ def test_two_looks_with_a_pause_in_between() -> None:
     assert slept == [2.5] and http.asked == ["/metrics", "/ready", "/metrics", "/admin/status"]
     assert [look.total("baton_open_requests") for look in (found.before, found.after)] == [1, 2]
     assert (found.ready.is_ready, found.ready.is_pair, found.ready.num_nodes) == (True, False, 1)
-    assert found.ready.strangers == (Stranger("new", 14, 13),)
+    assert found.ready.strangers == (ForeignNode("new", 14, 13),)
     assert found.ready.misfits[0].field == "dtype" and found.no_status == ""
     assert found.status is not None and found.status.epoch == 0xFF0000 and found.status.time_s == 12.5
     assert found.status.asked_s <= found.status.answered_s

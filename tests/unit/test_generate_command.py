@@ -19,7 +19,7 @@ from rich.console import Console
 from deploy import cli
 from deploy.router_url import parse_url
 from deploy.tools.generate import batch
-from deploy.tools.generate.asker import Asker, Backoff, Patience
+from deploy.tools.generate.asker import Backoff, BatchClient, RetryLimits
 from deploy.tools.generate.batch import run_all
 from deploy.tools.generate.http_client import HttpAnswer
 from deploy.tools.generate.line_file import BatchStopped, OutputLine, ResponsePart
@@ -43,7 +43,7 @@ def server() -> Iterator[BatchServer]:
 @pytest.fixture(autouse=True)
 def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = Backoff(first_s=0.001, longest_s=0.002)
-    monkeypatch.setattr(batch, "Patience", lambda retries, timeout_s: Patience(retries, timeout_s, quick))
+    monkeypatch.setattr(batch, "Patience", lambda retries, timeout_s: RetryLimits(retries, timeout_s, quick))
 
 
 def request(name: str, prompt: str, url: str = "/v1/completions") -> dict[str, Any]:
@@ -287,7 +287,7 @@ def test_the_server_s_wait_is_kept() -> None:
     client: Any = Scripted(
         HttpAnswer(503, {"retry-after": "40"}), HttpAnswer(429), HttpAnswer(200, {}, bytearray(b"{}"))
     )
-    asker = Asker(client, parse_url("h:1"), Patience(5, HANG_GUARD_S, Backoff(1.0, 8.0)), sleep)
+    asker = BatchClient(client, parse_url("h:1"), RetryLimits(5, HANG_GUARD_S, Backoff(1.0, 8.0)), sleep)
     line = asyncio.run(asker.answer(BatchRequest(1, "a", "/v1/completions", b"{}", "batch_req_1")))
     assert line.response is not None and line.response.status_code == 200
     assert slept[0] == 40.0 and 1.0 <= slept[1] <= 2.0
@@ -306,7 +306,7 @@ def test_a_line_that_alone_breaks_a_connection_is_its_own_error(others_are_answe
         asker.num_answers += others_are_answered
 
     client: Any = Broken()
-    asker = Asker(client, parse_url("h:1"), Patience(2, HANG_GUARD_S), sleep)
+    asker = BatchClient(client, parse_url("h:1"), RetryLimits(2, HANG_GUARD_S), sleep)
     answer = asker.answer(BatchRequest(1, "a", "/v1/completions", b"{}", "batch_req_1"))
     if others_are_answered:
         line = asyncio.run(answer)

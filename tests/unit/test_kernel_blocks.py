@@ -18,7 +18,7 @@ from shared.kernel.linear import PackedFactory, PackedLinear, PlainLinear, pick_
 from shared.kernel.program import Program
 from shared.kernel.rope import inverse_frequencies
 from shared.kernel.scratch import LINE_BYTES, Scratch
-from shared.kernel.team import LINE_WORDS, Place, Team
+from shared.kernel.team import LINE_WORDS, Team, WorkerPlace
 
 HIDDEN, INNER, EPS = 72, 40, 1e-5
 
@@ -194,7 +194,7 @@ def test_a_team_whose_helpers_never_come_does_all_the_work() -> None:
 
     lines = np.zeros((4, LINE_WORDS), np.int64)
     lines[1:, 0] = 1 << HOLDER + 1  # of somebody else
-    places = [Place(line.ctypes.data, is_own=place == 0) for place, line in enumerate(lines)]
+    places = [WorkerPlace(line.ctypes.data, is_own=place == 0) for place, line in enumerate(lines)]
     team = Team(places=places)
     assert team.size == 4
     counts = np.zeros(team.size, np.int64)

@@ -15,7 +15,7 @@ from shared.kernel.jit import compile_task, longs_at
 from shared.kernel.linear import FloatHead, PlainLinear
 from shared.kernel.product import DEALT, NUM_TILES, NUM_WORDS, TileLinear, X, pack, pack_tiles, share_of, supports
 from shared.kernel.program import Program
-from shared.kernel.shares import Work, cut
+from shared.kernel.shares import ProductWork, cut
 from shared.kernel.team import Team
 
 DTYPES = [
@@ -85,10 +85,12 @@ SHAPES = [(9, 576), (15, 576), (48, 576), (9, 1536), (768, 576), (1, 64), (2004,
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
-@pytest.mark.parametrize("kind", [Work(1, 64, 128, 6), Work(1, 64, 128, 4, rounding=1), AMX_WORK], ids=str)
+@pytest.mark.parametrize(
+    "kind", [ProductWork(1, 64, 128, 6), ProductWork(1, 64, 128, 4, rounding=1), AMX_WORK], ids=str
+)
 @pytest.mark.parametrize(("num_tiles", "num_inputs"), SHAPES)
 def test_threads_finish_together_and_shares_are_short(
-    num_tiles: int, num_inputs: int, kind: Work, threads: int
+    num_tiles: int, num_inputs: int, kind: ProductWork, threads: int
 ) -> None:
     for num_rows in (1, 8, 32, 96, 512, 1500, 8192):
         work = kind._replace(num_tiles=num_tiles, num_inputs=num_inputs, row_bytes=2 * num_inputs)

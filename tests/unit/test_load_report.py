@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from deploy import cli
-from deploy.tools.load.compare import Line, bad, lines_of, remarks
+from deploy.tools.load.compare import ComparedLine, bad, lines_of, remarks
 from deploy.tools.load.harness import failed_elsewhere
 from deploy.tools.load.page import page_of
 from deploy.tools.traffic.check import Check
@@ -120,7 +120,7 @@ def test_a_run_that_brought_nothing_still_has_a_page():
 
 
 def line(a, b, lower_is_better=True):
-    return Line("x", Estimate(*a), Estimate(*b), lower_is_better)
+    return ComparedLine("x", Estimate(*a), Estimate(*b), lower_is_better)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_rate_that_chance_alone_moved_is_no_change():
 
     first, second = answered(1), answered(2)
     assert first.value != second.value
-    assert Line("requests answered /s", first, second, False).verdict == "same"
+    assert ComparedLine("requests answered /s", first, second, False).verdict == "same"
 
 
 def test_remarks_name_what_makes_two_runs_incomparable():

@@ -25,7 +25,7 @@ from shared.model.llama import LlamaModel
 from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_eagle_head, load_model
 from shared.model.opened import LoadOptions
-from shared.model.pipeline import Pipeline, load_pipeline
+from shared.model.pipeline import StagedModel, load_pipeline
 from shared.model.span import cut
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
@@ -65,10 +65,10 @@ def capture(model: Model, layers: tuple[int, ...]) -> None:
     model.capture_aux(layers)  # type: ignore[attr-defined]
 
 
-def pipeline(folder: Path, dtype: str, stages: int, *, heads_every_row: bool = True, **how: Any) -> Pipeline:
+def pipeline(folder: Path, dtype: str, stages: int, *, heads_every_row: bool = True, **how: Any) -> StagedModel:
     options = LoadOptions(dtype, **how)
     model, own = load_pipeline(str(folder), options, stages, heads_every_row=heads_every_row)
-    assert isinstance(model, Pipeline) and len(own) == stages
+    assert isinstance(model, StagedModel) and len(own) == stages
     return model
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.ollama_writer import Loading, OllamaWriter, Part, chat_part, generate_part
+from router.api.ollama_writer import Loading, OllamaWriter, PartWriter, chat_part, generate_part
 from router.api.writer import AnswerFacts, Times
 from router.tools.reasoning import TAGS, Thought
 from shared.core.errors import Overloaded
@@ -29,7 +29,9 @@ TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 REASONS = [FinishReason.STOP, FinishReason.LENGTH]
 
 
-def writer(part: Part = chat_part, loading: Loading | None = None, facts: AnswerFacts | None = None) -> OllamaWriter:
+def writer(
+    part: PartWriter = chat_part, loading: Loading | None = None, facts: AnswerFacts | None = None
+) -> OllamaWriter:
     return OllamaWriter(facts or facts_of(), part, "m:latest", loading=loading)
 
 

@@ -18,8 +18,8 @@ from deploy.tools.plan.act.balance import (
     BalanceSettings,
     ClusterLook,
     Demand,
-    Move,
     NodeLook,
+    RoleMove,
     Totals,
     demand_between,
 )
@@ -245,8 +245,8 @@ class FakeClient:
 class OneMove(Balancer):
     """Wants the first node that it sees in the other role, at each look."""
 
-    def see(self, look: ClusterLook) -> list[Move]:
-        return [Move(look.nodes[0].name, DECODE, look.nodes[0].epoch, "why")]
+    def see(self, look: ClusterLook) -> list[RoleMove]:
+        return [RoleMove(look.nodes[0].name, DECODE, look.nodes[0].epoch, "why")]
 
 
 def test_an_unanswering_router_is_reported_once_and_asked_again() -> None:
@@ -276,7 +276,7 @@ def test_a_dry_run_orders_nothing() -> None:
 def test_a_refused_order_is_not_waited_for() -> None:
     said: list[str] = []
     client, plant, balancer = FakeClient(STATUS, STATUS), Plant(1, 7), Balancer(SETTINGS)
-    moves: list[Move] = []
+    moves: list[RoleMove] = []
     while not moves:
         moves = balancer.see(plant.look(Demand(7.0, 0.1)))
     for move in moves:
@@ -295,9 +295,9 @@ class OneWish(Sizing):
     def __init__(self) -> None:
         self.demands: list[Demand | None] = []
 
-    def turn(self, look: ClusterLook, demand: Demand | None) -> Move | None:
+    def turn(self, look: ClusterLook, demand: Demand | None) -> RoleMove | None:
         self.demands.append(demand)
-        return Move(look.nodes[0].name, DECODE, look.nodes[0].epoch, "why")
+        return RoleMove(look.nodes[0].name, DECODE, look.nodes[0].epoch, "why")
 
 
 def test_a_move_for_the_size_is_ordered_and_waited_for() -> None:

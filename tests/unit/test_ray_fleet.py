@@ -16,8 +16,8 @@ from deploy.ray.report import (
     IDLE,
     RUNNING,
     STOPPED,
+    ActorPlace,
     ActorReport,
-    Place,
     StartOrder,
     StatusRow,
     StopOrder,
@@ -31,8 +31,8 @@ from shared.config.settings import MemoryConfig, NodeConfig, ParallelConfig, Sec
 from shared.core.errors import ConfigError
 from tests.support.changed_config import replaced
 
-HERE = Place("10.0.0.1", "a", "n1", (0, 1, 2, 3))
-THERE = Place("10.0.0.2", "b", "n2", (0, 1, 2, 3))
+HERE = ActorPlace("10.0.0.1", "a", "n1", (0, 1, 2, 3))
+THERE = ActorPlace("10.0.0.2", "b", "n2", (0, 1, 2, 3))
 KEYS = SecurityConfig(keys="/keys")
 
 
@@ -51,7 +51,7 @@ class Story:
         self.fleet = Fleet(settings, plan.names_at_start(settings), 0.0)
         self.reports: dict[str, ActorReport] = {}
 
-    def place(self, name: str, where: Place = HERE, life: str = "1") -> None:
+    def place(self, name: str, where: ActorPlace = HERE, life: str = "1") -> None:
         self.reports[name] = ActorReport(name, life, where, IDLE)
         self.fleet.hear(self.reports[name], self.now)
 

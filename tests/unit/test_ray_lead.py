@@ -11,11 +11,11 @@ from deploy.ray.fleet import Fleet
 from deploy.ray.launch_plan import names_at_start
 from deploy.ray.lead import LEASE_S, LeadOrder, Lease
 from deploy.ray.own_rules import OwnRules
-from deploy.ray.report import DECODE, DRAINED, PREFILL, RUNNING, ActorReport, Place
+from deploy.ray.report import DECODE, DRAINED, PREFILL, RUNNING, ActorPlace, ActorReport
 from shared.config.processes import RayClusterConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig
 
-HERE = Place("127.0.0.1", "a", "n", (0,))
+HERE = ActorPlace("127.0.0.1", "a", "n", (0,))
 SCALING = ScalingConfig(max_decode=3, up_after_s=15.0, down_after_s=60.0, settle_s=30.0)
 CONFIG = RayClusterConfig(ray=RayConfig(prefill=2, decode=1), scaling=SCALING)
 START = {"prefill-0": PREFILL, "prefill-1": PREFILL, "decode-0": DECODE}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.fleet.registry import RegisteredNode
-from router.queue.admission import Admission
+from router.queue.admission import AdmissionQueue
 from router.queue.pace import MIN_STARTED, Pace
 from router.requests.effects import Failure
 from router.requests.journal import Journal, OpenRequest
@@ -379,4 +379,4 @@ def test_durations_count_per_token_that_was_used() -> None:
 
 def test_the_queue_of_a_router_without_requests_is_empty() -> None:
     rig = RouterRig()
-    assert Admission(rig.registry, Journal(lambda: "n"), 1, 1).next(0.0) is None
+    assert AdmissionQueue(rig.registry, Journal(lambda: "n"), 1, 1).next(0.0) is None

@@ -21,7 +21,7 @@ from router.api.writer import COMMENT, AnswerFacts, Writer
 from router.http.body_budget import BodyHold
 from router.http.connection import Connection
 from router.http.work_threads import LONG_BODY_BYTES, BodyWork
-from router.requests.effects import Failure, News, Scored, Update
+from router.requests.effects import Failure, News, ScoredPrompt, Update
 from router.requests.mailbox import Mailbox
 from router.tenants.book import Tenants
 from router.text.hashlm import HashTokenizer
@@ -168,7 +168,7 @@ def test_pings_go_on_before_and_after_a_scored_prompt_s_opening(
     scored = SamplingParams(max_tokens=5, prompt_logprobs=0)
     show = replace(SHOW, num_logprobs=0, echoes_logprobs=True)
     entry = TokenLogprob(-1.0, (), ())
-    news = [(2, Scored("r", [entry])), (6, Scored("r", [entry])), (9, done())]
+    news = [(2, ScoredPrompt("r", [entry])), (6, ScoredPrompt("r", [entry])), (9, done())]
     exchange = stream(Waiting(*news), plan=GenerationPlan("m", (PromptJob([65, 66, 67], 0, "abc"),), 1, scored, show))
     pings = [index for index, part in enumerate(exchange.parts) if part == COMMENT]
     opening = next(index for index, part in enumerate(exchange.parts) if b"text_offset" in part)

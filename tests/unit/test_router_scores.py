@@ -15,7 +15,7 @@ from router.api.completions import CompletionShape
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.prompts import Prompts
 from router.fleet.registry import RegisteredNode
-from router.requests.effects import Effects, Scored
+from router.requests.effects import Effects, ScoredPrompt
 from router.text.hashlm import HashTokenizer
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Key, Scores, TokenLogprob
@@ -35,7 +35,7 @@ def say(rig: RouterRig, node: RegisteredNode, key: Key, first: int, values: Sequ
 
 
 def values_of(effects: Effects) -> list[float]:
-    return [own.logprob for news in effects.news if isinstance(news, Scored) for own in news.logprobs]
+    return [own.logprob for news in effects.news if isinstance(news, ScoredPrompt) for own in news.logprobs]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from router.queue import spending
 from router.queue.rate_limit import REQUESTS, TOKENS
-from router.queue.spending import DIFFERS_S, MAX_ROUTERS, MAX_ROWS, PERIOD_S, REPEAT_S, Difference, Reading
+from router.queue.spending import DIFFERS_S, MAX_ROUTERS, MAX_ROWS, PERIOD_S, REPEAT_S, LimitDifference, Reading
 from router.tenants.keys_file import parse_keys
 from shared.core.errors import RateLimited
 from shared.wire.codec import decode, encode
@@ -55,7 +55,7 @@ def test_limits_that_differ_for_long_are_named() -> None:
     theirs.ledger.read(told(mine, 0.0), 0.0)
     assert not theirs.ledger.differences, "perhaps a new keys file is on its way"
     theirs.ledger.read(told(mine, DIFFERS_S), DIFFERS_S)
-    assert theirs.ledger.differences == [Difference("a", (10, 50), (10, 1000))]
+    assert theirs.ledger.differences == [LimitDifference("a", (10, 50), (10, 1000))]
     theirs.tenants.replace(mine.tenants.now)
     theirs.ledger.read(told(mine, 2 * DIFFERS_S), 2 * DIFFERS_S)
     assert not theirs.ledger.differences

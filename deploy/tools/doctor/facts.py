@@ -61,7 +61,7 @@ class Misfit:
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class ForeignNode:
     """A node of another protocol than the router's."""
 
     node: str
@@ -75,7 +75,7 @@ class ReadyFacts:
     is_pair: bool
     num_nodes: int
     misfits: tuple[Misfit, ...]
-    strangers: tuple[Stranger, ...] = ()
+    strangers: tuple[ForeignNode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import msgspec
 from deploy.metrics_page import Page, parse_page
 from deploy.router_http import UNREACHABLE, RouterHttp, error_message
 from deploy.router_url import no_answer
-from deploy.tools.doctor.facts import Cluster, Misfit, ReadyFacts, SeenNode, SeenPair, Status, Stranger
+from deploy.tools.doctor.facts import Cluster, ForeignNode, Misfit, ReadyFacts, SeenNode, SeenPair, Status
 from shared.wire.messages import Hello
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ def ask_ready(http: RouterHttp) -> ReadyFacts:
         raise NoRouterError(f"no Baton router: /ready answers {status}")
     answer = decode(body, ReadyAnswer, "/ready")
     misfits = tuple(Misfit(one.a, one.b, one.differs) for one in answer.misfits)
-    strangers = tuple(Stranger(one.node, one.protocol, one.ours) for one in answer.strangers)
+    strangers = tuple(ForeignNode(one.node, one.protocol, one.ours) for one in answer.strangers)
     return ReadyFacts(answer.ready, answer.pair, len(answer.nodes), misfits, strangers)
 
 

@@ -41,23 +41,23 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryLimits:
     retries: int
     timeout_s: float
     backoff: Backoff = Backoff()
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class AskFailure:
     code: str
     message: str
     may_retry: bool
 
 
-class Asker:
+class BatchClient:
     """`num_answers` counts all HTTP answers, including refusals."""
 
-    def __init__(self, client: HttpClient, url: Url, patience: Patience, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(self, client: HttpClient, url: Url, patience: RetryLimits, sleep: Sleep = asyncio.sleep) -> None:
         self.num_answers = 0
         self._client, self._url, self._patience, self._sleep = client, url, patience, sleep
         self._random = random.Random()
@@ -68,7 +68,7 @@ class Asker:
         attempt = 0
         while True:
             tried = await self._try(request)
-            may_retry = tried.may_retry if isinstance(tried, Failure) else tried.status in RETRYABLE
+            may_retry = tried.may_retry if isinstance(tried, AskFailure) else tried.status in RETRYABLE
             if not may_retry or attempt == self._patience.retries:
                 break
             await self._sleep(self._wait_s(tried, attempt))
@@ -79,19 +79,19 @@ class Asker:
             raise BatchStopped(no_answer(self._url, OSError(tried.message)).message)
         return OutputLine(request.id, request.custom_id, None, ErrorPart(tried.code, tried.message))
 
-    async def _try(self, request: BatchRequest) -> HttpAnswer | Failure:
+    async def _try(self, request: BatchRequest) -> HttpAnswer | AskFailure:
         limit_s = self._patience.timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 answer = await self._client.post(request.url, request.body)
         except TimeoutError:
-            return Failure("timeout", f"no answer within {limit_s:g} s", may_retry=False)
+            return AskFailure("timeout", f"no answer within {limit_s:g} s", may_retry=False)
         except OSError as error:
-            return Failure("no_answer", str(error), may_retry=True)
+            return AskFailure("no_answer", str(error), may_retry=True)
         self.num_answers += 1
         return answer
 
-    def _wait_s(self, tried: HttpAnswer | Failure, attempt: int) -> float:
+    def _wait_s(self, tried: HttpAnswer | AskFailure, attempt: int) -> float:
         header = tried.headers.get("retry-after", "") if isinstance(tried, HttpAnswer) else ""
         asked_for_s = retry_after_s(header, time.time())
         return self._patience.backoff.wait_s(attempt, asked_for_s, self._random.random())

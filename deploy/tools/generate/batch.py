@@ -19,7 +19,7 @@ from deploy.cluster.own_cluster import own_cluster
 from deploy.router_http import UNREACHABLE, RouterHttp, read_api_key
 from deploy.router_url import Url, no_answer, parse_url, url_of
 from deploy.tools.beside import beside, every
-from deploy.tools.generate.asker import Asker, Patience, line_of_bad
+from deploy.tools.generate.asker import BatchClient, RetryLimits, line_of_bad
 from deploy.tools.generate.http_client import HttpClient
 from deploy.tools.generate.line_file import BatchStopped, LineFile, OutputLine, answered_in
 from deploy.tools.generate.lines import BadLine, BatchRequest, is_answered, read_lines, survey
@@ -43,7 +43,7 @@ class BatchPaths:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class AskedServer:
     url: Url
     api_key: str
     ca: Path | None
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{paths.answers}: a crash cut its last line, which is asked again", file=sys.stderr)
         found = survey(paths.requests, answered)
         errors.clear()
-        results = Results(answers, errors, Tally(found.num_lines, found.num_answered))
+        results = BatchResults(answers, errors, Tally(found.num_lines, found.num_answered))
         with StopSignals() as stop:
             try:
                 seconds = answer_all(args, paths, answered, results, stop)
@@ -106,14 +106,14 @@ def errors_file(path: Path) -> Iterator[LineFile]:
 
 
 def answer_all(
-    args: argparse.Namespace, paths: BatchPaths, answered: dict[bytes, str], results: Results, stop: StopSignals
+    args: argparse.Namespace, paths: BatchPaths, answered: dict[bytes, str], results: BatchResults, stop: StopSignals
 ) -> float:
     """Ask for all remaining answers. Return the seconds that this took; 0.0 if no line remained."""
     if not results.tally.num_left:
         return 0.0
     lines = (line for line in read_lines(paths.requests) if not is_answered(line, answered))
     with server_of(args) as server:
-        patience = Patience(args.retries, args.timeout)
+        patience = RetryLimits(args.retries, args.timeout)
 
         async def ask_all() -> None:
             stop.watch_current_task()
@@ -121,7 +121,7 @@ def answer_all(
             try:
                 async with shown(results.tally, Console(stderr=True), quiet=args.quiet):
                     workers = min(args.concurrency, results.tally.num_left)
-                    await run_all(lines, Asker(client, server.url, patience), results, workers)
+                    await run_all(lines, BatchClient(client, server.url, patience), results, workers)
             finally:
                 stop.unwatch()
                 await client.close()
@@ -132,11 +132,11 @@ def answer_all(
 
 
 @contextlib.contextmanager
-def server_of(args: argparse.Namespace) -> Iterator[Server]:
+def server_of(args: argparse.Namespace) -> Iterator[AskedServer]:
     """Yield the given router once it answers. Without one, yield our own cluster, which ends with the `with` block."""
     url = url_of(args)
     if url is not None:
-        server = Server(url, read_api_key(args.api_key_file), args.ca)
+        server = AskedServer(url, read_api_key(args.api_key_file), args.ca)
         require_answer(server)
         yield server
         return
@@ -148,7 +148,7 @@ def server_of(args: argparse.Namespace) -> Iterator[Server]:
         tempfile.TemporaryDirectory(prefix="baton-generate-") as folder,
         own_cluster(flags, Path(folder) / "up.log") as base,
     ):
-        yield Server(parse_url(base), "", None)
+        yield AskedServer(parse_url(base), "", None)
 
 
 def up_flags(text: str) -> list[str]:
@@ -158,7 +158,7 @@ def up_flags(text: str) -> list[str]:
         raise ConfigError(f"--up: {error}") from None
 
 
-def require_answer(server: Server) -> None:
+def require_answer(server: AskedServer) -> None:
     """Raise ConfigError without a usable answer."""
     try:
         status, _ = RouterHttp(server.url, server.api_key, server.ca).ask("GET", "/v1/models")
@@ -207,7 +207,7 @@ async def redraw(tally: Tally, console: Console) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class BatchResults:
     answers: LineFile
     errors: LineFile
     tally: Tally
@@ -216,7 +216,9 @@ class Results:
         (self.answers if self.tally.take(line) else self.errors).append(line)
 
 
-async def run_all(lines: Iterator[BatchRequest | BadLine], asker: Asker, results: Results, concurrency: int) -> None:
+async def run_all(
+    lines: Iterator[BatchRequest | BadLine], asker: BatchClient, results: BatchResults, concurrency: int
+) -> None:
     """Ask for `concurrency` lines at a time, and write answers as they arrive. The first error ends all workers."""
 
     async def work() -> None:

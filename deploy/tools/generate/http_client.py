@@ -25,7 +25,7 @@ class HttpAnswer:
     body: bytearray = field(default_factory=bytearray)
 
 
-class AnswerReader:
+class HttpAnswerReader:
     def __init__(self) -> None:
         self.answer = HttpAnswer()
         self.is_over = False
@@ -78,7 +78,7 @@ class HttpClient:
         """Return the whole answer. Raise OSError if there is none."""
         message = self._head(path, len(body)) + body
         while self._idle:
-            reader = AnswerReader()
+            reader = HttpAnswerReader()
             try:
                 return await self._ask(self._idle.pop(), message, reader)
             except OSError:
@@ -86,7 +86,7 @@ class HttpClient:
                 if reader.has_begun:
                     raise
         opened = await asyncio.open_connection(self._url.host, self._url.port, ssl=self._tls)
-        return await self._ask(Kept(*opened), message, AnswerReader())
+        return await self._ask(Kept(*opened), message, HttpAnswerReader())
 
     async def close(self) -> None:
         for kept in self._idle:
@@ -96,7 +96,7 @@ class HttpClient:
                 await kept.writer.wait_closed()
         self._idle.clear()
 
-    async def _ask(self, kept: Kept, message: bytes, reader: AnswerReader) -> HttpAnswer:
+    async def _ask(self, kept: Kept, message: bytes, reader: HttpAnswerReader) -> HttpAnswer:
         try:
             kept.writer.write(message)
             await kept.writer.drain()

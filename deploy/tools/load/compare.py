@@ -24,7 +24,7 @@ COMPARED = ("p50", "p90", "p99")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ComparedLine:
     name: str
     first: Estimate
     second: Estimate
@@ -51,28 +51,28 @@ def half_width(estimate: Estimate) -> float:
     return (estimate.high - estimate.low) / 2
 
 
-def lines_of(first: LoadReport, second: LoadReport) -> list[Line]:
+def lines_of(first: LoadReport, second: LoadReport) -> list[ComparedLine]:
     a, b = first.summary, second.summary
     latencies = [
-        Line(f"{NAMES[name]} {level} ms", a.latencies[name][level], b.latencies[name][level], True, 1e3)
+        ComparedLine(f"{NAMES[name]} {level} ms", a.latencies[name][level], b.latencies[name][level], True, 1e3)
         for name in NAMES
         for level in COMPARED
     ]
     turns = {row.turns: row for row in b.talks.by_turn}
     by_turn = [
-        Line(f"TTFT p50 ms, turn {row.turns}", row.ttft["p50"], turns[row.turns].ttft["p50"], True, 1e3)
+        ComparedLine(f"TTFT p50 ms, turn {row.turns}", row.ttft["p50"], turns[row.turns].ttft["p50"], True, 1e3)
         for row in a.talks.by_turn
         if row.turns in turns
     ]
     return [
         *latencies,
         *by_turn,
-        Line("prompt tokens computed, %", a.talks.computed, b.talks.computed, True, 100),
-        Line("requests that ended /s", a.requests_per_s, b.requests_per_s, False),
-        Line("output tokens /s", a.output_tokens_per_s, b.output_tokens_per_s, False),
-        Line("share within the SLO", a.slo_share, b.slo_share, False),
-        Line("goodput /s", a.goodput, b.goodput, False),
-        Line("smooth goodput, tokens /s", a.smooth_goodput, b.smooth_goodput, False),
+        ComparedLine("prompt tokens computed, %", a.talks.computed, b.talks.computed, True, 100),
+        ComparedLine("requests that ended /s", a.requests_per_s, b.requests_per_s, False),
+        ComparedLine("output tokens /s", a.output_tokens_per_s, b.output_tokens_per_s, False),
+        ComparedLine("share within the SLO", a.slo_share, b.slo_share, False),
+        ComparedLine("goodput /s", a.goodput, b.goodput, False),
+        ComparedLine("smooth goodput, tokens /s", a.smooth_goodput, b.smooth_goodput, False),
     ]
 
 
@@ -96,7 +96,7 @@ def bad(checks: Sequence[Check]) -> list[str]:
 COLOURS = {"better": MARKS["ok"].replace("ok", "better"), "worse": "[red]worse[/]", "same": "no clear difference"}
 
 
-def show(lines: Sequence[Line], first: str, second: str, console: Console) -> None:
+def show(lines: Sequence[ComparedLine], first: str, second: str, console: Console) -> None:
     table = Table("", first, second, "change", "")
     for line in lines:
         change = "-" if math.isnan(line.change) else f"{line.change:+.1%}"

@@ -16,7 +16,7 @@ REDRAW_S = 0.5
 LINE_S = 10.0
 
 
-class Watch:
+class PlanProgress:
     def __init__(self, console: Console, status: Status | None) -> None:
         self._console, self._status = console, status
         self._begun = self._shown_at = time.monotonic()
@@ -41,7 +41,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watching(console: Console) -> Iterator[Watch]:
+def watching(console: Console) -> Iterator[PlanProgress]:
     with contextlib.ExitStack() as stack:
         status = stack.enter_context(console.status("simulating")) if console.is_terminal else None
-        yield Watch(console, status)
+        yield PlanProgress(console, status)

@@ -60,7 +60,7 @@ class Talk:
 
 
 @dataclass(order=True, slots=True)
-class Waiting:
+class WaitingTurn:
     due: float
     order: int
     talk: Talk = field(compare=False)
@@ -81,7 +81,7 @@ class Driver:
         self._arrivals = arrivals
         self._limits = limits
         self._hang_ups = hang_ups
-        self._waiting: list[Waiting] = []
+        self._waiting: list[WaitingTurn] = []
         self._open: dict[int, Talk] = {}  # number of an open request -> its session
         self._num_sessions = 0
         self._num_requests = 0
@@ -145,9 +145,9 @@ class Driver:
 
     def _wait(self, due: float, talk: Talk) -> None:
         if due < self._limits.duration_s and self._num_requests != self._limits.num_requests:
-            heapq.heappush(self._waiting, Waiting(due, talk.number, talk))
+            heapq.heappush(self._waiting, WaitingTurn(due, talk.number, talk))
 
-    def _start(self, waiting: Waiting) -> list[LoadRequest]:
+    def _start(self, waiting: WaitingTurn) -> list[LoadRequest]:
         most = self._limits.num_requests
         room = None if most is None else most - self._num_requests
         texts = waiting.talk.session.turns[waiting.talk.turn].texts[:room]

@@ -15,7 +15,7 @@ Draw = Callable[[random.Random], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class DrawnLengths:
     text: str
     draw_value: Draw
 
@@ -23,7 +23,7 @@ class Lengths:
         return max(1, round(self.draw_value(rng)))
 
 
-ONE = Lengths("1", lambda rng: 1)
+ONE = DrawnLengths("1", lambda rng: 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Pauses:
 NO_PAUSE = Pauses(lambda rng: 0.0)
 
 
-def parse_lengths(flag: str, text: str) -> Lengths:
+def parse_lengths(flag: str, text: str) -> DrawnLengths:
     try:
-        return Lengths(text, parse(text))
+        return DrawnLengths(text, parse(text))
     except (ValueError, ZeroDivisionError):
         raise ConfigError(f"{flag} is {text!r}; it must look like one of: {FORMS}") from None
 

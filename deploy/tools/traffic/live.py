@@ -14,7 +14,7 @@ from rich.table import Table
 
 from deploy.tools.beside import beside, every
 from deploy.tools.traffic.record import RequestRecord
-from deploy.tools.traffic.runner import Runner
+from deploy.tools.traffic.runner import LoadRunner
 
 REDRAW_S = 0.5
 LINE_S = 10.0
@@ -82,7 +82,7 @@ def table_of(glance: Glance) -> Table:
 
 
 @contextlib.asynccontextmanager
-async def shown(runner: Runner, console: Console, *, quiet: bool) -> AsyncIterator[None]:
+async def shown(runner: LoadRunner, console: Console, *, quiet: bool) -> AsyncIterator[None]:
     if quiet:
         yield
         return
@@ -91,12 +91,12 @@ async def shown(runner: Runner, console: Console, *, quiet: bool) -> AsyncIterat
         yield
 
 
-async def in_place(runner: Runner, console: Console) -> None:
+async def in_place(runner: LoadRunner, console: Console) -> None:
     with Live(console=console, auto_refresh=False, transient=True) as live:
         await every(REDRAW_S, lambda: live.update(table_of(now_of(runner)), refresh=True))
 
 
-async def in_lines(runner: Runner, console: Console) -> None:
+async def in_lines(runner: LoadRunner, console: Console) -> None:
     def line() -> None:
         pairs = zip(HEADS, now_of(runner).cells(), strict=True)
         console.print("  ".join(f"{head} {cell}" for head, cell in pairs), highlight=False, soft_wrap=True)
@@ -104,5 +104,5 @@ async def in_lines(runner: Runner, console: Console) -> None:
     await every(LINE_S, line)
 
 
-def now_of(runner: Runner) -> Glance:
+def now_of(runner: LoadRunner) -> Glance:
     return glance_at(runner.records, runner.open.values(), runner.now())

@@ -27,7 +27,7 @@ from deploy.tools.traffic.load_plan import LoadPlan, golden_prompts
 from deploy.tools.traffic.loop_lag import LoopLag, watching_lag
 from deploy.tools.traffic.record import RequestRecord
 from deploy.tools.traffic.request_builder import RequestBuilder
-from deploy.tools.traffic.runner import Runner
+from deploy.tools.traffic.runner import LoadRunner
 from deploy.tools.traffic.summary import Lag, Summary, summarize
 from deploy.tools.traffic.target import Server, resolve
 from deploy.tools.traffic.truth import (
@@ -107,7 +107,7 @@ async def send(
     client = Client(addresses, plan.timeout_s, resumes=plan.resume)
     driver = plan.load.driver(probes, plan.truth.every)
     until_s = plan.load.duration_s + plan.drain_s
-    runner = Runner(driver, client, context.builder, until_s=until_s, storms=plan.storms)
+    runner = LoadRunner(driver, client, context.builder, until_s=until_s, storms=plan.storms)
     loop = asyncio.get_running_loop()
     drilled: list[asyncio.Future[float]] = []
     if plan.drill and action:

@@ -22,7 +22,7 @@ class Storm:
     share: float
 
 
-class Runner:
+class LoadRunner:
     """`records` grows as requests are sent. Records in `open` are not complete."""
 
     def __init__(

@@ -55,7 +55,7 @@ class Splitter:
         self._id = b""
 
 
-class Delta(msgspec.Struct, frozen=True):
+class ChunkDelta(msgspec.Struct, frozen=True):
     """`reasoning`, `reasoning_content`: a thinking model's thoughts, which count like the answer."""
 
     content: str | None = None
@@ -63,9 +63,9 @@ class Delta(msgspec.Struct, frozen=True):
     reasoning: str | None = None
 
 
-class Choice(msgspec.Struct, frozen=True):
+class ChunkChoice(msgspec.Struct, frozen=True):
     text: str | None = None
-    delta: Delta | None = None
+    delta: ChunkDelta | None = None
     token_ids: list[int] | None = None
     finish_reason: str | None = None
 
@@ -76,19 +76,19 @@ class Choice(msgspec.Struct, frozen=True):
         return self.delta.content or self.delta.reasoning_content or self.delta.reasoning or ""
 
 
-class PromptDetails(msgspec.Struct, frozen=True):
+class ChunkPromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct, frozen=True):
+class ChunkUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    prompt_tokens_details: PromptDetails | None = None
+    prompt_tokens_details: ChunkPromptDetails | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    choices: list[Choice] = []
-    usage: Usage | None = None
+    choices: list[ChunkChoice] = []
+    usage: ChunkUsage | None = None
     error: Any = None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy.tools.traffic.lengths import NO_PAUSE, ONE, Lengths, Pauses
+from deploy.tools.traffic.lengths import NO_PAUSE, ONE, DrawnLengths, Pauses
 from shared.core.errors import ConfigError
 
 WORD_LIST = (
@@ -62,13 +62,13 @@ class Session:
 class Synthetic:
     """Drawn sessions, each with one of `prefix_groups` prefixes of `prefix_tokens` words."""
 
-    prompt: Lengths
-    output: Lengths
-    turns: Lengths
+    prompt: DrawnLengths
+    output: DrawnLengths
+    turns: DrawnLengths
     think: Pauses = NO_PAUSE
     prefix_tokens: int = 0
     prefix_groups: int = 1
-    fan_out: Lengths = ONE
+    fan_out: DrawnLengths = ONE
 
     def sessions(self, seed: int) -> Iterator[Session]:
         prefixes = [text_of(random.Random(f"{seed} prefix {i}"), self.prefix_tokens) for i in range(self.prefix_groups)]
@@ -92,7 +92,7 @@ def text_of(rng: random.Random, num_words: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptTurn:
     messages: tuple[tuple[str, str], ...]  # the last one is the first turn's text
     later: tuple[str, ...] = field(default=())  # the user's later texts, each after an answer
     max_tokens: int = 0  # of each answer; if 0, the limit is drawn from the run's own distribution
@@ -100,8 +100,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class FromFile:
-    asked: tuple[Asked, ...]
-    output: Lengths
+    asked: tuple[PromptTurn, ...]
+    output: DrawnLengths
     think: Pauses = NO_PAUSE
 
     def sessions(self, seed: int) -> Iterator[Session]:
@@ -115,7 +115,7 @@ class FromFile:
             yield Session(turns, asked.messages[:-1])
 
 
-def read_prompts(path: Path) -> tuple[Asked, ...]:
+def read_prompts(path: Path) -> tuple[PromptTurn, ...]:
     """Read a prompt per line. Raise ConfigError for an invalid line.
 
     A .jsonl line has `prompt`, `messages` or `turns` (a user's texts), and perhaps `max_tokens`.
@@ -127,18 +127,18 @@ def read_prompts(path: Path) -> tuple[Asked, ...]:
     if not lines:
         raise ConfigError(f"--prompts {path}: it is empty")
     if path.suffix != ".jsonl":
-        return tuple(Asked((("user", line),)) for line in lines)
+        return tuple(PromptTurn((("user", line),)) for line in lines)
     return tuple(asked_of(path, number, line) for number, line in enumerate(lines, 1))
 
 
-def asked_of(path: Path, number: int, line: str) -> Asked:
+def asked_of(path: Path, number: int, line: str) -> PromptTurn:
     try:
         row = json.loads(line)
         max_tokens = int(row.get("max_tokens", 0))
         if "turns" in row:
             first, *later = map(str, row["turns"])
-            return Asked((("user", first),), tuple(later), max_tokens)
-        return Asked(messages_of(row), (), max_tokens)
+            return PromptTurn((("user", first),), tuple(later), max_tokens)
+        return PromptTurn(messages_of(row), (), max_tokens)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(
             f"--prompts {path}, line {number}: it must be an object with prompt, messages or turns, "

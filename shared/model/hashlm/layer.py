@@ -150,7 +150,7 @@ def _layer(
         layer_row(own, at, nodes, seen, pages, words, lanes, first, window, sums)
 
 
-class StepArrays(NamedTuple):
+class LayerStep(NamedTuple):
     positions: Longs
     slots: Longs
     visible: Longs
@@ -167,9 +167,9 @@ class LayerPages(NamedTuple):
     first: int  # this rank's first lane
 
 
-def arrays_of(inputs: ModelInputs) -> StepArrays:
+def arrays_of(inputs: ModelInputs) -> LayerStep:
     positions, bounds = inputs.positions.contiguous().numpy(), inputs.layout.cu_q_lens.contiguous().numpy()
-    return StepArrays(
+    return LayerStep(
         positions,
         positions if inputs.slots is None else inputs.slots.contiguous().numpy(),
         np.full_like(positions, -1) if inputs.visible is None else inputs.visible.contiguous().numpy(),
@@ -186,7 +186,7 @@ def layers_of(kv: KVPool, first: int = 0, num_lanes: int = NUM_LANES) -> tuple[L
     return LayerPages(words[:, 0], lanes[:, 0], first), LayerPages(words[:, 1], lanes[:, 1], first)
 
 
-def run_layer(step: StepArrays, given: Words, pages: LayerPages, window: int = 0) -> Words:
+def run_layer(step: LayerStep, given: Words, pages: LayerPages, window: int = 0) -> Words:
     """Turn (T,) values into (T,) sums. A token without a row gets 0."""
     out = np.zeros(len(given), np.uint64)
     _layer(given, *step, *pages, window, out)

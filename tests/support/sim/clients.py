@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.requests.effects import Failure, News, Scored, Update
+from router.requests.effects import Failure, News, ScoredPrompt, Update
 from router.requests.mailbox import Mailbox
 from router.requests.new_request import NewRequest
 from shared.core.errors import BatonError
@@ -197,7 +197,7 @@ class Client:
         if isinstance(item, Failure):
             self.close(item.error.code, now)
             return
-        if isinstance(item, Scored):
+        if isinstance(item, ScoredPrompt):
             self._streams[item.rid][0].take_scores(item.logprobs)
             return
         stream = self._streams[item.rid][item.seq_index]

@@ -19,7 +19,7 @@ from deploy.cluster.admin import AdminClient, read_admin_key
 from deploy.metrics_page import parse_page
 from deploy.ray.lead import LEASE_S
 from deploy.router_url import DEFAULT_URL, parse_url, url_of
-from deploy.tools.plan.act.balance import DECODE, PREFILL, Balancer, BalanceSettings, ClusterLook, Move
+from deploy.tools.plan.act.balance import DECODE, PREFILL, Balancer, BalanceSettings, ClusterLook, RoleMove
 from deploy.tools.plan.act.look import look_at
 from deploy.tools.plan.act.size import Sizer
 from deploy.tools.plan.act.sizing import Sizing
@@ -74,7 +74,7 @@ class Actor:
         status = self._client.status()
         return look_at(status, parse_page(self._client.text("/metrics")), now)
 
-    def _order(self, move: Move) -> None:
+    def _order(self, move: RoleMove) -> None:
         self._say(f"{move.node} becomes a {move.role} node: {move.why}{' (dry run)' if self._is_dry else ''}")
         if self._is_dry:
             self._balancer.refused(move)

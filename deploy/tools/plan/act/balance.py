@@ -110,7 +110,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class RoleMove:
     node: str
     role: str
     epoch: str  # before the move
@@ -137,7 +137,7 @@ class Balancer:
     settings: BalanceSettings = field(default_factory=BalanceSettings)
     demand: Demand | None = None  # over the last window; None until this window is whole
     # by node: ordered moves that are not complete
-    _leaving: dict[str, Move] = field(default_factory=dict)
+    _leaving: dict[str, RoleMove] = field(default_factory=dict)
     _left_at: float = -float("inf")
     _last_role: str = ""
     _window_times: float = 1.0
@@ -147,7 +147,7 @@ class Balancer:
     def window_s(self) -> float:
         return self.settings.window_s * self._window_times
 
-    def see(self, look: ClusterLook) -> list[Move]:
+    def see(self, look: ClusterLook) -> list[RoleMove]:
         """Return the moves that the caller must order."""
         self.demand = None
         if self._is_unsettled(look):
@@ -164,7 +164,7 @@ class Balancer:
             self.begin(moves, look.at)
         return moves
 
-    def refused(self, move: Move) -> None:
+    def refused(self, move: RoleMove) -> None:
         self._leaving.pop(move.node, None)
 
     def is_short(self, look: ClusterLook) -> bool:
@@ -181,7 +181,7 @@ class Balancer:
                 del self._leaving[move.node]
         return was_leaving or any(node.state is NodeState.DRAINING for node in look.nodes)
 
-    def _moves(self, demand: Demand, look: ClusterLook) -> list[Move]:
+    def _moves(self, demand: Demand, look: ClusterLook) -> list[RoleMove]:
         prefills, decodes = look.of(PREFILL), look.of(DECODE)
         num_nodes, least = len(prefills) + len(decodes), self.settings.least
         if not prefills or not decodes or num_nodes < 2 * least:
@@ -194,9 +194,9 @@ class Balancer:
             role, givers, num = DECODE, prefills, -num
         idlest = sorted(givers, key=lambda node: (node.streams, node.name))
         num = min(num, max(1, len(givers) // 2))
-        return [Move(node.name, role, node.epoch, str(demand)) for node in idlest[:num]]
+        return [RoleMove(node.name, role, node.epoch, str(demand)) for node in idlest[:num]]
 
-    def begin(self, moves: Sequence[Move], now: float) -> None:
+    def begin(self, moves: Sequence[RoleMove], now: float) -> None:
         """Record moves that the caller now orders. A new window begins when the nodes are back."""
         is_soon, role = now - self._left_at <= self.settings.calm_s, moves[0].role
         if not is_soon:

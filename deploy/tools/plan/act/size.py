@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from deploy.ray.lead import FleetView
 from deploy.ray.scaling import SPARE, Patience
-from deploy.tools.plan.act.balance import DECODE, OTHER, PREFILL, ClusterLook, Demand, Move, NodeLook
+from deploy.tools.plan.act.balance import DECODE, OTHER, PREFILL, ClusterLook, Demand, NodeLook, RoleMove
 from shared.config.ray_settings import ScalingConfig
 
 
@@ -25,7 +25,7 @@ class Wish:
     why: str
     grow: str = ""
     give: str = ""
-    move: Move | None = None
+    move: RoleMove | None = None
 
 
 @dataclass(slots=True)
@@ -80,7 +80,9 @@ class Sizer:
         for role in roomy:
             if any(node.name in view.extra for node in look.of(OTHER[role])):
                 node = idlest(look.of(role))
-                return Wish(str(demand), move=Move(node.name, OTHER[role], node.epoch, f"another can leave: {demand}"))
+                return Wish(
+                    str(demand), move=RoleMove(node.name, OTHER[role], node.epoch, f"another can leave: {demand}")
+                )
         return None
 
     def _has_room_without(self, look: ClusterLook, demand: Demand, role: str) -> bool:

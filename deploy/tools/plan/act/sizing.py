@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deploy.ray.lead import FleetLead
-from deploy.tools.plan.act.balance import ClusterLook, Demand, Move
+from deploy.tools.plan.act.balance import ClusterLook, Demand, RoleMove
 from deploy.tools.plan.act.size import Sizer, Wish
 from shared.core.errors import ConfigError
 
@@ -20,7 +20,7 @@ class Sizing:
         self._is_dry = is_dry
         self._trouble = ""
 
-    def turn(self, look: ClusterLook, demand: Demand | None) -> Move | None:
+    def turn(self, look: ClusterLook, demand: Demand | None) -> RoleMove | None:
         """Renew the lease, and decide once. Return a move that the caller must order, or None.
 
         If the fleet does not answer, or another caller leads, the next turn asks again.
@@ -41,7 +41,7 @@ class Sizing:
         self._trouble = trouble
         return move
 
-    def _pass_on(self, wish: Wish | None) -> Move | None:
+    def _pass_on(self, wish: Wish | None) -> RoleMove | None:
         if wish is None or wish.move is not None:
             return wish.move if wish is not None else None
         self._say(text_of(wish) + (" (dry run)" if self._is_dry else ""))
