@@ -50,7 +50,7 @@ class Prealloc:
     def requests(self) -> list[Request]:
         return [waiting.request for waiting in self._offers.values()]
 
-    def add(self, source: str, offer: Offer, now: float) -> None:
+    def add_offer(self, source: str, offer: Offer, now: float) -> None:
         key = key_of(offer.key)
         if key in self._ctx.core.requests or key in self._offers:
             self._ctx.drop(source, "Offer of a known request")
@@ -126,7 +126,7 @@ class Prealloc:
                 queues.oldest_offer = req.arrival
                 break
             self._forget(req.key)
-            shares.take(waiting)
+            shares.take_share(waiting)
             self._ctx.metrics.observe_queue(QueueStage.PREALLOC, now - waiting.since)
             granted.append(Granted(waiting, cached))
         self._tell_to_wait(now)
@@ -194,26 +194,26 @@ class Prealloc:
         found = self._offers.get(key)
         return None if found is None else found.source
 
-    def take(self, key: RequestKey) -> WaitingOffer | None:
+    def take_offer(self, key: RequestKey) -> WaitingOffer | None:
         found = self._offers.get(key)
         if found is not None:
             self._forget(key)
         return found
 
     def take_of_source(self, source: str) -> list[WaitingOffer]:
-        return self._take(lambda waiting: waiting.source == source)
+        return self._take_offers(lambda waiting: waiting.source == source)
 
     def take_expired(self, now: float) -> list[WaitingOffer]:
-        return self._take(lambda waiting: waiting.request.deadline < now)
+        return self._take_offers(lambda waiting: waiting.request.deadline < now)
 
     def take_unknown(self, now: float) -> list[WaitingOffer]:
         """Remove and return Offers whose router's Welcome has been missing for `lease_s`."""
         lease_s, routers = self._ctx.facts.lease_s, self._ctx.routers
-        return self._take(
+        return self._take_offers(
             lambda waiting: now - waiting.since > lease_s and routers.peer_of(waiting.request.key) is None
         )
 
-    def _take(self, wanted: Callable[[WaitingOffer], bool]) -> list[WaitingOffer]:
+    def _take_offers(self, wanted: Callable[[WaitingOffer], bool]) -> list[WaitingOffer]:
         taken = [waiting for waiting in self._offers.values() if wanted(waiting)]
         for waiting in taken:
             self._forget(waiting.request.key)

@@ -38,7 +38,7 @@ class Shares:
             return False
         return True
 
-    def take(self, waiting: WaitingOffer) -> None:
+    def take_share(self, waiting: WaitingOffer) -> None:
         self._add(waiting.source, page_count(waiting.request.num_tokens, self._page_size))
 
     def _add(self, source: str, pages: int) -> None:

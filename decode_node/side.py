@@ -69,7 +69,7 @@ class DecodeSide:
     def receive(self, received: Received, now: float) -> None:
         message = received.message
         if isinstance(message, Offer):
-            self.prealloc.add(received.peer, message, now)
+            self.prealloc.add_offer(received.peer, message, now)
         elif isinstance(message, Ready | Prebuilt):
             self._arrived(received, message, now)
         elif isinstance(message, Abort):
@@ -134,7 +134,7 @@ class DecodeSide:
         self._install(now)
         self._expire_offers(now)
         for granted in self.prealloc.grant(now, self.transfers.open.values()):
-            self.transfers.add(granted.waiting, granted.cached_prefix_len, now)
+            self.transfers.add_transfer(granted.waiting, granted.cached_prefix_len, now)
 
     def _install(self, now: float) -> None:
         open_handoffs = self.transfers.open.values()
@@ -156,7 +156,7 @@ class DecodeSide:
 
     def abort(self, key: RequestKey) -> None:
         """Refuse the request's Offer. A granted request ends through the event GrantRevoked."""
-        waiting = self.prealloc.take(key)
+        waiting = self.prealloc.take_offer(key)
         if waiting is not None:
             self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, Aborted("aborted")))
 

@@ -39,7 +39,7 @@ class Transfers:
         self.open: dict[RequestKey, HandoffIn] = {}
         self.copies: PageCopies[HandoffIn] = PageCopies(ctx, receivers, "pull")
 
-    def add(self, waiting: WaitingOffer, cached_prefix_len: int, now: float) -> HandoffIn:
+    def add_transfer(self, waiting: WaitingOffer, cached_prefix_len: int, now: float) -> HandoffIn:
         req = waiting.request
         handoff = HandoffIn(
             request=req,

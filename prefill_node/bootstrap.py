@@ -29,7 +29,7 @@ class Bootstrap:
         self.offered: dict[RequestKey, HandoffOut] = {}
         self._followers: dict[RequestKey, list[HandoffOut]] = {}  # leader -> its siblings that are not offered yet
 
-    def add(self, generate: Generate, requests: Sequence[Request], now: float) -> None:
+    def add_handoffs(self, generate: Generate, requests: Sequence[Request], now: float) -> None:
         peer = peer_name(generate.decode_node, generate.decode_epoch)
         handoffs = [HandoffOut(req, peer, generate.decode_endpoint, generate.ticket, now) for req in requests]
         leader = handoffs[0]
@@ -73,7 +73,7 @@ class Bootstrap:
             if not handoff.request.finished:
                 self.offer(handoff, now)
 
-    def find(self, key: RequestKey) -> HandoffOut | None:
+    def find_handoff(self, key: RequestKey) -> HandoffOut | None:
         """Return a hand-off even if it is not offered yet."""
         offered = self.offered.get(key)
         return offered or next((handoff for handoff in self._behind() if handoff.key == key), None)

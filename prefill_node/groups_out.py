@@ -35,7 +35,7 @@ class GroupsOut:
         elif isinstance(message, StoreEntry):
             self.table.deliver(peer, message)
         elif isinstance(message, Take):
-            self._take(peer, message)
+            self._take_from(peer, message)
         elif (entry := self.table.get(peer, message.group)) is not None:
             self.table.end(entry, HandoffFailed(f"{peer}: {message.reason}"), tell=False)
 
@@ -50,7 +50,7 @@ class GroupsOut:
             return
         self.table.open(peer, join.transport, join.group)
 
-    def _take(self, peer: str, take: Take) -> None:
+    def _take_from(self, peer: str, take: Take) -> None:
         entry = self.table.get(peer, take.group)
         if entry is None:  # the peer may not know yet that the group has ended
             self._ctx.outbox.send(peer, Broken(take.group, "the group is over"))

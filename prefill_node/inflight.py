@@ -48,7 +48,7 @@ class Inflight:
         self.granted: dict[RequestKey, HandoffOut] = {}
         self.queue: SendQueue[HandoffOut] = SendQueue(ctx, unread, self.granted, lambda handoff: handoff.key)
 
-    def add(self, handoff: HandoffOut, grant: Grant, now: float) -> None:
+    def add_handoff(self, handoff: HandoffOut, grant: Grant, now: float) -> None:
         """Start the transfer. Raise HandoffFailed for an impossible grant."""
         page_size = self._ctx.core.settings.page_size
         sender = self._senders.get(grant.transport)
@@ -87,7 +87,7 @@ class Inflight:
         for stop, part in ((ahead, Part(ends[-1]) if ends else WHOLE), (end, WHOLE)):
             if handoff.next_page < stop:
                 pages = kv.rows.pages_of(handoff.request.row)[handoff.next_page : stop].copy()
-                self.queue.add(handoff, handoff.next_page, pages, part)
+                self.queue.add_pages(handoff, handoff.next_page, pages, part)
                 handoff.next_page = stop
 
     def _launch_waiting(self, now: float) -> None:
@@ -95,7 +95,7 @@ class Inflight:
             handoff.touched = now
 
     def taken(self, handoff: HandoffOut, now: float) -> None:
-        if handoff.sending.take():
+        if handoff.sending.take_oldest():
             handoff.touched = now
 
     # ---- layers sent while later layers are computed
@@ -122,7 +122,7 @@ class Inflight:
             if self.granted.get(entry.handoff.key) is not entry.handoff or marks.events[index].error is not None:
                 return None  # the hand-off has ended, or its failed step will end it
             before = marks.ends[index - 1] if index else 0
-            self.queue.add(entry.handoff, entry.first, entry.pages, Part(before, marks.ends[index] - before))
+            self.queue.add_pages(entry.handoff, entry.first, entry.pages, Part(before, marks.ends[index] - before))
             index += 1
         return replace(entry, waits_for=index) if index < len(marks.ends) else None
 

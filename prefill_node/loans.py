@@ -71,7 +71,7 @@ class Loans:
             self._end((peer, message.lease))
         elif isinstance(message, FramesTaken):
             if (loan := self.open.get((peer, message.lease))) is not None:
-                loan.sending.take()
+                loan.sending.take_oldest()
         elif (peer, message.lease) not in self.open:  # otherwise the Pull is a duplicate
             try:
                 self._lend(peer, message, now)
@@ -105,7 +105,7 @@ class Loans:
         self._ctx.core.queues.budget.lend(loan.name, match.lock)
         self._ctx.metrics.count("loans")
         self._ctx.outbox.send(peer, Lent(pull.key, pull.lease, len(match.pages), transport, ""), back=True)
-        self.queue.add(loan, pull.first_page, match.pages[pull.first_page :])
+        self.queue.add_pages(loan, pull.first_page, match.pages[pull.first_page :])
         self.queue.launch()
 
     def _vouched_until(self, peer: str, pull: Pull, now: float) -> float:

@@ -28,7 +28,7 @@ class Sending:
     num_describing: int = 0  # page sets that the transfer stream is describing
     untaken: deque[int] = field(default_factory=deque)
 
-    def take(self) -> bool:
+    def take_oldest(self) -> bool:
         """Drop the oldest Ready, which the peer has taken. Return False if there is none."""
         if not self.untaken:
             return False
@@ -84,7 +84,7 @@ class SendQueue(Generic[T]):
         """Return how many page sets wait for room."""
         return len(self._waiting)
 
-    def add(self, sent: T, first: int, pages: PageList, part: Part = WHOLE) -> None:
+    def add_pages(self, sent: T, first: int, pages: PageList, part: Part = WHOLE) -> None:
         """Queue pages, in sets that fit a Ready. `launch` starts to describe them."""
         most = max(1, READY_BYTES // self._bytes_of(part))
         for start in range(0, len(pages), most):

@@ -74,7 +74,7 @@ class PrefillSide:
         self.groups = GroupsOut(ctx, senders)
 
     def hand_over(self, generate: Generate, requests: Sequence[Request], now: float) -> Sequence[Request]:
-        self.bootstrap.add(generate, requests, now)
+        self.bootstrap.add_handoffs(generate, requests, now)
         return requests
 
     def bring_prefix(self, generate: Generate, req: Request, now: float) -> None:
@@ -122,7 +122,7 @@ class PrefillSide:
         self._ctx.metrics.observe_queue(QueueStage.BOOTSTRAP, now - handoff.since)
         self._ctx.core.queues.set_granted(key)
         try:
-            self.inflight.add(handoff, grant, now)
+            self.inflight.add_handoff(handoff, grant, now)
             self.choice.granted(peer, handoff.offered, grant.transport)
         except HandoffFailed as error:
             self._ctx.outbox.send(peer, Abort(grant.key, all_sequences=False))
@@ -176,7 +176,7 @@ class PrefillSide:
 
     def event(self, event: SchedEvent, now: float) -> None:
         if isinstance(event, Ended):
-            self._ended(event.key, now)
+            self._handoff_ended(event.key, now)
         elif isinstance(event, ChunkLaunched):
             self._launched(event)
         elif isinstance(event, ChunkReady | PrefillDone):
@@ -186,7 +186,7 @@ class PrefillSide:
         elif isinstance(event, LoanGaveWay):
             self.loans.gave_way(event.name)
         elif isinstance(event, HandoffUnpinned):
-            handoff = self.bootstrap.find(event.request.key)
+            handoff = self.bootstrap.find_handoff(event.request.key)
             if handoff is not None:
                 handoff.num_final_tokens, handoff.record = 0, None
                 handoff.launched.clear()
@@ -195,12 +195,12 @@ class PrefillSide:
         handoff = self.inflight.granted.get(event.key)
         if handoff is not None and handoff.request.row:  # no row: the request's pages were unpinned meanwhile
             self.inflight.launched(handoff, event)
-        elif (handoff := self.bootstrap.find(event.key)) is not None:
+        elif (handoff := self.bootstrap.find_handoff(event.key)) is not None:
             handoff.launched.append(event)
 
     def _progressed(self, event: ChunkReady | PrefillDone, now: float) -> None:
         key = event.request.key
-        handoff = self.inflight.granted.get(key) or self.bootstrap.find(key)
+        handoff = self.inflight.granted.get(key) or self.bootstrap.find_handoff(key)
         if handoff is None or not event.request.row:
             return
         if isinstance(event, ChunkReady):
@@ -211,7 +211,7 @@ class PrefillSide:
         if key in self.inflight.granted:
             self.inflight.push(handoff, now)
 
-    def _ended(self, key: RequestKey, now: float) -> None:
+    def _handoff_ended(self, key: RequestKey, now: float) -> None:
         handoff = self.bootstrap.forget(key) or self.inflight.granted.pop(key, None)
         if handoff is not None:
             self._ctx.outbox.send(handoff.peer, Abort(to_wire(key), all_sequences=False))
@@ -259,7 +259,7 @@ class PrefillSide:
         self.pulls.peer_closed(peer, error)
         self._reach.gone(peer)
         self.groups.peer_closed(peer)
-        self.choice.forget(peer)
+        self.choice.forget_peer(peer)
         self._ctx.outbox.hang_up(peer)
 
     @property

@@ -70,7 +70,7 @@ class TransportChoice:
     def failed(self, peer: str, transport: str) -> None:
         self.measured(peer, transport, FAILED_S)
 
-    def forget(self, peer: str) -> None:
+    def forget_peer(self, peer: str) -> None:
         self._peers.pop(peer, None)
 
     def reasons(self) -> dict[str, str]:

@@ -108,7 +108,7 @@ def remove(folder: Path, name: str) -> None:
     print(f"Every machine that gets the new list refuses {name} and ignores its messages.")
 
 
-def shown(folder: Path) -> str:
+def shown_keys(folder: Path) -> str:
     entries = read_allowed(folder).entries
     rows = [("name", "kind", "key", "secret", "")]
     for name in dict.fromkeys(entry.name for entry in entries):

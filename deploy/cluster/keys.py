@@ -80,13 +80,13 @@ def run(args: argparse.Namespace) -> int:
         file: Path = args.file.expanduser()
         add_tenant(file, args.name, args.requests_per_minute, args.tokens_per_minute, args.priority)
         return 0
-    from deploy.cluster.key_steps import create, drop_old, prepare, remove, shown, use
+    from deploy.cluster.key_steps import create, drop_old, prepare, remove, shown_keys, use
 
     folder: Path = args.folder.expanduser()
     if args.action == "create":
         create(folder, args.router, args.node)
     elif args.action == "show":
-        print(shown(folder), end="")
+        print(shown_keys(folder), end="")
     elif args.action == "remove":
         remove(folder, args.name)
     elif args.use:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deploy.hub.files import DESCRIPTION, TEXT, check_listing, matching, num_missing_bytes, weight_files
-from deploy.hub.hub import Hub, Repository, ask, describe, download, recall
+from deploy.hub.hub import Hub, Repository, ask_hub, describe, download, recall
 from deploy.hub.name import HubName
 from deploy.hub.reasons import explained, unreachable
 from shared.config.encoder_decoder import has_encoder
@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
     """Return the model's local path. Always fetch a named GGUF file: it also holds the tokenizer."""
     with explained(name, hub):
-        repository = find(name, hub, say)
+        repository = find_files(name, hub, say)
         check_listing(name, repository.sizes)
         if name.file:
             check_gguf_architecture(repository)
@@ -37,15 +37,15 @@ def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
 
 def commit_of(name: HubName, hub: Hub, say: Say) -> str:
     with explained(name, hub):
-        return find(name, hub, say).commit
+        return find_files(name, hub, say).commit
 
 
-def find(name: HubName, hub: Hub, say: Say) -> Repository:
+def find_files(name: HubName, hub: Hub, say: Say) -> Repository:
     """If the hub is unreachable, use the cache, so that nodes can restart."""
     if hub.offline:
         return recall(name, hub)
     try:
-        return ask(name, hub)
+        return ask_hub(name, hub)
     except Exception as error:
         reason = unreachable(error)
         if not reason:

@@ -77,7 +77,7 @@ def hub_of_environment(offline: bool) -> Hub:
     return Hub(constants.ENDPOINT, cache, offline or constants.is_offline_mode())
 
 
-def ask(name: HubName, hub: Hub) -> Repository:
+def ask_hub(name: HubName, hub: Hub) -> Repository:
     """Ask the hub for a commit and its files. Raise huggingface_hub's errors."""
     asked = name.revision or None
     info = hub.api.model_info(name.repo, revision=asked, files_metadata=True, timeout=INFO_TIMEOUT_S)

@@ -113,7 +113,7 @@ def get(host: str, port: int, path: str, key_files: tuple[str, str]) -> str:
 # ---- asking Ray for actors
 
 
-def find(name: str) -> Any | None:
+def find_actor(name: str) -> Any | None:
     try:
         return ray.get_actor(name)
     except ValueError:
@@ -140,7 +140,7 @@ def own_group(config: RayClusterConfig, name: str) -> PlacementGroup:
 
 def find_or_make(config: RayClusterConfig, name: str) -> Any:
     """Make a missing actor in its own bundle of a placement group."""
-    found = find(name)
+    found = find_actor(name)
     if found is not None:
         return found
     at_start = plan.names_at_start(config)

@@ -78,11 +78,11 @@ class Fleet:
     def __post_init__(self) -> None:
         self.members = {}
         for name in self.names:
-            self.add(name, self.since)
+            self.add_member(name, self.since)
 
     # ---- members
 
-    def add(self, name: str, now: float) -> None:
+    def add_member(self, name: str, now: float) -> None:
         self.members[name] = Member(name, RestartPolicy(self.config.ray.max_restarts), away_since=now)
 
     def leave(self, name: str) -> None:
@@ -103,7 +103,7 @@ class Fleet:
     def _has_ended(member: Member, now: float) -> bool:
         return member.state in (IDLE, *ENDED) or (member.state == AWAY and now - member.away_since > LOST_AFTER_S)
 
-    def forget(self, name: str) -> None:
+    def forget_member(self, name: str) -> None:
         del self.members[name]
 
     def of_role(self, role: str) -> list[Member]:
@@ -160,7 +160,7 @@ class Fleet:
         if order.give and order.give not in view.extra:
             return False
         if order.grow:
-            self.add(self.next_name(order.grow), now)
+            self.add_member(self.next_name(order.grow), now)
         if order.give:
             self.leave(order.give)
         return True

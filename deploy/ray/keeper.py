@@ -45,7 +45,7 @@ class Keeper:
         self._next: ChildSpec | None = None
         self._stopping = False
         self._kill_at: float | None = None
-        threading.Thread(target=self._run, name="keeper", daemon=True).start()
+        threading.Thread(target=self._run_child, name="keeper", daemon=True).start()
 
     @property
     def words(self) -> str:
@@ -66,7 +66,7 @@ class Keeper:
 
     # ---- the thread
 
-    def _run(self) -> None:
+    def _run_child(self) -> None:
         try:
             self._serve()
         except BaseException:
@@ -100,7 +100,7 @@ class Keeper:
             self._wait(child)
             self._end_if_asked(child)
             status = child.reap()
-        self._ended(status)
+        self._child_ended(status)
 
     def _wait(self, child: Child) -> None:
         ready = select.select([child.fileno()], [], [], TICK_S)[0]
@@ -123,7 +123,7 @@ class Keeper:
         elif now > self._kill_at:
             child.send(signal.SIGKILL)
 
-    def _ended(self, status: int) -> None:
+    def _child_ended(self, status: int) -> None:
         self._write_line(f"the daemon {describe_end(status)}")
         with self._lock:
             asked, self._stopping, self.pid = self._stopping, False, 0

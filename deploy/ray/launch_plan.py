@@ -76,7 +76,7 @@ def base_port(config: RayClusterConfig) -> int:
     return int(port)
 
 
-def check(config: RayClusterConfig) -> None:
+def check_config(config: RayClusterConfig) -> None:
     """Raise ConfigError for settings that Ray can't use."""
     base_port(config)
     if config.router.port == 0:

@@ -58,7 +58,7 @@ class Lease:
     _holder: str = ""
     _until: float = -float("inf")
 
-    def take(self, holder: str, now: float) -> bool:
+    def take_lease(self, holder: str, now: float) -> bool:
         """Return False while another leader holds the lease."""
         if self.is_held(now) and holder != self._holder:
             return False

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from deploy.ray.actors import find
+from deploy.ray.actors import find_actor
 from deploy.ray.lead import FleetView, LeadOrder
 from deploy.ray.manager import MANAGER
 from deploy.ray.session import chosen, connected
@@ -25,21 +25,21 @@ class RayLead:
         self._leader = secrets.token_hex(8)
 
     def look(self) -> FleetView:
-        found: FleetView = ask("view")
+        found: FleetView = ask_manager("view")
         return found
 
     def lead(self, grow: str = "", give: str = "") -> FleetView | None:
-        found: FleetView | None = ask("lead", LeadOrder(self._leader, grow, give))
+        found: FleetView | None = ask_manager("lead", LeadOrder(self._leader, grow, give))
         return found
 
     def release(self) -> None:
-        ask("release", self._leader)
+        ask_manager("release", self._leader)
 
 
-def ask(method: str, *arguments: object) -> Any:
+def ask_manager(method: str, *arguments: object) -> Any:
     """Call the manager. Raise ConfigError if the manager is missing or does not answer in time."""
     try:
-        manager = find(MANAGER)
+        manager = find_actor(MANAGER)
         if manager is None:
             raise ConfigError("the Ray cluster has no manager of nodes now")
         return ray.get(getattr(manager, method).remote(*arguments), timeout=ANSWERS_WITHIN_S)

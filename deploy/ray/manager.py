@@ -19,7 +19,7 @@ from ray.exceptions import ActorDiedError, RayError
 
 from deploy.metrics_page import Page, parse_page
 from deploy.ray import launch_plan as plan
-from deploy.ray.actors import end_actor, find, find_group, find_or_make, log, names_here
+from deploy.ray.actors import end_actor, find_actor, find_group, find_or_make, log, names_here
 from deploy.ray.fleet import Fleet
 from deploy.ray.lead import FleetView, LeadOrder, Lease
 from deploy.ray.own_rules import OwnRules
@@ -61,7 +61,7 @@ class Manager:
 
     def lead(self, order: LeadOrder) -> FleetView | None:
         """Return the view; None while another caller leads."""
-        if not self._lease.take(order.leader, time.monotonic()):
+        if not self._lease.take_lease(order.leader, time.monotonic()):
             return None
         if order.grow or order.give:
             self._orders.put(order)
@@ -117,11 +117,11 @@ class Manager:
         ready = ray.wait(waiting, num_returns=len(waiting), timeout=TICK_S)[0] if waiting else []
         for name in list(self._asked):
             if self._asked[name] in ready:
-                self._take(name, self._asked.pop(name), now)
+                self._take_answer(name, self._asked.pop(name), now)
             else:
                 self._fleet.miss(name, now)
 
-    def _take(self, name: str, answer: Any, now: float) -> None:
+    def _take_answer(self, name: str, answer: Any, now: float) -> None:
         try:
             report: ActorReport = ray.get(answer)
         except RayError as error:
@@ -131,7 +131,7 @@ class Manager:
 
     def _miss(self, name: str, error: RayError, now: float) -> None:
         """An actor unknown to Ray is dead for good."""
-        if not isinstance(error, ActorDiedError) or find(name) is not None:
+        if not isinstance(error, ActorDiedError) or find_actor(name) is not None:
             self._fleet.miss(name, now, gist(error))
             return
         log(f"the actor of {name} is dead for good: {error}")
@@ -140,7 +140,7 @@ class Manager:
 
     def _remove(self, name: str) -> None:
         log(f"{name} has stopped and leaves")
-        self._fleet.forget(name)
+        self._fleet.forget_member(name)
         self._asked.pop(name, None)
         remove(name, self._handles.pop(name, None))
 
@@ -194,7 +194,7 @@ def remove(name: str, handle: Any | None) -> None:
 
 
 def find_manager() -> Any | None:
-    return find(MANAGER)
+    return find_actor(MANAGER)
 
 
 def make_manager(config: RayClusterConfig) -> Any:

@@ -38,7 +38,7 @@ class OwnRules:
             step = scaler.decide(now, load if is_known else None)
             newest = fleet.newest(role, serving)
             if step > 0 and fleet.may_grow(role, scaler.most):
-                fleet.add(fleet.next_name(role), now)
+                fleet.add_member(fleet.next_name(role), now)
                 changes.append(f"{role}: +1 node at {load}")
             elif step < 0 and newest is not None:
                 fleet.leave(newest)

@@ -21,7 +21,7 @@ from deploy.cluster import local
 from deploy.hub.local_model import with_local_model, with_pinned_model
 from deploy.ray import launch_plan as plan
 from deploy.ray import own_ray as head
-from deploy.ray.actors import BASE_GROUP, find, find_group, names_here
+from deploy.ray.actors import BASE_GROUP, find_actor, find_group, names_here
 from deploy.ray.manager import MANAGER, answers, find_manager, make_manager, remove
 from deploy.ray.own_ray import RayRecord
 from deploy.ray.report import FAILED, IDLE, ROLES, ROUTER, RUNNING, ActorReport, StatusRow, StopOrder, role_of
@@ -95,7 +95,7 @@ def shipped(checkout: Path) -> dict[str, Any]:
 
 
 def up(config: RayClusterConfig) -> int:
-    plan.check(config)
+    plan.check_config(config)
     fetched = with_pinned_model if config.ray.address else with_local_model
     config = replace(config, nodes=fetched(config.nodes))
     record = reach(config)
@@ -104,7 +104,7 @@ def up(config: RayClusterConfig) -> int:
             rows = launch(config, record)
     except BaseException:
         if record.head is not None:
-            forget(record)
+            forget_cluster(record)
         raise
     local.write_line(announcement(config, rows), sys.stdout)
     return 0
@@ -212,7 +212,7 @@ def rows_of_manager() -> list[StatusRow]:
 def routers_ready(config: RayClusterConfig) -> bool:
     wanted = config.ray.prefill + config.ray.decode
     routers = [name for name in plan.names_at_start(config) if role_of(name) == ROUTER]
-    handles: dict[str, Any] = {name: find(name) for name in routers}
+    handles: dict[str, Any] = {name: find_actor(name) for name in routers}
     pages = answers(lambda name: handles[name].page.remote("/ready"), [name for name in routers if handles[name]])
     return len(pages) == len(routers) and all(local.count_ready(page.encode()) >= wanted for page in pages.values())
 
@@ -281,12 +281,12 @@ def down(record: RayRecord) -> int:
         if record.head is None:
             raise
         say(error.message)
-    forget(record)
+    forget_cluster(record)
     say("down")
     return 0
 
 
-def forget(record: RayRecord) -> None:
+def forget_cluster(record: RayRecord) -> None:
     if record.head is not None:
         say("stopping Ray")
         head.stop(record)
@@ -314,7 +314,7 @@ def take_down() -> None:
 
 def stop_all(names: Sequence[str]) -> None:
     """Stop actors and their daemons. Actors kill late daemons. Unresponsive actors are killed, with their daemons."""
-    handles = {name: handle for name in names if (handle := find(name)) is not None}
+    handles = {name: handle for name in names if (handle := find_actor(name)) is not None}
     heard = dict.fromkeys(handles, time.monotonic())
     while heard:
         reports: dict[str, ActorReport] = answers(lambda name: handles[name].tend.remote(StopOrder()), heard)

@@ -177,7 +177,7 @@ def talk_of(args: argparse.Namespace) -> Iterator[ChatSession]:
                 file=sys.stderr, flush=True,
             )  # fmt: skip
             log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-ask-"))) / "up.log"
-            with shown(log):
+            with shown_start(log):
                 flags = ("--model", model, "--start-timeout-s", str(MOST_START_S))
                 base = stack.enter_context(own_cluster(flags, log, timeout_s=MOST_WAIT_S))
             http = RouterHttp(parse_url(base), "")
@@ -192,7 +192,7 @@ def talk_of(args: argparse.Namespace) -> Iterator[ChatSession]:
 
 
 @contextlib.contextmanager
-def shown(log: Path) -> Iterator[None]:
+def shown_start(log: Path) -> Iterator[None]:
     """Print the log's newest line every few seconds: a first start compiles kernels, a large model takes minutes."""
     over = threading.Event()
 

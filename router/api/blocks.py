@@ -78,13 +78,13 @@ class Blocks:
                 case CallArguments():
                     yield from self._grow(part.text)
                 case ReasoningText():
-                    yield from self._take(BlockKind.THOUGHT, part.text)
+                    yield from self._take_text(BlockKind.THOUGHT, part.text)
                 case ContentText():
                     yield from self._take_content(part.text)
 
     def finish(self) -> Iterator[BlockEvent]:
         if self._space and not self.all:
-            yield from self._take(BlockKind.TEXT, "".join(self._space))
+            yield from self._take_text(BlockKind.TEXT, "".join(self._space))
         last = self._open
         if last is not None:
             is_call = last.kind is BlockKind.CALL
@@ -101,9 +101,9 @@ class Blocks:
             return
         self._space.append(text)
         if not text.isspace():
-            yield from self._take(BlockKind.TEXT, "".join(self._space))
+            yield from self._take_text(BlockKind.TEXT, "".join(self._space))
 
-    def _take(self, kind: BlockKind, text: str) -> Iterator[BlockEvent]:
+    def _take_text(self, kind: BlockKind, text: str) -> Iterator[BlockEvent]:
         if self._open is None or self._open.kind is not kind:
             yield from self._begin(kind)
         yield from self._grow(text)

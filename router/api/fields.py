@@ -71,7 +71,7 @@ class FieldTable(Generic[B]):
     refused: Mapping[str, RefusedField] = field(default_factory=dict)
     has_event_ids: bool = True
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         """Raise ValueError for double or undescribed fields."""
         served = set(self.served.__struct_fields__)
         if served != set(self.about):

@@ -41,7 +41,7 @@ async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None
     """None after `seconds` without news."""
     try:
         async with asyncio.timeout(seconds):
-            return await mailbox.take()
+            return await mailbox.take_news()
     except TimeoutError:
         return None
 
@@ -209,7 +209,7 @@ class Generation:
     async def _whole(self, connection: Connection, mailbox: Mailbox) -> None:
         totals = [Delta() for _ in self._choices]
         while self._num_open:
-            for index, delta in self._absorb(await mailbox.take()):
+            for index, delta in self._absorb(await mailbox.take_news()):
                 totals[index].add(delta)
         is_long = self._plan.sampling.prompt_logprobs >= 0  # a long answer is written on a thread
         data = await asyncio.to_thread(self._writer.whole, totals) if is_long else self._writer.whole(totals)
@@ -275,7 +275,7 @@ class Generation:
             if news is not None:
                 return news
             await self._say(connection, self._writer.ping)
-        return await mailbox.take()
+        return await mailbox.take_news()
 
     def _absorb(self, batch: Sequence[News]) -> list[Step]:
         """Raise a failed request's error.
@@ -289,7 +289,7 @@ class Generation:
             if isinstance(news, Failure):
                 raise news.error
             if isinstance(news, ScoredPrompt):
-                self._prompts.add(self._job_of[news.rid], news.logprobs)
+                self._prompts.add_scores(self._job_of[news.rid], news.logprobs)
                 continue
             index = self._job_of[news.rid] * self._plan.num_sequences + news.seq_index
             if self._choices[index].finish_reason is not None:

@@ -21,7 +21,7 @@ from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.json_shape import check_shape
 from router.api.messages import COUNT_TOKENS, FUNCTIONS, Messages, counted
 from router.api.ollama import OllamaChat, OllamaGenerate
-from router.api.ollama_models import SHOW, running, shown, tags
+from router.api.ollama_models import SHOW, running, shown_model, tags
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver, chars_per_token
 from router.api.responses import Responses
@@ -279,7 +279,7 @@ class Handlers:
 
     async def ollama_show(self, connection: Connection) -> None:
         cards, resolver = self._model_cards(connection.tenant), self._resolver_for(connection)
-        await self._answer(connection, self._show, lambda body: shown(body, cards, resolver))
+        await self._answer(connection, self._show, lambda body: shown_model(body, cards, resolver))
 
     async def health(self, connection: Connection) -> None:
         await connection.answer(200, b'{"status":"ok"}')

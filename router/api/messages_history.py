@@ -91,7 +91,7 @@ def _add_other(turns: Turns, message: HistoryMessage, path: str, parts: Parts, *
     if message.role == "system":
         turns.add_system(texts)
     elif texts or not results:
-        turns.add(message.role, "".join(texts))
+        turns.add_turn(message.role, "".join(texts))
 
 
 def _add_own(turns: Turns, message: HistoryMessage, path: str, parts: Parts) -> None:

@@ -89,7 +89,7 @@ def running(cards: Sequence[Card]) -> Json:
     return {"models": models}
 
 
-def shown(body: ShowRequest, cards: Sequence[Card], resolver: Resolver) -> Json:
+def shown_model(body: ShowRequest, cards: Sequence[Card], resolver: Resolver) -> Json:
     given = "model" if body.model is not None else "name"
     name = served_name(getattr(body, given), resolver)
     with named_as({"model": given}):

@@ -37,7 +37,7 @@ class BodyParser(Generic[B]):
     def __init__(self, table: FieldTable[B], *, strict: bool = False) -> None:
         self._table = table
         self._strict = strict
-        table.check()
+        table.check_fields()
         self._decoder = msgspec.json.Decoder(table.served)
         self._shape = inspect.type_info(table.served)
 

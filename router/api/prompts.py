@@ -24,7 +24,7 @@ class Prompts:
         self._scores: list[list[TokenLogprob]] = [[] for _ in plan.jobs]
         self._shown: dict[int, PromptShown] = {}
 
-    def add(self, job: int, scores: Sequence[TokenLogprob]) -> None:
+    def add_scores(self, job: int, scores: Sequence[TokenLogprob]) -> None:
         self._scores[job].extend(scores)
 
     @property

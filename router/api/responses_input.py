@@ -71,7 +71,7 @@ def turns_of(instructions: str | None, items: str | Sequence[InputItem], parts: 
     if instructions:
         turns.add_system([instructions])
     if isinstance(items, str):
-        turns.add("user", items)
+        turns.add_turn("user", items)
     else:
         newest = newest_user([_role_of(item) for item in items])
         for index, item in enumerate(items):
@@ -126,7 +126,7 @@ def _add_message(turns: Turns, item: InputItem, path: str, parts: Parts, *, is_n
     elif ROLES.get(role, role) == "system":
         turns.add_system(texts)
     else:
-        turns.add(role, "".join(texts))
+        turns.add_turn(role, "".join(texts))
 
 
 def _add_thought(turns: Turns, item: InputItem, path: str) -> None:

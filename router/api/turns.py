@@ -22,7 +22,7 @@ class Turns:
         self._calls: list[dict[str, object]] = []
         self._call_ids: list[str] = []  # call ids of the last assistant turn
 
-    def add(self, role: str, text: str) -> None:
+    def add_turn(self, role: str, text: str) -> None:
         self.close()
         last = self.all[-1] if self.all else None
         if last is not None and last["role"] == role and (role != "system" or len(self.all) == 1):
@@ -34,7 +34,7 @@ class Turns:
         """Add no turn for empty text, so that the template's own system prompt stays."""
         text = system_text(texts)
         if text:
-            self.add("system", text)
+            self.add_turn("system", text)
 
     def add_results(self, results: Sequence[tuple[str, str]]) -> None:
         """Add (call id, output) pairs in the order of the calls, because some templates show no ids."""

@@ -90,7 +90,7 @@ class Dispatcher:
             self._attempts.fail(victim, self._admission.full(1), effects)
         requests = [self._new_request(new, answer, now) for new in news]
         for request in requests:
-            self._journal.add(request)
+            self._journal.add_request(request)
             self._admission.push(request, now)
         self._start_next(effects)
         return [request.rid for request in requests], effects

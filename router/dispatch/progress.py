@@ -122,7 +122,7 @@ class Progress:
         attempt = request.attempt
         if node is attempt.decode:
             attempt.begun_by_decode.add(key.seq_index)
-        taken = sequence.take(run.first_pos, ids, logprobs)
+        taken = sequence.take_tokens(run.first_pos, ids, logprobs)
         if taken.conflict:
             effects.alarms.append(Alarm("two nodes disagree on a token", node.node_id))
         end = sequence.end if sequence.end is not None and sequence.has_all else None

@@ -36,7 +36,7 @@ class ComingPages:
     def __contains__(self, name: bytes) -> bool:
         return name in self._names
 
-    def add(self, names: Sequence[bytes]) -> None:
+    def add_pages(self, names: Sequence[bytes]) -> None:
         self._again.update(self._names.intersection(names))
         self._names.update(names)
 
@@ -69,7 +69,7 @@ class PageIndex:
     def names(self) -> frozenset[bytes]:
         return frozenset(self._names)
 
-    def take(self, message: CacheEvents) -> bool:
+    def take_events(self, message: CacheEvents) -> bool:
         """Apply a message; ignore an old one. Return False if an earlier message is missing."""
         if message.seq <= self.seq:
             return True

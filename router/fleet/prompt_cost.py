@@ -51,7 +51,7 @@ class StepSums:
     tokens_tokens: float = 0.0
     tokens_seconds: float = 0.0
 
-    def add(self, steps: float, tokens: float, seconds: float) -> None:
+    def add_steps(self, steps: float, tokens: float, seconds: float) -> None:
         kept, share = 0.5 ** (steps / HALF_LIFE_STEPS), min(1.0, HALF_LIFE_STEPS / steps)
         self.steps = kept * self.steps + share * steps
         self.tokens = kept * self.tokens + share * tokens
@@ -103,7 +103,7 @@ class PromptFigures:
     def _measured(self, steps: float, tokens: float, seconds: float, now: float) -> None:
         if now - self._measured_at > FRESH_S:
             self._sums = StepSums()
-        self._sums.add(steps, tokens, seconds)
+        self._sums.add_steps(steps, tokens, seconds)
         self._speed, self._measured_at = self._sums.speed(), now
 
     def _handed_over(self, seconds: float, now: float) -> None:

@@ -246,7 +246,7 @@ class Registry:
         node = self.find(message.node_id, message.epoch)
         if not self._follows_caches or node is None or node.peer != peer:
             return None
-        is_taken = node.pages.take(message)
+        is_taken = node.pages.take_events(message)
         if sum(len(each.pages) for each in self._nodes.values()) > MAX_PAGES:
             max(self._nodes.values(), key=lambda each: len(each.pages)).pages.forget_pages()
         if is_taken or node.pages.is_asked:

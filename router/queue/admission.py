@@ -91,7 +91,7 @@ class AdmissionQueue:
         if not len(self.queue) or self.room(now) <= 0:
             self._pace.note(now, 0, is_backed_up=bool(len(self.queue)))
             return None
-        request = self.queue.take()
+        request = self.queue.take_next()
         self._pace.note(now, request.cost, is_backed_up=bool(len(self.queue)))
         request.started_at = now
         return request

@@ -40,7 +40,7 @@ class Line:
     def next_cost(self) -> int:
         return self.requests[0].cost
 
-    def add(self, request: OpenRequest) -> None:
+    def add_request(self, request: OpenRequest) -> None:
         place = len(self.requests)
         while place and self.requests[place - 1].asked.rank > request.asked.rank:
             place -= 1
@@ -76,10 +76,10 @@ class FairQueue:
             self._lines[name] = self._absent.pop(name, Line(request.asked.tenant))
         line = self._lines[name]
         line.tenant = request.asked.tenant  # the tenant's priority may have changed
-        line.add(request)
+        line.add_request(request)
         self._num += 1
 
-    def take(self) -> OpenRequest:
+    def take_next(self) -> OpenRequest:
         """Remove and return the next request. At least one request must wait."""
         top = max(line.tenant.priority for line in self)
         ring = [line for line in self if line.tenant.priority == top]
@@ -170,7 +170,7 @@ class FairQueue:
         )
         return higher + mine + sum(beside)
 
-    def check_integrity(self) -> None:
+    def check_counts(self) -> None:
         """Raise IntegrityError for wrong counts."""
         for line in self:
             if not line.requests or line.num_tokens != sum(request.cost for request in line.requests):

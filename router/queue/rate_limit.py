@@ -42,7 +42,7 @@ class Meter:
         wait = max(self.earned_at, now) + self._seconds(cost) - WINDOW_S - now
         return wait if wait > SLACK_S else 0.0
 
-    def take(self, cost: int, now: float) -> None:
+    def take_cost(self, cost: int, now: float) -> None:
         if self.per_minute != NO_LIMIT:
             self.earned_at = max(self.earned_at, now) + self._seconds(cost)
 
@@ -52,7 +52,7 @@ class Meter:
             return 0
         room_s = MOST_DEBT_S - self.reset_s(now)
         taken = max(0, min(cost, math.floor(room_s * self.per_minute / WINDOW_S)))
-        self.take(taken, now)
+        self.take_cost(taken, now)
         return taken
 
     def give_back(self, cost: int) -> None:
@@ -112,7 +112,7 @@ class Allowance:
                 retry_after_s=waits[unit],
             )
         for unit, meter in self.meters.items():
-            meter.take(costs[unit], now)
+            meter.take_cost(costs[unit], now)
         self.spent.requests += 1
         self.spent.tokens += num_tokens
         return Charge(self, num_tokens, self.meters[TOKENS].earned_at)

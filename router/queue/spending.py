@@ -205,7 +205,7 @@ class Ledger:
         own_age_ms = self._age_ms(now)
         for row in body.rows:
             self._compare(life, row, now)
-            self._take(life, row, is_from_before=body.age_ms - row.since_ms > own_age_ms, now=now)
+            self._take_row(life, row, is_from_before=body.age_ms - row.since_ms > own_age_ms, now=now)
         return Reading.DONE
 
     def _is_news(self, message: Spending) -> bool:
@@ -232,7 +232,7 @@ class Ledger:
         elif now - life.differs_since.setdefault(row.name, now) >= DIFFERS_S:
             self.differences.append(LimitDifference(row.name, tenant.limits, row.limits))
 
-    def _take(self, life: Life, row: Row, *, is_from_before: bool, now: float) -> None:
+    def _take_row(self, life: Life, row: Row, *, is_from_before: bool, now: float) -> None:
         counts = SpentCounts(row.requests, row.tokens, row.started)
         account = life.accounts.get(row.name)
         if account is None:

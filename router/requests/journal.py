@@ -45,7 +45,7 @@ class SequenceJournal:
     is_closed: bool = False
     _waiting: dict[int, tuple[int, TokenLogprob | None]] = field(default_factory=dict)
 
-    def take(self, first_pos: int, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Taken:
+    def take_tokens(self, first_pos: int, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Taken:
         if first_pos == len(self.ids) and not self._waiting:  # the common case
             room = self.max_tokens - first_pos
             if len(ids) > room:
@@ -188,7 +188,7 @@ class Journal:
         self._last_rid += 1
         return f"{self._last_rid:x}.{self._nonce()}"
 
-    def add(self, request: OpenRequest) -> None:
+    def add_request(self, request: OpenRequest) -> None:
         self._open[request.rid] = request
 
     def find(self, rid: str) -> OpenRequest | None:
@@ -209,7 +209,7 @@ class Journal:
     def all(self) -> list[OpenRequest]:
         return list(self._open.values())
 
-    def check_integrity(self) -> None:
+    def check_requests(self) -> None:
         """Raise IntegrityError for a finished request."""
         done = [request.rid for request in self._open.values() if request.is_done]
         if done:

@@ -28,7 +28,7 @@ class Mailbox:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def take(self) -> list[News]:
+    async def take_news(self) -> list[News]:
         """Return all news since the last call. Wait if there is none."""
         if not self._news:
             self._waiter = asyncio.get_running_loop().create_future()

@@ -63,7 +63,7 @@ class KeysFollower:
             await asyncio.sleep(FOLLOW_S)
             found = await asyncio.to_thread(self.look)
             if found is not None:
-                self.take(*found)
+                self.take_keys(*found)
 
     def look(self) -> tuple[KeysFile, str] | None:
         """Return the file's contents; for an unusable file, the last contents and the reason; None if unchanged."""
@@ -74,7 +74,7 @@ class KeysFollower:
         except ConfigError as error:
             return self._tenants.now, f"{FLAG} {self._path}: {error.message}"
 
-    def take(self, found: KeysFile, complaint: str) -> None:
+    def take_keys(self, found: KeysFile, complaint: str) -> None:
         if complaint and complaint != self._complaint:
             self._log.warning("tenants stay as they were", why=complaint)
         self._complaint = complaint

@@ -85,7 +85,7 @@ class _CallReader:
             self._source.at -= len(mark)
             is_call = yield from self._try_group(may_be_bare=False)
             if not is_call:
-                self._sink.content(self._source.take(self._source.at + 1))
+                self._sink.content(self._source.take_text(self._source.at + 1))
 
     def _try_group(self, *, may_be_bare: bool) -> Reading[bool]:
         self._source.mark()

@@ -150,14 +150,14 @@ def _value(source: Source, show: Callable[[str], None]) -> Reading[None]:
         elif char == '"':
             yield from _string(source, show)
         else:
-            show(source.take(source.at + 1))
+            show(source.take_text(source.at + 1))
 
 
 def _string(source: Source, show: Callable[[str], None]) -> Reading[None]:
-    show(source.take(source.at + 1))
+    show(source.take_text(source.at + 1))
     while char := (yield from peek(source)):
-        show(source.take(source.at + 1))
+        show(source.take_text(source.at + 1))
         if char == '"':
             return
         if char == "\\" and (yield from peek(source)):
-            show(source.take(source.at + 1))
+            show(source.take_text(source.at + 1))

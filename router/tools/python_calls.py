@@ -135,7 +135,7 @@ def _copy_value(source: Source, show: Callable[[str], None]) -> Reading[None]:
     while char := (yield from peek(source)):
         if quote:
             if char == "\\":
-                show(source.take(source.at + 1))
+                show(source.take_text(source.at + 1))
                 char = yield from peek(source)
             elif char == quote:
                 quote = ""
@@ -147,4 +147,4 @@ def _copy_value(source: Source, show: Callable[[str], None]) -> Reading[None]:
             open_brackets.pop()
         elif not open_brackets and char in ",)":
             return
-        show(source.take(source.at + len(char)))
+        show(source.take_text(source.at + len(char)))

@@ -64,7 +64,7 @@ class Source:
         """Text before `at` is not read again."""
         self._mark = None
 
-    def take(self, end: int) -> str:
+    def take_text(self, end: int) -> str:
         taken = self.text[self.at : end]
         self.at = end
         return taken
@@ -143,11 +143,11 @@ def copy_until(
     while True:
         first = _first_mark(source, marks)
         if first is not None:
-            show(source.take(first[0]))
+            show(source.take_text(first[0]))
             source.at += len(first[1])
             return first[1]
         held = _num_held(source, marks, shows_half_mark)
-        show(source.take(len(source.text) - held))
+        show(source.take_text(len(source.text) - held))
         if source.has_ended:
             source.at = len(source.text)
             return ""
@@ -160,14 +160,14 @@ def copy_json(source: Source, show: Callable[[str], None]) -> Reading[bool]:
     is_in_string = False
     while (yield from peek(source)):
         match = (_INSIDE if is_in_string else _OUTSIDE).search(source.text, source.at)
-        show(source.take(len(source.text) if match is None else match.end()))
+        show(source.take_text(len(source.text) if match is None else match.end()))
         if match is None:
             continue
         if match[0] == '"':
             is_in_string = not is_in_string
         elif match[0] == "\\":
             char = yield from peek(source)
-            show(source.take(source.at + len(char)))
+            show(source.take_text(source.at + len(char)))
         elif match[0] in "{[":
             depth += 1
         else:

@@ -117,7 +117,7 @@ class BlockWeights:
     def shape(self) -> tuple[int, int]:
         return self.numbers.shape[0], self.numbers.shape[1]
 
-    def take(self, rows: torch.Tensor | slice) -> BlockWeights:
+    def take_rows(self, rows: torch.Tensor | slice) -> BlockWeights:
         return self._each(lambda values: values[rows])
 
     def to(self, device: torch.device) -> BlockWeights:
@@ -163,7 +163,7 @@ def recode(weight: BlockWeights, form: BlockFormat) -> BlockWeights:
     """Turn a file's 4-bit blocks (N, K) into codes."""
     rows_at_once = max(1, AT_ONCE // weight.shape[1])
     starts = range(0, weight.shape[0], rows_at_once)
-    return concatenate([_recoded(weight.take(slice(start, start + rows_at_once)), form) for start in starts])
+    return concatenate([_recoded(weight.take_rows(slice(start, start + rows_at_once)), form) for start in starts])
 
 
 def _recoded(weight: BlockWeights, form: BlockFormat) -> BlockWeights:

@@ -50,25 +50,25 @@ class NumbaBlocks:
         out = torch.empty(residual.shape, dtype=self._dtype)
         self._norm.words[0, DELTA] = 0 if delta is None else delta.data_ptr()
         self._norm.words[0, WEIGHT] = weight.data_ptr()
-        self._run(self._norm, residual, out)
+        self._run_program(self._norm, residual, out)
         return out
 
     def norm(self, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         out = torch.empty(delta.shape, dtype=self._dtype)
         self._rows_norm.words[0, WEIGHT] = weight.data_ptr()
-        self._run(self._rows_norm, delta.contiguous(), out)
+        self._run_program(self._rows_norm, delta.contiguous(), out)
         return out
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         inner = gate_up.shape[1] // 2
         out = torch.empty((len(gate_up), inner), dtype=self._dtype)
-        self._run(self._gates[inner], gate_up, out)
+        self._run_program(self._gates[inner], gate_up, out)
         return out
 
     def gated(self, linear: Linear, x: torch.Tensor) -> torch.Tensor:
         return self.gate(linear(x))
 
-    def _run(self, program: Program, source: torch.Tensor, out: torch.Tensor) -> None:
+    def _run_program(self, program: Program, source: torch.Tensor, out: torch.Tensor) -> None:
         words = program.words[0]
         words[NUM_ROWS], words[SOURCE], words[OUT] = len(source), source.data_ptr(), out.data_ptr()
         program.run()

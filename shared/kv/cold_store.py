@@ -74,7 +74,7 @@ class ColdStore:
                 return pages[identity]
         return None
 
-    def add(self, identity: bytes) -> Filing:
+    def add_page(self, identity: bytes) -> Filing:
         """Make room for a page. The caller must immediately launch the job that calls `store`."""
         if identity in self:
             raise IntegrityError(f"page {identity.hex()} is in the cold tier already")
@@ -144,7 +144,7 @@ class ColdStore:
             os.close(self._file)
             self._file = None
 
-    def check_integrity(self) -> None:
+    def check_places(self) -> None:
         raise_problems("cold tier", self.problems())
 
     def problems(self) -> list[str]:

@@ -95,7 +95,7 @@ class PageAllocator:
         if twice.any():
             raise IntegrityError(f"page {pages[twice][0]} is freed twice in one call")
 
-    def check_integrity(self) -> None:
+    def check_pages(self) -> None:
         raise_problems("page allocator", self.problems())
 
     def problems(self) -> list[str]:

@@ -105,7 +105,7 @@ class ReqToTokenPool:
         if not self._in_use[row]:
             raise IntegrityError(f"row {row} is not in use (freed twice, or used after its release)")
 
-    def check_integrity(self) -> None:
+    def check_rows(self) -> None:
         raise_problems("row pool", self.problems())
 
     def problems(self) -> list[str]:

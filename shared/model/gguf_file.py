@@ -127,7 +127,7 @@ class GgufFile:
         if blocks is None or not heads:
             return blocks
         order = split_rotary_halves(np.arange(blocks.shape[0]), heads)
-        return blocks.take(torch.from_numpy(order))
+        return blocks.take_rows(torch.from_numpy(order))
 
     def _rotary_heads(self, name: str) -> int:
         """Return the number of heads whose rotary pairs lie side by side in the file."""

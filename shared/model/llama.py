@@ -104,7 +104,9 @@ class LlamaModel:
         last = self._weights.layers[-1]
         attended = self._attend(self._span.end - 1, last, residual, delta, aux, rows)
         wanted = inputs.logits_idx
-        output = self._finish(last, residual[wanted], attended[wanted], None if rows is None else rows.take(wanted))
+        output = self._finish(
+            last, residual[wanted], attended[wanted], None if rows is None else rows.take_tokens(wanted)
+        )
         output.aux = torch.cat(aux, dim=-1) if aux else None
         return output
 

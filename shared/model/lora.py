@@ -56,7 +56,7 @@ class AdapterRows:
         else:  # choosing tokens would make the host wait, so every adapter runs on all tokens
             self._rows = [(adapter, slots == slot) for slot, adapter in enumerate(adapters, 1)]
 
-    def take(self, tokens: torch.Tensor) -> AdapterRows:
+    def take_tokens(self, tokens: torch.Tensor) -> AdapterRows:
         return AdapterRows(self._adapters, self._slots[tokens])
 
     def add(self, layer: int, product: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

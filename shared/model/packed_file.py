@@ -52,7 +52,7 @@ class PackedWriter:
         self._at = 0
         self._entries: dict[str, dict[str, Any]] = {}
 
-    def add(self, name: str, data: memoryview, dtype: str, shape: tuple[int, ...], note: str = "") -> None:
+    def add_tensor(self, name: str, data: memoryview, dtype: str, shape: tuple[int, ...], note: str = "") -> None:
         """Write one tensor of contiguous `data`. Raises OSError for a full disk."""
         self._write(bytes(-self._at % ALIGNMENT))
         self._entries[name] = {

@@ -75,13 +75,13 @@ class PackedFolder:
         self.path, self._max_bytes, self._wait_s = path, max_bytes, wait_s
         self.mapped_bytes = 0  # bytes that this process has mapped; the system counts them as free memory
 
-    def take(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile | None:
+    def take_file(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile | None:
         """Return the key's file, mapped and checked. On failure, log one line and return None.
 
         `write` makes a missing or damaged file. `need`: the file's approximate size in bytes.
         """
         try:
-            file = self._take(key, need, write)
+            file = self._take_file(key, need, write)
         except (OSError, PackedRefused, BrokenFile) as error:
             _log.warning("the weights are packed in this process's own memory: %s", error)
             return None
@@ -109,7 +109,7 @@ class PackedFolder:
                     _unlink(folder, one.name)
         return found
 
-    def _take(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile:
+    def _take_file(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _opened(self.path) as folder:
             with contextlib.suppress(FileNotFoundError, BrokenFile):

@@ -80,7 +80,7 @@ def map_weights(opened: OpenedModel, kernels: Kernels, weights_hash: str) -> Map
     if opened.options.formats.weights not in IN_BLOCKS and not packing.packs_numbers:
         return None
     key, need = key_of(opened, weights_hash), opened.weights_bytes(opened.source.config)
-    file = folder.take(key, need, lambda writer: write_weights(writer, opened, packing, key))
+    file = folder.take_file(key, need, lambda writer: write_weights(writer, opened, packing, key))
     return None if file is None else MappedWeights(file, packing)
 
 
@@ -134,7 +134,7 @@ def add_product(writer: PackedWriter, name: str, packed: Packed) -> None:
 
 def add_tensor(writer: PackedWriter, name: str, tensor: torch.Tensor, note: str = "") -> None:
     data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
-    writer.add(name, data, _name_of(tensor.dtype), tuple(tensor.shape), note)
+    writer.add_tensor(name, data, _name_of(tensor.dtype), tuple(tensor.shape), note)
 
 
 def _name_of(dtype: torch.dtype) -> str:

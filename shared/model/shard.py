@@ -74,7 +74,7 @@ def build_shard(opened: OpenedModel, group: RankGroup) -> LlamaModel:
         num_rows = len(weight) if isinstance(weight, torch.Tensor) else weight.shape[0]
         own = share(torch.arange(num_rows), group.rank, group.size)
         return OwnColumns(
-            picked.make_head(weight[own] if isinstance(weight, torch.Tensor) else weight.take(own)), group
+            picked.make_head(weight[own] if isinstance(weight, torch.Tensor) else weight.take_rows(own)), group
         )
 
     form = opened.options.formats.weights
@@ -155,7 +155,7 @@ class ShardSource:
         kind, blocks = name.rsplit(".", 1)[-1], self._source.blocks(name)
         if blocks is None or kind in WHOLE:
             return blocks
-        return blocks.take(self._own_rows(kind, torch.arange(blocks.shape[0])))
+        return blocks.take_rows(self._own_rows(kind, torch.arange(blocks.shape[0])))
 
     def own_pairs(self, pairs: Sequence[LoraPair]) -> list[LoraPair]:
         """Cut an adapter: A stays whole, B keeps this rank's rows."""

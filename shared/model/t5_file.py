@@ -32,8 +32,8 @@ def load_t5(folder: Path, max_context: int = 0, dtype: torch.dtype = torch.float
     raw = read_json(folder / "config.json")
     decoder_start_id(folder, raw)  # refuses a folder without the id, which the router needs
     config, files = config_of(folder, raw, max_context or DEFAULT_CONTEXT), _Taken(TensorFiles(folder), dtype)
-    embed = files.take("shared.weight", config.vocab_size, config.hidden_size)
-    head = files.take("lm_head.weight", *embed.shape) if files.has("lm_head.weight") else embed
+    embed = files.take_tensor("shared.weight", config.vocab_size, config.hidden_size)
+    head = files.take_tensor("lm_head.weight", *embed.shape) if files.has("lm_head.weight") else embed
     encoder = _stack(files, config, "encoder", config.num_encoder_layers)
     decoder = _stack(files, config, "decoder", config.num_decoder_layers)
     files.require_all_taken(NOT_READ)
@@ -84,7 +84,7 @@ class _Taken:
         self._files, self._dtype = files, dtype
         self._names: set[str] = set()
 
-    def take(self, name: str, *shape: int) -> torch.Tensor:
+    def take_tensor(self, name: str, *shape: int) -> torch.Tensor:
         self._names.add(name)
         tensor = self._files.tensor(name).to(self._dtype)
         if tuple(tensor.shape) != shape:
@@ -108,8 +108,8 @@ def _stack(files: _Taken, config: T5Config, name: str, num_layers: int) -> Stack
         _layer(files, config, f"{name}.block.{index}.layer", name == "decoder") for index in range(num_layers)
     )
     table = f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    bias = files.take(table, config.num_buckets, config.num_heads)
-    return Stack(layers, bias, files.take(f"{name}.final_layer_norm.weight", config.hidden_size))
+    bias = files.take_tensor(table, config.num_buckets, config.num_heads)
+    return Stack(layers, bias, files.take_tensor(f"{name}.final_layer_norm.weight", config.hidden_size))
 
 
 def _layer(files: _Taken, config: T5Config, name: str, is_decoder: bool) -> T5Layer:
@@ -120,15 +120,15 @@ def _layer(files: _Taken, config: T5Config, name: str, is_decoder: bool) -> T5La
 
 def _attention(files: _Taken, config: T5Config, name: str, kind: str) -> Attention:
     width, hidden = config.num_heads * config.head_dim, config.hidden_size
-    q, k, v = (files.take(f"{name}.{kind}.{part}.weight", width, hidden) for part in "qkv")
-    out = files.take(f"{name}.{kind}.o.weight", hidden, width)
-    return Attention(files.take(f"{name}.layer_norm.weight", hidden), q, k, v, out)
+    q, k, v = (files.take_tensor(f"{name}.{kind}.{part}.weight", width, hidden) for part in "qkv")
+    out = files.take_tensor(f"{name}.{kind}.o.weight", hidden, width)
+    return Attention(files.take_tensor(f"{name}.layer_norm.weight", hidden), q, k, v, out)
 
 
 def _feed_forward(files: _Taken, config: T5Config, name: str) -> FeedForward:
     hidden, dense = config.hidden_size, f"{name}.DenseReluDense"
     first = "wi_0" if config.is_gated else "wi"
-    gate = files.take(f"{dense}.{first}.weight", config.inner_size, hidden)
-    up = files.take(f"{dense}.wi_1.weight", *gate.shape) if config.is_gated else None
-    down = files.take(f"{dense}.wo.weight", hidden, len(gate))
-    return FeedForward(files.take(f"{name}.layer_norm.weight", hidden), gate, up, down)
+    gate = files.take_tensor(f"{dense}.{first}.weight", config.inner_size, hidden)
+    up = files.take_tensor(f"{dense}.wi_1.weight", *gate.shape) if config.is_gated else None
+    down = files.take_tensor(f"{dense}.wo.weight", hidden, len(gate))
+    return FeedForward(files.take_tensor(f"{name}.layer_norm.weight", hidden), gate, up, down)

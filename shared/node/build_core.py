@@ -41,7 +41,7 @@ def build_core(
     if num_stages > core_plan.num_threads(config.cores):
         log.warning("this node has fewer threads than stages, so its stages take turns", stages=num_stages)
     started = time.monotonic()
-    cores.take(device, log)
+    cores.take_cores(device, log)
     loaded = load(parts, device, cores, others.model_group, gpu)
     seconds = round(time.monotonic() - started, 2)
     spec = loaded.model.spec

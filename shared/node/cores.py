@@ -37,7 +37,7 @@ class NodeCores:
         self._cleared_at, self._computes = 0.0, False
         self.team, self.why_fixed = Team(self.threads), ""
 
-    def take(self, device: str, log: Logger) -> None:
+    def take_cores(self, device: str, log: Logger) -> None:
         """Join the table of cores. Call this before the model is loaded. torch keeps its own threads."""
         self._computes = device == "cpu"
         if not self._computes:

@@ -111,7 +111,7 @@ class Daemon:
             self._links.dial(endpoint, endpoint)
 
     def _follow_list(self, now: float) -> None:
-        listed = self._watch.take()
+        listed = self._watch.take_list()
         if listed is not None:
             self._carry_out(self._node.listed(listed, now))
 

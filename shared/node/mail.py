@@ -44,6 +44,6 @@ class Outbox:
     def hang_up(self, peer: str) -> None:
         self.actions.append(HangUp(peer))
 
-    def take(self) -> list[Dial | Outgoing | HangUp]:
+    def take_messages(self) -> list[Dial | Outgoing | HangUp]:
         actions, self.actions = self.actions, []
         return actions

@@ -78,7 +78,7 @@ class Node:
         for inbound in inbox:
             self._receive_safely(inbound, now)
         self.side.poll(now)
-        return self.ctx.outbox.take()
+        return self.ctx.outbox.take_messages()
 
     def go_on(self, now: float) -> list[Dial | Outgoing | HangUp]:
         self._expire(now)
@@ -87,7 +87,7 @@ class Node:
         self._flush_tokens()
         self._tell_of_cache()
         self._heartbeat(now)
-        return self.ctx.outbox.take()
+        return self.ctx.outbox.take_messages()
 
     @property
     def wakes_at(self) -> float:
@@ -109,14 +109,14 @@ class Node:
     def listed(self, routers: Sequence[str], now: float) -> list[Dial | Outgoing | HangUp]:
         self.membership.listed(routers, now)
         self.next_heartbeat = now
-        return self.ctx.outbox.take()
+        return self.ctx.outbox.take_messages()
 
     def goodbye(self) -> list[Dial | Outgoing | HangUp]:
         self.side.leave()
         facts = self.ctx.facts
         for peer in self.ctx.routers.welcomed():
             self.ctx.outbox.send(peer, Goodbye(facts.node_id, facts.epoch))
-        return self.ctx.outbox.take()
+        return self.ctx.outbox.take_messages()
 
     # ---- steps and their results
 
@@ -238,7 +238,7 @@ class Node:
 
     def _take_spending(self, peer: str, message: Spending) -> None:
         if self.ctx.routers.life(peer) == RouterLife(message.router_id, message.router_epoch):
-            self._spendings.take(message)
+            self._spendings.take_spending(message)
         else:
             self.ctx.drop(peer, "Spending of another router")
 

@@ -65,7 +65,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             warm_up(core, log)
             cores.settle(core.model, log)
         node = build_node(parts, core, links, log, make_side, cores, routers)
-        daemon = Daemon(node, links, log, parts.node.drain_s, check=others.check, cores=cores, watch=watch)
+        daemon = Daemon(node, links, log, parts.node.drain_s, check=others.check_ranks, cores=cores, watch=watch)
         watch.start()
         kernels.serving()
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())

@@ -118,7 +118,7 @@ class RankProcesses:
             self._group.be_patient(self._config.parts.node.silence_s)
             pool.seal()
 
-    def check(self) -> None:
+    def check_ranks(self) -> None:
         """Raise RankLost if a rank has ended."""
         for follower in self._followers:
             status = follower.process.poll()

@@ -161,7 +161,7 @@ class Offload:
         missing = {identity: page for identity, page in wanted.items() if identity not in store}
         if not missing or len(missing) > store.num_host + store.num_disk:
             return False
-        filings = [(store.add(identity), page) for identity, page in missing.items()]
+        filings = [(store.add_page(identity), page) for identity, page in missing.items()]
         tag = Park(self._budget.hold(req), keys)
         self._tier.save(tag, filings, "park", after_newest_step=True)
         self._counters.offloaded_pages += len(filings)
@@ -185,7 +185,7 @@ class Offload:
         before = cache.num_evictable
         lock = cache.pin(nodes[0], "offload")
         num_pinned = before - cache.num_evictable
-        filings = [(store.add(cache.identity_of(node)), node.page) for node in nodes]
+        filings = [(store.add_page(cache.identity_of(node)), node.page) for node in nodes]
         self._is_saving = True
         self._budget.num_saving += num_pinned
         self._tier.save(Save(lock, num_pinned), filings, "save", after_newest_step=False)

@@ -100,7 +100,7 @@ class PinnedReader:
             return [], None
         size = where.stop - where.start
         places = [slice(index * size, (index + 1) * size) for index in range(len(pages))]
-        block, lent = self._blocks.take(len(pages) * size)
+        block, lent = self._blocks.take_block(len(pages) * size)
         for page, place in zip(pages, places, strict=True):
             block[place].copy_(self._pool.pages_bytes[page, where], non_blocking=True)
         copied = self._gpu.new_event(blocking=True)
@@ -124,7 +124,7 @@ class PinnedBlocks:
         self._back: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
         self._num_made = 0
 
-    def take(self, num_bytes: int) -> tuple[torch.Tensor, ByteArray]:
+    def take_block(self, num_bytes: int) -> tuple[torch.Tensor, ByteArray]:
         """Return a block, and an array of the same memory, which the caller may lend.
 
         Only one stream may fill the block. While all blocks are lent, wait. Raise HandoffFailed if no block comes back

@@ -57,7 +57,7 @@ class StagingBuffers:
         self._size = max(BUFFER_BYTES, staging_bytes(1, pool.page_bytes))
         self._free: deque[torch.Tensor] = deque(maxlen=KEPT_BUFFERS)
 
-    def take(self, num_bytes: int) -> torch.Tensor:
+    def take_buffer(self, num_bytes: int) -> torch.Tensor:
         """Return a contiguous (num_bytes,) uint8 tensor with old contents."""
         if num_bytes > self._size:
             return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
@@ -116,7 +116,7 @@ class StagedReceiver:
         """Return a (number of pages, bytes per page) uint8 tensor on the pool's device. The group then fills the
         tensor."""
         count = len(ready.pages)
-        return self._buffers.take(staging_bytes(count, ready.staged_bytes)).view(count, ready.staged_bytes)
+        return self._buffers.take_buffer(staging_bytes(count, ready.staged_bytes)).view(count, ready.staged_bytes)
 
     def pull(self, ready: Ready, frames: Frames, dst_pages: PageList) -> None:
         require_lengths(ready, dst_pages, self._pool.num_pages)

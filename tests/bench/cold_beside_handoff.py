@@ -44,7 +44,7 @@ class Pages:
         self.store = ColdStore(PAGE_BYTES, num_pages)
         self.pool = np.zeros((2 * num_pages, PAGE_BYTES), np.uint8)
         self.sent = np.ones((num_pages, PAGE_BYTES), np.uint8)
-        self.filings = [self.store.add(bytes([index])) for index in range(num_pages)]
+        self.filings = [self.store.add_page(bytes([index])) for index in range(num_pages)]
         for index, filing in enumerate(self.filings):
             self.store.store(filing, self.sent[index])
 

@@ -48,7 +48,7 @@ def filled(rng: random.Random) -> list[PageIndex]:
         index = indices[number % NUM_NODES]
         names = [rng.randbytes(16) for _ in range(BATCH)]
         message = decode(encode(CacheEvents("a", 1, index.seq + 1, index.seq == 0, [], names)))
-        assert isinstance(message, CacheEvents) and index.take(message)
+        assert isinstance(message, CacheEvents) and index.take_events(message)
     return indices
 
 
@@ -65,7 +65,7 @@ def measure() -> dict[str, object]:
     pages = PromptPages(prompt, "", 0)
     names = pages.names(HELLO)
     for index in indices:
-        index.take(CacheEvents("a", 1, index.seq + 1, False, [], names[rng.randrange(len(names)) :]))
+        index.take_events(CacheEvents("a", 1, index.seq + 1, False, [], names[rng.randrange(len(names)) :]))
     found["look_up_us"] = median_us(lambda: [pages.cached_tokens(index, HELLO) for index in indices])
     for name, lookahead in (("identities_us", 0), ("identities_with_drafts_us", 1)):
         hello = msgspec.structs.replace(HELLO, key_lookahead=lookahead)

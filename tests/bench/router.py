@@ -148,7 +148,7 @@ async def read_all(mailbox: Mailbox) -> None:
     """The task of one stream: it is woken for each token, as an answer's is."""
     count = 0
     while count < STEPS:
-        for news in await mailbox.take():
+        for news in await mailbox.take_news():
             count += len(news.ids)  # type: ignore[union-attr]
 
 

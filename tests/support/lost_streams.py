@@ -89,7 +89,7 @@ class Batches(Mailbox):
 
     batches: list[Sequence[News]]
 
-    async def take(self) -> list[News]:
+    async def take_news(self) -> list[News]:
         return list(self.batches.pop(0))
 
 

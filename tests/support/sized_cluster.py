@@ -44,7 +44,7 @@ class Port:
         return self._cluster.fleet.view()
 
     def lead(self, grow: str = "", give: str = "") -> FleetView | None:
-        assert self._lease.take("me", self._cluster.now)
+        assert self._lease.take_lease("me", self._cluster.now)
         if grow or give:
             order = LeadOrder("me", grow, give)
             assert self._cluster.fleet.follow(order, self._cluster.now), "one wish at a time, and a possible one"
@@ -108,7 +108,7 @@ class SizedCluster(ActingCluster):
         for name, order in self.fleet.orders(self.now).items():
             self._carry_out(name, order)
         for name in self.fleet.gone(self.now):
-            self.fleet.forget(name)
+            self.fleet.forget_member(name)
             del self._reports[name]
         self._at(self.now + TICK_S, self._tick)
 

@@ -130,7 +130,7 @@ class World:
         """Start the queue's next request so often; its tenant has another at once."""
 
         def start() -> None:
-            request = router.queue.take()
+            request = router.queue.take_next()
             started[request.asked.tenant.name] += request.cost
             router.queue.push(self.waiting(request.asked.tenant))
             self.at(self.now + self.rng.expovariate(per_s), start)

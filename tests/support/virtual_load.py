@@ -52,7 +52,7 @@ def play(driver: Driver, script: Callable[[LoadRequest], Script], most: int = 10
             end, number, text = heapq.heappop(ends)
             record = records[number]
             driver.ended(number, text, end, may_go_on=record.is_whole)
-        for request in driver.take(now):
+        for request in driver.take_requests(now):
             records.append(answer(request, script(request), now))
             heapq.heappush(ends, (records[-1].end, request.number, f"answer {request.number}"))
     return records

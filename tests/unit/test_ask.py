@@ -208,7 +208,7 @@ def test_without_a_server_one_is_started_for_this_and_ended(server: Server, caps
 def test_a_long_start_is_told(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(ask, "SHOWN_EVERY_S", 0.01)
     log, waited = tmp_path / "up.log", threading.Event()
-    with ask.shown(log):
+    with ask.shown_start(log):
         waited.wait(0.1)
         log.write_text("first\nkernel 3 of 9\nhalf")
         waited.wait(0.2)

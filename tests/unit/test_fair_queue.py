@@ -35,8 +35,8 @@ def filled(*parts: tuple[Tenant, int, int]) -> FairQueue:
 def started(queue: FairQueue, num: int) -> list[str]:
     names = []
     for _ in range(num):
-        names.append(queue.take().asked.tenant.name)
-        queue.check_integrity()
+        names.append(queue.take_next().asked.tenant.name)
+        queue.check_counts()
     return names
 
 
@@ -44,7 +44,7 @@ def test_one_tenant_s_requests_start_in_order() -> None:
     queue, requests = FairQueue(), [request(A, cost) for cost in (5000, 20, 90_000, 100)]
     for one in requests:
         queue.push(one)
-    assert [queue.take() for _ in requests] == requests and len(queue) == 0
+    assert [queue.take_next() for _ in requests] == requests and len(queue) == 0
 
 
 def test_a_tenant_s_lower_ranks_start_first() -> None:
@@ -52,8 +52,8 @@ def test_a_tenant_s_lower_ranks_start_first() -> None:
     queue, requests = FairQueue(), [request(A, rank=rank) for rank in (0, 5, 0, -1, 5, -1)]
     for one in requests:
         queue.push(one)
-        queue.check_integrity()
-    assert [requests.index(queue.take()) for _ in requests] == [3, 5, 0, 2, 1, 4]
+        queue.check_counts()
+    assert [requests.index(queue.take_next()) for _ in requests] == [3, 5, 0, 2, 1, 4]
 
 
 def test_a_rank_moves_nobody_else() -> None:
@@ -90,7 +90,7 @@ def test_tenants_share_by_tokens_whatever_their_requests_cost(first: int, second
     queue = filled((A, 4000, first), (B, 4000, second))
     tokens: Counter[str] = Counter()
     while sum(tokens.values()) < 1_000_000:
-        one = queue.take()
+        one = queue.take_next()
         tokens[one.asked.tenant.name] += one.cost
     assert abs(tokens["a"] - tokens["b"]) <= QUANTUM + 2 * max(first, second)
 
@@ -121,7 +121,7 @@ def test_what_an_answer_did_not_need_is_given_back() -> None:
     queue = filled((A, 2000, 1000), (B, 2000, 1000))
     names: Counter[str] = Counter()
     for _ in range(550):
-        one = queue.take()
+        one = queue.take_next()
         names[one.asked.tenant.name] += 1
         one.sequences[0].ids = [1] * (90 if one.asked.tenant is A else 990)
         queue.over(one)
@@ -134,8 +134,8 @@ def between(queue: FairQueue, cost: int, used: int, rounds: int = 20) -> list[in
     queue.push(request(B, cost))
     while len(found) < rounds:
         queue.push(request(A))
-        one = queue.take()
-        queue.check_integrity()
+        one = queue.take_next()
+        queue.check_counts()
         tokens += one.cost if one.asked.tenant is A else 0
         one.sequences[0].ids = [1] * (used - 10 if one.asked.tenant is B else 90)
         queue.over(one)
@@ -161,7 +161,7 @@ def test_a_tenant_that_used_more_than_expected_pays_it_later() -> None:
 @pytest.mark.parametrize("used", [20, 50_000])
 def test_what_is_owed_is_forgotten_once_nobody_waits(used: int) -> None:
     queue = filled((A, 1, 5000), (B, 1, 5000))
-    both = [queue.take(), queue.take()]
+    both = [queue.take_next(), queue.take_next()]
     for one in both:
         one.sequences[0].ids = [1] * (used if one.asked.tenant is A else 4990)
         queue.over(one)
@@ -175,7 +175,7 @@ def test_nothing_is_given_back_to_a_tenant_that_was_away() -> None:
     queue, alone = FairQueue(), [request(A, 50_000) for _ in range(20)]
     for one in alone:
         queue.push(one)
-        queue.take()
+        queue.take_next()
     for _ in range(100):
         queue.push(request(A, 1000))
         queue.push(request(B, 1000))
@@ -191,8 +191,8 @@ def test_a_request_leaves_from_wherever_it_waits() -> None:
         queue.push(one)
     for one in (requests[2], requests[0], requests[4]):
         assert queue.remove(one) and not queue.remove(one)
-        queue.check_integrity()
-    assert [queue.take(), queue.take()] == [requests[1], requests[3]]
+        queue.check_counts()
+    assert [queue.take_next(), queue.take_next()] == [requests[1], requests[3]]
 
 
 def test_the_heaviest_tenant_s_youngest_request_makes_room() -> None:
@@ -230,14 +230,14 @@ def test_whatever_happens_it_adds_up_and_nobody_is_left(seed: int) -> None:
             waiting.append(request(rng.choice((A, B, C, HIGH, LOW)), rng.choice((20, 500, 30_000))))
             queue.push(waiting[-1])
         elif what < 0.7 and waiting:
-            running.append(queue.take())
+            running.append(queue.take_next())
             waiting.remove(running[-1])
             assert all(running[-1].asked.tenant.priority >= one.asked.tenant.priority for one in waiting)
         elif what < 0.8 and waiting:
             assert queue.remove(waiting.pop(rng.randrange(len(waiting))))
         elif running:
             queue.over(running.pop(rng.randrange(len(running))))
-        queue.check_integrity()
+        queue.check_counts()
         assert len(queue) == len(waiting)
     started(queue, len(waiting))
     for one in (*running, *waiting):
@@ -301,7 +301,7 @@ def test_a_priority_pays_nothing_for_another() -> None:
 
 def test_started_tokens_are_counted_less_the_unused() -> None:
     queue = filled((A, 2, 1000), (B, 1, 500))
-    requests = [queue.take() for _ in range(3)]
+    requests = [queue.take_next() for _ in range(3)]
     assert queue.started == {"a": 2000, "b": 500}
     for one in requests:
         one.sequences[0].ids = [1] * 40

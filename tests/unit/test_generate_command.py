@@ -333,7 +333,7 @@ def test_the_file_is_read_as_it_goes() -> None:
             return OutputLine(request.id, request.custom_id, ResponsePart(200, "", {}), None)
 
     class Sink:
-        def take(self, line: OutputLine) -> None:
+        def take_line(self, line: OutputLine) -> None:
             written.append(line.custom_id)
 
     asker: Any = Slow()

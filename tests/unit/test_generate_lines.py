@@ -143,8 +143,10 @@ def test_progress_and_summary_add_up() -> None:
     tally = Tally(num_lines=1000, num_before=400)
     assert progress_text(tally, 0.0) == "400 of 1,000 lines (40%); 0 tokens/s; no answer yet"
     for _ in range(99):
-        assert tally.take(answered(prompt_tokens=10, completion_tokens=20, prompt_tokens_details={"cached_tokens": 3}))
-    assert not tally.take(OutputLine("batch_req_x", "a", ResponsePart(400, "", {}), None))
+        assert tally.take_line(
+            answered(prompt_tokens=10, completion_tokens=20, prompt_tokens_details={"cached_tokens": 3})
+        )
+    assert not tally.take_line(OutputLine("batch_req_x", "a", ResponsePart(400, "", {}), None))
     assert progress_text(tally, 50.0) == "500 of 1,000 lines (50%), 1 failed; 40 tokens/s; 4:10 left"
     assert summary_text(tally, 50.0) == (
         "499 of 1,000 lines have an answer (400 by earlier runs); 990 prompt tokens (297 from a cache), "
@@ -156,7 +158,7 @@ def test_progress_and_summary_add_up() -> None:
 @pytest.mark.parametrize("body", [None, [], {"usage": None}, {"usage": {"prompt_tokens": "many"}}])
 def test_an_answer_without_usage_counts_no_tokens(body: object) -> None:
     tally = Tally(1, 0)
-    assert tally.take(OutputLine("batch_req_x", "a", ResponsePart(200, "r", body), None))
+    assert tally.take_line(OutputLine("batch_req_x", "a", ResponsePart(200, "r", body), None))
     assert (tally.prompt_tokens, tally.cached_tokens, tally.completion_tokens) == (0, 0, 0)
 
 

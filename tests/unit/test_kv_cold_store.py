@@ -27,7 +27,7 @@ def name(number: int) -> bytes:
 
 def put(store: ColdStore, *numbers: int) -> None:
     for number in numbers:
-        store.store(store.add(name(number)), page_of(number))
+        store.store(store.add_page(name(number)), page_of(number))
 
 
 def get(store: ColdStore, number: int) -> np.ndarray | None:
@@ -51,7 +51,7 @@ def test_pages_go_to_memory_then_to_the_file_then_nowhere() -> None:
     assert known(store, range(7)) == [2, 3, 4, 5, 6] and len(store) == 5
     for number in range(2, 7):
         assert np.array_equal(get(store, number), page_of(number))
-    store.check_integrity()
+    store.check_places()
     store.close()
 
 
@@ -73,7 +73,7 @@ def test_random_use_never_gives_another_page() -> None:
         assert page is None or np.array_equal(page, page_of(number))
         if page is None:
             put(store, number)
-    store.check_integrity()
+    store.check_places()
     assert found > 200 and len(store) == 10
     store.close()
 
@@ -85,7 +85,7 @@ def test_places_are_read_in_the_order_of_the_books() -> None:
     cold = store.find(name(0))
     assert cold is not None
     place, page = cold.place, np.zeros(PAGE, np.uint8)
-    filing = store.add(name(1))
+    filing = store.add_page(name(1))
     assert filing.demoted == (place, cold.place) and cold.place != place
     store.load(cold, place, page)
     store.store(filing, page_of(1))
@@ -112,7 +112,7 @@ def test_other_bytes_than_were_stored_are_refused(place: str) -> None:
     put(store, number)
     store.drop(name(number), cold)
     assert name(number) in store, "another page has that identity now"
-    store.check_integrity()
+    store.check_places()
     store.close()
 
 
@@ -152,7 +152,7 @@ def test_a_page_twice_is_a_mistake() -> None:
     store = ColdStore(PAGE, 2)
     put(store, 0)
     with pytest.raises(IntegrityError, match="already"):
-        store.add(name(0))
+        store.add_page(name(0))
 
 
 def test_an_identity_is_that_of_all_keys_before() -> None:

@@ -27,7 +27,7 @@ def test_an_open_loop_never_waits_for_answers(ttft, seed):
 
 def test_late_calls_take_all_that_is_due_and_keep_the_times():
     driver = open_loop([0.0, 1.0, 2.0, 9.0])
-    assert [request.due for request in driver.take(5.0)] == [0.0, 1.0, 2.0]
+    assert [request.due for request in driver.take_requests(5.0)] == [0.0, 1.0, 2.0]
     assert driver.next_at() == 9.0 and driver.num_open == 3
 
 
@@ -116,17 +116,17 @@ def test_limits_hold(count, seconds):
 
 def test_stopped_it_sends_nothing_more():
     driver = open_loop(itertools.count(0.0, 1.0), talks([3] * 9))
-    driver.take(3.0)
+    driver.take_requests(3.0)
     driver.stop()
-    assert driver.take(99.0) == [] and driver.num_open == 4
+    assert driver.take_requests(99.0) == [] and driver.num_open == 4
     for number in range(4):
         driver.ended(number, "an answer that came all the same", 3.5, may_go_on=True)
-    assert driver.take(99.0) == [] and driver.is_done
+    assert driver.take_requests(99.0) == [] and driver.is_done
     closed = Driver(single_turns(), None, 2, Limits())
-    closed.take(0.0)
+    closed.take_requests(0.0)
     closed.stop()
     closed.ended(0, "", 1.0, may_go_on=True)
-    assert closed.take(99.0) == []
+    assert closed.take_requests(99.0) == []
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

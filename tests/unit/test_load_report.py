@@ -189,7 +189,7 @@ def test_without_a_flag_it_is_a_minute_of_modest_load():
     plan = plan_of(flags())
     assert plan.load.arrivals.rate == 2.0 and plan.load.duration_s == 60.0 and plan.truth.golden == 4
     driver = plan.load.driver([], 10)
-    assert 90 <= sum(len(driver.take(at)) for at in range(60)) <= 150
+    assert 90 <= sum(len(driver.take_requests(at)) for at in range(60)) <= 150
 
 
 def test_agents_have_their_own_defaults_that_flags_change():

@@ -21,19 +21,19 @@ def test_any_cut_gives_the_same_events(bodies, line_end, cuts):
     splitter, found, at, turn = Splitter(), [], 0, 0
     while at < len(stream):
         step = cuts[turn % len(cuts)]
-        found += splitter.feed(stream[at : at + step])
+        found += splitter.feed_bytes(stream[at : at + step])
         at, turn = at + step, turn + 1
     assert found == bodies
 
 
 def test_data_of_many_lines_is_one_event_and_other_fields_none():
-    assert Splitter().feed(b"event: x\ndata: a\ndata:b\nid: 3\n\n\n\ndata: [DONE]\n\n") == [b"a\nb", b"[DONE]"]
+    assert Splitter().feed_bytes(b"event: x\ndata: a\ndata:b\nid: 3\n\n\n\ndata: [DONE]\n\n") == [b"a\nb", b"[DONE]"]
 
 
 def test_an_event_without_end_is_refused():
     splitter = Splitter()
     with pytest.raises(ValueError, match="no end"):
-        splitter.feed(b"x" * (MAX_EVENT_BYTES + 1))
+        splitter.feed_bytes(b"x" * (MAX_EVENT_BYTES + 1))
 
 
 def test_only_what_matters_is_read():

@@ -51,7 +51,7 @@ def holders(table: CoreTable) -> dict[int, tuple[str, ...]]:
 def taken(plan: CorePlan, parallel: ParallelConfig = ALONE, device: str = "cpu") -> tuple[NodeCores, str]:
     log = io.StringIO()
     cores = NodeCores(plan, parallel, "decode-0")
-    cores.take(device, Logger("n", log))
+    cores.take_cores(device, Logger("n", log))
     return cores, log.getvalue()
 
 

@@ -92,7 +92,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankProcesses]:
 
 def test_a_rank_that_does_not_end_is_ended(processes: RankProcesses) -> None:
     (follower,) = processes._followers
-    processes.check()
+    processes.check_ranks()
     processes.close()
     assert follower.process.returncode == -signal.SIGKILL
     processes.close()
@@ -115,7 +115,7 @@ def test_a_node_whose_rank_has_ended_ends(processes: RankProcesses) -> None:
     (follower,) = processes._followers
     node = make_node("decode", "d0", CoreKnobs())
     links, log = NoLinks(), Logger("d0", io.StringIO())
-    daemon = Daemon(node, links, log, 1.0, lambda: 0.0, check=processes.check)  # type: ignore[arg-type]
+    daemon = Daemon(node, links, log, 1.0, lambda: 0.0, check=processes.check_ranks)  # type: ignore[arg-type]
     daemon.round()
     follower.process.kill()
     follower.process.wait()

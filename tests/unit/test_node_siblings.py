@@ -74,7 +74,7 @@ def test_progress_after_giving_memory_away_counts_for_nothing() -> None:
     key = net.generate(p, job(1, 70, 12), d)
     net.tick(name_of(p))
     assert isinstance(p.side, PrefillSide)
-    handoff = p.side.bootstrap.find(key_of(key))
+    handoff = p.side.bootstrap.find_handoff(key_of(key))
     assert handoff is not None
     row, handoff.request.row = handoff.request.row, 0
     p.side._progressed(ChunkReady(handoff.request, 32), net.now)

@@ -39,17 +39,17 @@ def news(own: Spendings, *links: DialledRouter) -> list[tuple[str, int]]:
 def test_the_newest_goes_to_the_others_once() -> None:
     own, both = Spendings(), (served("m", MINE), served("t", THEIRS))
     for number in (1, 3, 2):
-        own.take(spending(MINE, number))
+        own.take_spending(spending(MINE, number))
     assert news(own, *both) == [("t", 3)] and news(own, *both) == []
-    own.take(spending(MINE, 3))
+    own.take_spending(spending(MINE, 3))
     assert news(own, *both) == []
-    own.take(spending(THEIRS, 7))
+    own.take_spending(spending(THEIRS, 7))
     assert news(own, *both) == [("m", 7)]
 
 
 def test_a_router_that_comes_later_hears_it_too() -> None:
     own, mine = Spendings(), served("m", MINE)
-    own.take(spending(MINE, 3))
+    own.take_spending(spending(MINE, 3))
     assert news(own, mine) == []
     theirs = served("t", THEIRS)
     assert news(own, mine, theirs) == [("t", 3)]
@@ -60,9 +60,9 @@ def test_a_router_that_comes_later_hears_it_too() -> None:
 
 def test_a_router_that_leaves_is_forgotten() -> None:
     own, mine, theirs = Spendings(), served("m", MINE), served("t", THEIRS)
-    own.take(spending(MINE, 3))
+    own.take_spending(spending(MINE, 3))
     assert news(own, theirs) == [] and news(own, mine, theirs) == [] and not own._latest
-    own.take(spending(MINE, 1))
+    own.take_spending(spending(MINE, 1))
     assert news(own, mine, theirs) == [("t", 1)]
 
 
@@ -70,10 +70,10 @@ def test_so_many_routers_are_kept() -> None:
     own, lives = Spendings(), {f"p{number}": RouterLife(f"r{number}", 1) for number in range(MOST_ROUTERS + 3)}
     links = [served(peer, life) for peer, life in lives.items()]
     for life in lives.values():
-        own.take(spending(life, 1))
+        own.take_spending(spending(life, 1))
     assert len(own._latest) == MOST_ROUTERS
     assert len(news(own, *links)) == MOST_ROUTERS * (len(lives) - 1)
-    own.take(spending(lives["p0"], 2))
+    own.take_spending(spending(lives["p0"], 2))
     assert len(news(own, *links)) == len(lives) - 1, "who is kept is followed"
 
 

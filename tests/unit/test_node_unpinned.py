@@ -55,6 +55,6 @@ def give_way(net: Net, p: Node, key: Key) -> None:
 
 def handoff_of(p: Node, key: Key) -> HandoffOut:
     assert isinstance(p.side, PrefillSide)
-    handoff = p.side.bootstrap.find(key_of(key))
+    handoff = p.side.bootstrap.find_handoff(key_of(key))
     assert handoff is not None
     return handoff

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.api.ollama import served_name
-from router.api.ollama_models import ShowRequest, running, shown, tagged, tags
+from router.api.ollama_models import ShowRequest, running, shown_model, tagged, tags
 from router.api.resolve import Resolver
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig
@@ -40,10 +40,10 @@ def test_an_adapter_is_a_model_with_a_parent() -> None:
     listed: Any = tags(CARDS)["models"]
     assert [(one["model"], one["details"]["parent_model"]) for one in listed] == [("m:latest", ""), ("sql:latest", "m")]
     assert len({one["digest"] for one in listed}) == 2
-    found: Any = shown(ShowRequest(model="sql:latest"), CARDS, resolver_of("m"))
+    found: Any = shown_model(ShowRequest(model="sql:latest"), CARDS, resolver_of("m"))
     assert (found["details"]["parent_model"], found["model_info"]["general.basename"]) == ("m", "sql")
     with pytest.raises(ModelNotFound):
-        shown(ShowRequest(model="other"), CARDS, resolver_of("m"))
+        shown_model(ShowRequest(model="other"), CARDS, resolver_of("m"))
 
 
 def test_nothing_runs_without_nodes() -> None:

@@ -34,15 +34,15 @@ def slowly(writer):
     fill(writer)
     time.sleep(float(sys.argv[2]))
 
-file = PackedFolder(Path(sys.argv[1]), MIB).take(KEY, 1000, slowly)
+file = PackedFolder(Path(sys.argv[1]), MIB).take_file(KEY, 1000, slowly)
 print("mapped", bytes(file.data[:5]), flush=True)
 sys.stdin.read()
 """
 
 
 def fill(writer: PackedWriter) -> None:
-    writer.add("first", memoryview(b"hello"), "uint8", (5,))
-    writer.add("second", memoryview(bytes(range(256)) * 4), "int8", (4, 256), "a note")
+    writer.add_tensor("first", memoryview(b"hello"), "uint8", (5,))
+    writer.add_tensor("second", memoryview(bytes(range(256)) * 4), "int8", (4, 256), "a note")
 
 
 def never(writer: PackedWriter) -> None:
@@ -55,7 +55,7 @@ def folder(tmp_path: Path, max_bytes: int = MIB, wait_s: float = 5.0) -> PackedF
 
 def made(tmp_path: Path, key: PackedKey = KEY) -> Path:
     """A file that nobody has mapped."""
-    assert folder(tmp_path).take(key, 1000, fill) is not None
+    assert folder(tmp_path).take_file(key, 1000, fill) is not None
     return tmp_path / "packed" / key.name
 
 
@@ -80,7 +80,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 def test_what_was_written_is_mapped_by_the_next(tmp_path: Path) -> None:
     path = made(tmp_path)
-    file = folder(tmp_path).take(KEY, 1000, never)
+    file = folder(tmp_path).take_file(KEY, 1000, never)
     assert file is not None and file.num_bytes == path.stat().st_size
     first, second = file.entries["first"], file.entries["second"]
     assert file.data[first.offset : first.offset + 5] == b"hello" and first.shape == (5,)
@@ -101,7 +101,7 @@ def test_every_changed_byte_is_noticed_and_packed_anew(tmp_path: Path, caplog: p
         with path.open("rb") as file, pytest.raises(packed_folder.BrokenFile):
             MappedFile(file.fileno())
     with caplog.at_level(logging.WARNING):
-        assert folder(tmp_path).take(KEY, 1000, fill) is not None
+        assert folder(tmp_path).take_file(KEY, 1000, fill) is not None
     assert len(caplog.messages) == 1 and "packed anew" in caplog.text and path.read_bytes() == whole
 
 
@@ -110,7 +110,7 @@ def test_a_file_that_was_cut_off_is_packed_anew(tmp_path: Path, left: int) -> No
     path = made(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[:left])
-    assert folder(tmp_path).take(KEY, 1000, fill) is not None
+    assert folder(tmp_path).take_file(KEY, 1000, fill) is not None
     assert path.read_bytes() == whole
 
 
@@ -118,7 +118,7 @@ def test_a_file_about_something_else_is_not_believed(tmp_path: Path) -> None:
     other = PackedKey({"model": "a", "content": "2"}, "code 1")
     made(tmp_path, other).rename(tmp_path / "packed" / KEY.name)
     calls: list[int] = []
-    assert folder(tmp_path).take(KEY, 1000, lambda writer: (calls.append(1), fill(writer))[1]) is not None
+    assert folder(tmp_path).take_file(KEY, 1000, lambda writer: (calls.append(1), fill(writer))[1]) is not None
     assert calls == [1]
 
 
@@ -137,12 +137,12 @@ def test_what_others_could_have_written_is_not_read(
     path = made(tmp_path)
     if loosen == "folder":
         path.parent.chmod(0o770)
-        assert folder(tmp_path).take(KEY, 1000, never) is None and "mode 0700" in caplog.text
+        assert folder(tmp_path).take_file(KEY, 1000, never) is None and "mode 0700" in caplog.text
         with pytest.raises(PackedRefused):
             folder(tmp_path).clear()
     else:
         path.chmod(0o660)
-        assert folder(tmp_path).take(KEY, 1000, fill) is not None and "others could have written" in caplog.text
+        assert folder(tmp_path).take_file(KEY, 1000, fill) is not None and "others could have written" in caplog.text
         assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -151,7 +151,7 @@ def test_what_others_could_have_written_is_not_read(
 def test_another_user_s_are_not_read(tmp_path: Path, which: str) -> None:
     path = made(tmp_path)
     os.chown(path.parent if which == "folder" else path, 12345, -1)
-    file = folder(tmp_path).take(KEY, 1000, never if which == "folder" else fill)
+    file = folder(tmp_path).take_file(KEY, 1000, never if which == "folder" else fill)
     assert (file is None) == (which == "folder")
 
 
@@ -159,12 +159,12 @@ def test_links_and_pipes_are_no_files(tmp_path: Path) -> None:
     path = made(tmp_path)
     elsewhere = path.rename(tmp_path / "elsewhere")
     path.symlink_to(elsewhere)
-    assert folder(tmp_path).take(KEY, 1000, fill) is not None and not path.is_symlink()
+    assert folder(tmp_path).take_file(KEY, 1000, fill) is not None and not path.is_symlink()
     path.unlink()
     os.mkfifo(path, 0o600)
-    assert folder(tmp_path).take(KEY, 1000, fill) is not None and path.is_file()
+    assert folder(tmp_path).take_file(KEY, 1000, fill) is not None and path.is_file()
     (tmp_path / "linked").symlink_to(path.parent)
-    assert PackedFolder(tmp_path / "linked", MIB).take(KEY, 1000, never) is None
+    assert PackedFolder(tmp_path / "linked", MIB).take_file(KEY, 1000, never) is None
 
 
 def test_of_two_that_start_together_one_packs(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_after_one_that_was_killed_the_next_packs_and_cleans_up(tmp_path: Path) 
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert [name for name in files(tmp_path) if name.endswith(".draft")]
-    assert folder(tmp_path, wait_s=0.0).take(KEY, 1000, fill) is not None
+    assert folder(tmp_path, wait_s=0.0).take_file(KEY, 1000, fill) is not None
     assert files(tmp_path) == {KEY.name}
 
 
@@ -192,7 +192,7 @@ def test_who_waits_in_vain_packs_its_own(tmp_path: Path, caplog: pytest.LogCaptu
     made(tmp_path).unlink()
     with (tmp_path / "packed" / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert folder(tmp_path, wait_s=0.2).take(KEY, 1000, never) is None
+        assert folder(tmp_path, wait_s=0.2).take_file(KEY, 1000, never) is None
     assert "another process has packed for 0.2 s" in caplog.text
 
 
@@ -201,7 +201,7 @@ def test_a_file_that_is_removed_stays_mapped(tmp_path: Path) -> None:
     process = child(tmp_path, 0.0)
     with process:
         assert line(process) == "mapped b'hello'"
-        mapped = folder(tmp_path).take(KEY, 1000, never)
+        mapped = folder(tmp_path).take_file(KEY, 1000, never)
         assert mapped is not None
         (listed,) = folder(tmp_path).clear()
         assert listed.in_use and not path.exists() and files(tmp_path) == set()
@@ -215,13 +215,13 @@ def test_a_file_that_is_removed_stays_mapped(tmp_path: Path) -> None:
 def test_the_file_unused_longest_makes_room_and_none_in_use(tmp_path: Path) -> None:
     keys = [PackedKey({"model": name}, "code") for name in "abcd"]
     size = made(tmp_path, keys[0]).stat().st_size
-    used = folder(tmp_path).take(keys[0], 1000, never)
+    used = folder(tmp_path).take_file(keys[0], 1000, never)
     for place, key in enumerate(keys[1:3]):
         os.utime(made(tmp_path, key), (place, 2000 - place * 1000))  # c was used before b
     os.utime(tmp_path / "packed" / keys[0].name, (0, 0))
-    assert folder(tmp_path, 3 * size + 10).take(keys[3], size, fill) is not None
+    assert folder(tmp_path, 3 * size + 10).take_file(keys[3], size, fill) is not None
     assert files(tmp_path) == {keys[0].name, keys[1].name, keys[3].name}
-    assert folder(tmp_path, size + 10).take(keys[2], size, never) is None, "a is in use"
+    assert folder(tmp_path, size + 10).take_file(keys[2], size, never) is None, "a is in use"
     assert used is not None and keys[0].name in files(tmp_path)
 
 
@@ -241,7 +241,7 @@ def test_an_nfs_folder_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_larger_than_the_limit_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert folder(tmp_path, 100).take(KEY, 101, never) is None
+    assert folder(tmp_path, 100).take_file(KEY, 101, never) is None
     assert "--packed-bytes" in caplog.text and len(caplog.messages) == 1
 
 
@@ -258,17 +258,17 @@ def source_gone(writer: PackedWriter) -> None:
 def test_what_fails_while_it_is_packed_leaves_nothing(
     tmp_path: Path, write: Callable[[PackedWriter], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert folder(tmp_path).take(KEY, 1000, write) is None
+    assert folder(tmp_path).take_file(KEY, 1000, write) is None
     assert files(tmp_path) == set() and len(caplog.messages) == 1 and "own memory" in caplog.text
 
 
 def test_a_full_disk_is_seen_before_anything_is_written(tmp_path: Path) -> None:
-    assert folder(tmp_path, 1 << 60).take(KEY, 1 << 59, never) is None
+    assert folder(tmp_path, 1 << 60).take_file(KEY, 1 << 59, never) is None
 
 
 def test_a_folder_that_can_t_be_made_costs_memory_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    assert PackedFolder(tmp_path / "file" / "packed", MIB).take(KEY, 1000, never) is None
+    assert PackedFolder(tmp_path / "file" / "packed", MIB).take_file(KEY, 1000, never) is None
     assert len(caplog.messages) == 1
 
 

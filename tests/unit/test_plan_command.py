@@ -93,7 +93,7 @@ def verdict_of(profile: Profile, *flags: str) -> str:
 
     args = cli.make_parser().parse_args(["plan", "find", "--requests", "5", *flags])
     plan = load_plan_of(args)
-    finding = search.find(profile, plan, args.machines, forecaster)
+    finding = search.find_plan(profile, plan, args.machines, forecaster)
     return "\n".join(verdict(finding, plan, args, args.machines, profile))
 
 

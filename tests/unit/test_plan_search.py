@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.tools.plan.layout import ClusterLayout
-from deploy.tools.plan.search import fewest_machines, find, find_fewest, in_small, mean_lengths, splits
+from deploy.tools.plan.search import fewest_machines, find_fewest, find_plan, in_small, mean_lengths, splits
 from deploy.tools.plan.simulate import Forecast, rank
 from deploy.tools.traffic.figures import Estimate
 from deploy.tools.traffic.load_plan import LoadPlan
@@ -53,16 +53,16 @@ def forecaster(share: Callable[[ClusterLayout], float]) -> Callable[[ClusterLayo
 
 
 def test_disaggregation_must_be_worth_something() -> None:
-    even = find(made.profile(), PLAN, 2, forecaster(lambda layout: 0.9 + 0.02 * layout.is_disaggregated))
+    even = find_plan(made.profile(), PLAN, 2, forecaster(lambda layout: 0.9 + 0.02 * layout.is_disaggregated))
     assert not even.best.layout.is_disaggregated and even.other is not None and even.other.layout.is_disaggregated
-    better = find(made.profile(), PLAN, 2, forecaster(lambda layout: 0.5 + 0.4 * layout.is_disaggregated))
+    better = find_plan(made.profile(), PLAN, 2, forecaster(lambda layout: 0.5 + 0.4 * layout.is_disaggregated))
     assert better.best.layout.is_disaggregated
 
 
 def test_one_machine_of_one_node_can_only_aggregate() -> None:
     alone = made.profile()
     alone.nodes.pop(1)
-    found = find(alone, PLAN, 1, forecaster(lambda layout: 1.0))
+    found = find_plan(alone, PLAN, 1, forecaster(lambda layout: 1.0))
     assert found.disaggregated is None and found.best.layout.num_nodes == 1
 
 
@@ -78,7 +78,7 @@ def test_settings_are_tuned_one_at_a_time() -> None:
     def share(layout: ClusterLayout) -> float:
         return 0.5 + 0.1 * (layout.mixed_chunk_size == 128) + 0.1 * (layout.chunk_size == 512)
 
-    found = find(made.profile(), PLAN, 1, forecaster(share))
+    found = find_plan(made.profile(), PLAN, 1, forecaster(share))
     assert (found.best.layout.mixed_chunk_size, found.best.layout.chunk_size) == (128, 512)
     assert found.tried[0].share == found.best.share
 
@@ -90,7 +90,7 @@ def test_no_layout_is_simulated_twice() -> None:
         seen.append(layout)
         return made_up(layout, 0.9)
 
-    find(made.profile(), PLAN, 4, once)
+    find_plan(made.profile(), PLAN, 4, once)
     assert len(seen) == len(set(seen))
 
 
@@ -113,7 +113,7 @@ def test_many_machines_are_searched_in_small_and_found_in_full() -> None:
         return made_up(layout, 0.9 - wanted if layout.is_disaggregated else 0.5)
 
     plan = made.plan("--rate", "400")
-    found = find(made.profile(), plan, 100, share)
+    found = find_plan(made.profile(), plan, 100, share)
     assert {(size, rate) for size, rate in seen} == {(8, 16.0), (200, 400.0)}
     assert sum(size == 200 for size, _ in seen) <= 4
     assert found.best.layout.num_nodes * found.best.layout.cores == 200
@@ -124,7 +124,7 @@ def sent(plan: LoadPlan) -> list[float]:
     """When, over the whole of an open loop whose requests end at once."""
     driver, at = plan.load.driver([], 1), []
     while (due := driver.next_at()) is not None:
-        for request in driver.take(due):
+        for request in driver.take_requests(due):
             at.append(request.due)
             driver.ended(request.number, "", due, may_go_on=True)
     return at

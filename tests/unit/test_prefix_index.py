@@ -46,9 +46,11 @@ def registry_of(*node_ids: str, role: str = "prefill", router_id: str = "") -> t
 
 def test_events_are_taken_in_their_order_once() -> None:
     index = PageIndex()
-    assert index.take(events(1, [name(1), name(2)], cleared=True)) and index.take(events(2, [name(3)], [name(1)]))
+    assert index.take_events(events(1, [name(1), name(2)], cleared=True)) and index.take_events(
+        events(2, [name(3)], [name(1)])
+    )
     assert index.names() == {name(2), name(3)}
-    assert index.take(events(1, [name(9)], cleared=True)), "it was taken before"
+    assert index.take_events(events(1, [name(9)], cleared=True)), "it was taken before"
     assert index.names() == {name(2), name(3)} and index.seq == 2
 
 
@@ -64,8 +66,8 @@ def test_behind_a_gap_nothing_is_taken_and_the_rest_asked_for() -> None:
 
 def test_a_message_that_clears_is_taken_after_any_gap() -> None:
     index = PageIndex()
-    index.take(events(1, [name(1)], cleared=True))
-    assert index.take(events(7, [name(7)], cleared=True)) and index.names() == {name(7)}
+    index.take_events(events(1, [name(1)], cleared=True))
+    assert index.take_events(events(7, [name(7)], cleared=True)) and index.names() == {name(7)}
 
 
 @pytest.mark.parametrize(("seq", "after"), [(0, 0), (1, None), (2, None), (5, 2)])
@@ -106,14 +108,14 @@ def test_a_new_connection_begins_an_empty_index() -> None:
 @pytest.mark.parametrize("count", range(7))
 def test_the_cached_part_of_a_prompt_is_found(count: int, has_window: bool) -> None:
     index, names = PageIndex(), names_of(PROMPT)
-    index.take(events(1, [*names[max(0, count - 2) if has_window else 0 : count], name(1)], cleared=True))
+    index.take_events(events(1, [*names[max(0, count - 2) if has_window else 0 : count], name(1)], cleared=True))
     told = msgspec.structs.replace(hello("prefill", "a"), has_window=has_window)
     assert PromptPages(PROMPT, "", 0).cached_tokens(index, told) == PAGE * count
 
 
 def test_one_token_is_left_to_compute() -> None:
     index, prompt = PageIndex(), PROMPT[: 2 * PAGE]
-    index.take(events(1, names_of(prompt), cleared=True))
+    index.take_events(events(1, names_of(prompt), cleared=True))
     assert PromptPages(prompt, "", 0).cached_tokens(index, hello("prefill", "a")) == 2 * PAGE - 1
 
 
@@ -123,7 +125,7 @@ def test_adapter_salt_and_drafts_are_in_a_page_s_name(slot: int, lookahead: int,
         hello("prefill", "a"), adapters=[Adapter("x", "1"), Adapter("y", "2")], key_lookahead=lookahead
     )
     index, adapter = PageIndex(), "2" if slot else ""
-    index.take(events(1, names_of(PROMPT, slot, lookahead, salt), cleared=True))
+    index.take_events(events(1, names_of(PROMPT, slot, lookahead, salt), cleared=True))
     assert PromptPages(PROMPT, adapter, salt).cached_tokens(index, told) == 6 * PAGE
     assert PromptPages(PROMPT, adapter, salt + 1).cached_tokens(index, told) == 0
     assert PromptPages(PROMPT, "" if slot else "2", salt).cached_tokens(index, told) == 0
@@ -136,7 +138,7 @@ def test_adapter_salt_and_drafts_are_in_a_page_s_name(slot: int, lookahead: int,
 def test_a_prompt_goes_where_it_is_cached(role: str) -> None:
     _, nodes = registry_of("a", "b", "c", role=role)
     nodes[1].ours.dispatched = 99
-    nodes[1].pages.take(events(1, names_of(PROMPT), cleared=True))
+    nodes[1].pages.take_events(events(1, names_of(PROMPT), cleared=True))
     wanted = Wanted(len(PROMPT), 0.0, PromptPages(PROMPT, "", 0))
     assert PrefixAware().pick(nodes, wanted) == (nodes[1], Reason.PREFIX)
     other = PrefixAware().pick(nodes, Wanted(100, 0.0, PromptPages(PROMPT[::-1], "", 0)))
@@ -146,7 +148,7 @@ def test_a_prompt_goes_where_it_is_cached(role: str) -> None:
 
 def test_a_long_queue_outweighs_a_cached_prefix() -> None:
     _, nodes = registry_of("a", "b")
-    nodes[0].pages.take(events(1, names_of(PROMPT), cleared=True))
+    nodes[0].pages.take_events(events(1, names_of(PROMPT), cleared=True))
     wanted = Wanted(len(PROMPT), 0.0, PromptPages(PROMPT, "", 0))
     nodes[0].ours.open_prompt_tokens = nodes[0].ours.open_prompt_work = 50
     assert PrefixAware().pick(nodes, wanted).node is nodes[0]
@@ -156,7 +158,7 @@ def test_a_long_queue_outweighs_a_cached_prefix() -> None:
 
 def test_a_short_preamble_keeps_nobody() -> None:
     _, nodes = registry_of("a", "b")
-    nodes[0].pages.take(events(1, names_of(PROMPT)[:2], cleared=True))
+    nodes[0].pages.take_events(events(1, names_of(PROMPT)[:2], cleared=True))
     nodes[0].ours.dispatched = 1
     assert PrefixAware().pick(nodes, Wanted(100, 0.0, PromptPages(PROMPT, "", 0))).node is nodes[1]
 
@@ -261,8 +263,8 @@ def test_what_a_lost_node_computes_is_forgotten() -> None:
 
 def test_two_prompts_with_one_page_both_hold_it() -> None:
     coming = ComingPages()
-    coming.add([name(2), name(1)])
-    coming.add([name(3), name(1)])
+    coming.add_pages([name(2), name(1)])
+    coming.add_pages([name(3), name(1)])
     coming.remove([name(2), name(1)])
     assert name(1) in coming and name(2) not in coming and len(coming) == 2
     coming.remove([name(3), name(1)])

@@ -89,7 +89,7 @@ def with_later(*names: str) -> Story:
     """One node of each role at the start, and these came later."""
     story = running(config())
     for name in names:
-        story.fleet.add(name, story.now)
+        story.fleet.add_member(name, story.now)
         story.place(name)
     story.tick()
     return story
@@ -333,7 +333,7 @@ def test_whoever_leaves_is_stopped_first():
     assert story.fleet.gone(story.now) == [] and not story.fleet.is_steady("decode", seen("decode", 2))
     assert story.tick() == {"decode-1": StopOrder()}
     assert story.fleet.gone(story.now) == ["decode-1"]
-    story.fleet.forget("decode-1")
+    story.fleet.forget_member("decode-1")
     assert story.tick() == {}
 
 
@@ -348,9 +348,9 @@ def test_a_leaving_node_that_is_silent_gets_time_to_drain():
 
 def test_only_a_later_node_is_given_up_for_lack_of_room():
     story = running(config())
-    story.fleet.forget("decode-0")
-    story.fleet.add("decode-0", 0.0)
-    story.fleet.add("decode-1", 100.0)
+    story.fleet.forget_member("decode-0")
+    story.fleet.add_member("decode-0", 0.0)
+    story.fleet.add_member("decode-1", 100.0)
     assert story.fleet.gone(100.0 + PLACED_WITHIN_S) == []
     assert story.fleet.gone(100.5 + PLACED_WITHIN_S) == ["decode-1"]
 
@@ -359,7 +359,7 @@ def test_a_load_counts_only_when_the_routers_see_every_node():
     """A node that runs and has not arrived yet is no reason for another one."""
     fleet = running(config(decode=2)).fleet
     assert fleet.is_steady("decode", seen("decode", 2)) and fleet.is_steady("prefill", seen("prefill", 1))
-    fleet.add("decode-2", 1.0)
+    fleet.add_member("decode-2", 1.0)
     assert not fleet.is_steady("decode", seen("decode", 2)) and not fleet.is_steady("decode", seen("decode", 3))
     assert not fleet.is_steady("prefill", {}), "gone from a router's view, and running"
 
@@ -381,7 +381,7 @@ def test_a_role_whose_new_nodes_all_fail_is_not_grown_for_ever():
     grown = 0
     while story.fleet.may_grow("decode", 4):
         name = story.fleet.next_name("decode")
-        story.fleet.add(name, story.now)
+        story.fleet.add_member(name, story.now)
         story.place(name)
         story.tick()
         story.reports[name] = replace(story.reports[name], state=FAILED, words="no such model")
@@ -394,7 +394,7 @@ def test_a_role_whose_new_nodes_all_fail_is_not_grown_for_ever():
 def test_names_of_new_nodes_fill_gaps():
     story = running(config(decode=3))
     assert story.fleet.next_name("decode") == "decode-3" and story.fleet.next_name("prefill") == "prefill-1"
-    story.fleet.forget("decode-1")
+    story.fleet.forget_member("decode-1")
     assert story.fleet.next_name("decode") == "decode-1"
 
 
@@ -413,7 +413,7 @@ def test_names_of_new_nodes_fill_gaps():
 )
 def test_what_is_dealt_out_is_not_chosen(settings, message):
     with pytest.raises(ConfigError, match=message):
-        plan.check(settings)
+        plan.check_config(settings)
 
 
 def test_several_machines_need_keys_and_the_refusal_says_which():

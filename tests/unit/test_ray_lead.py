@@ -25,7 +25,7 @@ TICK_S = 5.0
 def fleet_of(*later: str) -> Fleet:
     fleet = Fleet(CONFIG, names_at_start(CONFIG), 0.0)
     for name in later:
-        fleet.add(name, 0.0)
+        fleet.add_member(name, 0.0)
     for name in fleet.members:
         run(fleet, name)
     return fleet
@@ -62,25 +62,25 @@ def play(
 
 def test_only_one_leads_at_a_time() -> None:
     lease = Lease()
-    assert lease.take("one", 0.0) and not lease.take("two", LEASE_S - 1.0)
-    assert lease.take("one", LEASE_S - 1.0), "each call renews"
-    assert not lease.take("two", LEASE_S + 1.0)
-    assert lease.take("two", 2 * LEASE_S) and not lease.take("one", 2 * LEASE_S)
+    assert lease.take_lease("one", 0.0) and not lease.take_lease("two", LEASE_S - 1.0)
+    assert lease.take_lease("one", LEASE_S - 1.0), "each call renews"
+    assert not lease.take_lease("two", LEASE_S + 1.0)
+    assert lease.take_lease("two", 2 * LEASE_S) and not lease.take_lease("one", 2 * LEASE_S)
 
 
 def test_a_release_ends_only_the_own_lease() -> None:
     lease = Lease()
-    lease.take("one", 0.0)
+    lease.take_lease("one", 0.0)
     lease.release("two")
     assert lease.is_held(1.0)
     lease.release("one")
-    assert not lease.is_held(1.0) and lease.take("two", 1.0)
+    assert not lease.is_held(1.0) and lease.take_lease("two", 1.0)
 
 
 def test_own_rules_rest_while_a_leader_decides() -> None:
     """Its lease runs out after a kill. Then a role must be full for the whole wait."""
     lease = Lease()
-    lease.take("one", 0.0)
+    lease.take_lease("one", 0.0)
     grows = f"decode: +1 node at {decode_load(1, 1.0)}"
     assert play(fleet_of(), START, 1.0, 200.0, lease) == [(LEASE_S + SCALING.up_after_s, grows)]
     assert play(fleet_of(), START, 1.0, 200.0) == [(SCALING.up_after_s, grows)]
@@ -112,7 +112,7 @@ def test_a_role_has_its_most_nodes_by_their_names() -> None:
     fleet = fleet_of("decode-1", "decode-2")
     assert fleet.view().may_grow == ()
     assert play(fleet, START | {"decode-1": PREFILL, "decode-2": PREFILL}, 1.0, 200.0) == []
-    fleet.forget("decode-2")
+    fleet.forget_member("decode-2")
     assert fleet.view().may_grow == (DECODE,)
 
 
@@ -145,7 +145,7 @@ def test_no_order_while_a_node_starts_or_leaves() -> None:
     fleet.leave("decode-1")
     assert not fleet.view().is_steady and not fleet.follow(LeadOrder("one", grow=DECODE), 1.0)
     fleet = fleet_of()
-    fleet.add("decode-1", 0.0)
+    fleet.add_member("decode-1", 0.0)
     assert not fleet.view().is_steady and not fleet.follow(LeadOrder("one", grow=DECODE), 1.0)
 
 

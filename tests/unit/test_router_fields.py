@@ -26,7 +26,7 @@ from router.api.generation_api import GenerationApi
 from router.api.generation_plan import Contexts, GenerationPlan, UsageShown
 from router.api.messages import COUNT_TOKENS, MESSAGES, Messages, counted
 from router.api.ollama import OllamaChat, OllamaGenerate
-from router.api.ollama_models import SHOW, shown
+from router.api.ollama_models import SHOW, shown_model
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.responses import RESPONSES, Responses
@@ -388,7 +388,7 @@ OTHERS: dict[Table, Callable[[Any], object]] = {
     TOKENIZE: lambda body: tokenized(body, RESOLVER, CONTEXT),
     DETOKENIZE: lambda body: detokenized(body, RESOLVER),
     COUNT_TOKENS: lambda body: counted(body, RESOLVER),
-    SHOW: lambda body: shown(body, CARDS, RESOLVER),
+    SHOW: lambda body: shown_model(body, CARDS, RESOLVER),
 }
 
 

@@ -19,43 +19,43 @@ def end(count: int) -> SequenceEnd:
 
 def test_tokens_are_taken_only_at_the_next_position() -> None:
     journal = SequenceJournal(max_tokens=10)
-    assert journal.take(0, [5, 6], []).ids == [5, 6]
-    assert journal.take(3, [8], []).ids == []  # waits for position 2
-    assert journal.take(1, [6, 7], []).ids == [7, 8]
+    assert journal.take_tokens(0, [5, 6], []).ids == [5, 6]
+    assert journal.take_tokens(3, [8], []).ids == []  # waits for position 2
+    assert journal.take_tokens(1, [6, 7], []).ids == [7, 8]
     assert journal.ids == [5, 6, 7, 8]
 
 
 def test_a_duplicate_must_be_equal() -> None:
     journal = SequenceJournal(max_tokens=10)
-    journal.take(0, [5, 6], [])
-    assert not journal.take(0, [5, 6], []).conflict
-    differing = journal.take(1, [9, 7], [])
+    journal.take_tokens(0, [5, 6], [])
+    assert not journal.take_tokens(0, [5, 6], []).conflict
+    differing = journal.take_tokens(1, [9, 7], [])
     assert differing.conflict and differing.ids == [7]
     assert journal.ids == [5, 6, 7]
 
 
 def test_tokens_beyond_the_request_are_not_taken() -> None:
     journal = SequenceJournal(max_tokens=2)
-    assert list(journal.take(0, [1, 2, 3], []).ids) == [1, 2]
-    assert journal.take(1, [2, 3], []).ids == []
-    assert journal.take(1000, [3], []).ids == [] and journal.ids == [1, 2]
+    assert list(journal.take_tokens(0, [1, 2, 3], []).ids) == [1, 2]
+    assert journal.take_tokens(1, [2, 3], []).ids == []
+    assert journal.take_tokens(1000, [3], []).ids == [] and journal.ids == [1, 2]
 
 
 def test_an_end_waits_for_its_tokens() -> None:
     journal = SequenceJournal(max_tokens=9)
-    journal.take(1, [2], [])
+    journal.take_tokens(1, [2], [])
     journal.end = end(2)
     assert not journal.has_all
-    journal.take(0, [1], [])
+    journal.take_tokens(0, [1], [])
     assert journal.has_all
 
 
 def test_a_new_attempt_forgets_what_was_sent_ahead() -> None:
     journal = SequenceJournal(max_tokens=9)
-    journal.take(0, [1], [])
-    journal.take(2, [99], [])
+    journal.take_tokens(0, [1], [])
+    journal.take_tokens(2, [99], [])
     journal.restart()
-    assert journal.take(1, [2], []).ids == [2] and journal.ids == [1, 2]
+    assert journal.take_tokens(1, [2], []).ids == [2] and journal.ids == [1, 2]
 
 
 @settings(max_examples=300)
@@ -70,7 +70,7 @@ def test_any_order_of_runs_gives_the_stream(data: st.DataObject) -> None:
     got_logprobs: list[float] = []
     for first, last in [*cuts, (0, len(stream))]:
         logprobs = [TokenLogprob(float(i), (), ()) for i in range(first, last)] if wants_logprobs else []
-        taken = journal.take(first, stream[first:last], logprobs)
+        taken = journal.take_tokens(first, stream[first:last], logprobs)
         assert not taken.conflict
         got += taken.ids
         got_logprobs += [entry.logprob for entry in taken.logprobs]
@@ -82,8 +82,8 @@ def test_any_order_of_runs_gives_the_stream(data: st.DataObject) -> None:
 def test_a_finished_request_in_the_journal_is_a_leak() -> None:
     journal = Journal(lambda: "n")
     request = OpenRequest(journal.new_rid(), NewRequest([1], 1, SamplingParams(max_tokens=1), 0), 1.0)
-    journal.add(request)
-    journal.check_integrity()
+    journal.add_request(request)
+    journal.check_requests()
     request.sequences[0].is_closed = True
     with pytest.raises(IntegrityError, match=request.rid):
-        journal.check_integrity()
+        journal.check_requests()

@@ -125,7 +125,7 @@ def shown(ids: list[int], echo: str = "", **options: Any) -> tuple[GenerationPla
 def test_an_echo_has_the_prompt_s_logprobs_before_the_answer_s() -> None:
     plan, prompts = shown([65, 66], "ab", echoes_logprobs=True)
     assert not prompts.are_scored
-    prompts.add(0, [entry(-1.0)])
+    prompts.add_scores(0, [entry(-1.0)])
     assert prompts.are_scored
     delta = Delta("c", [67], [entry(-2.0)], [2])
     choice = CompletionShape(HashTokenizer(), plan.show).whole(0, delta, prompts.shown(0))
@@ -140,7 +140,7 @@ def test_an_echo_has_the_prompt_s_logprobs_before_the_answer_s() -> None:
 
 def test_the_prompt_s_logprobs_as_a_field_of_their_own() -> None:
     plan, prompts = shown([65, 66], prompt_logprobs=1)
-    prompts.add(0, [entry(-1.0)])
+    prompts.add_scores(0, [entry(-1.0)])
     b = {"logprob": -1.0, "rank": None, "decoded_token": "b"}
     h = {"logprob": -1.0, "rank": 1, "decoded_token": "H"}
     assert msgspec.to_builtins(prompts.shown(0).logprobs) == [None, {"66": b, "40": h}]

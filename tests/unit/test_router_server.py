@@ -204,12 +204,12 @@ def test_work_that_is_done_stays_done() -> None:
 def test_a_mailbox_gives_everything_at_once() -> None:
     async def main() -> None:
         mailbox = Mailbox()
-        waiting = asyncio.ensure_future(mailbox.take())
+        waiting = asyncio.ensure_future(mailbox.take_news())
         await asyncio.sleep(0)
         for news in ("a", "b"):
             mailbox.put(news)  # type: ignore[arg-type]
         assert await waiting == ["a", "b"]
         mailbox.put("c")  # type: ignore[arg-type]
-        assert await mailbox.take() == ["c"]
+        assert await mailbox.take_news() == ["c"]
 
     asyncio.run(main())

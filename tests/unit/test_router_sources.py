@@ -63,12 +63,12 @@ def test_flags_files_and_names_make_one_list(tmp_path: Path) -> None:
     file.write_text(f"{THERE}\n{HERE}\n")
     fixed, sources = sources_of(("tcp://127.0.0.1:7009", "dns://localhost:7001"), str(file), has_keys=True)
     watch = RouterWatch(fixed, sources)
-    assert watch.take() is None, "nothing was read yet"
+    assert watch.take_list() is None, "nothing was read yet"
     for source in sources:
         watch.look(source)
-    taken = watch.take()
+    taken = watch.take_list()
     assert taken is not None and taken[0] == "tcp://127.0.0.1:7009" and {HERE, THERE} < set(taken)
-    assert len(set(taken)) == len(taken) and watch.take() is None
+    assert len(set(taken)) == len(taken) and watch.take_list() is None
 
 
 def test_a_file_that_is_not_there_at_the_start_is_a_mistake(tmp_path: Path) -> None:
@@ -82,15 +82,15 @@ def test_what_can_t_be_read_leaves_the_list_as_it_was(tmp_path: Path, caplog: py
     _, [source] = sources_of((), str(file), has_keys=True)
     watch = RouterWatch((), [source])
     watch.look(source)
-    assert watch.take() == (HERE,)
+    assert watch.take_list() == (HERE,)
     file.write_text("")
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             watch.look(source)
-    assert watch.take() is None and len(caplog.messages) == 1 and "stays as it was" in caplog.messages[0]
+    assert watch.take_list() is None and len(caplog.messages) == 1 and "stays as it was" in caplog.messages[0]
     file.write_text(f"{HERE}\n{THERE}")
     watch.look(source)
-    assert watch.take() == (HERE, THERE)
+    assert watch.take_list() == (HERE, THERE)
 
 
 def test_a_name_server_that_hangs_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -106,6 +106,6 @@ def test_a_name_server_that_hangs_keeps_nobody_waiting(tmp_path: Path) -> None:
     sources = [DnsSource("dns://gone:7001", has_keys=True, lookup=lookup), FileSource(file, has_keys=True)]
     watch = RouterWatch((), sources, woken.set)
     watch.start()
-    assert woken.wait(HANG_GUARD_S) and watch.take() == (HERE,)
+    assert woken.wait(HANG_GUARD_S) and watch.take_list() == (HERE,)
     watch.close()
     answer.set()

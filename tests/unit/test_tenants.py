@@ -120,7 +120,7 @@ class Following:
     def look(self) -> None:
         found = self.follower.look()
         if found is not None:
-            self.follower.take(*found)
+            self.follower.take_keys(*found)
 
     def finds(self, key: str) -> bool:
         return self.tenants.find([key]) is not None

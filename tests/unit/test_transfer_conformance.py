@@ -383,10 +383,10 @@ def test_staging_of_any_size_is_whole() -> None:
     pool = filled_pool(shared=False, seed=1)
     buffers = StagingBuffers(pool)
     for size in (1, BUFFER_BYTES, BUFFER_BYTES + 1, 7):
-        staging = buffers.take(size)
+        staging = buffers.take_buffer(size)
         assert staging.shape == (size,) and staging.is_contiguous()
         buffers.give_back(staging)
-    assert buffers.take(BUFFER_BYTES).shape == (BUFFER_BYTES,), "cut once, whole again"
+    assert buffers.take_buffer(BUFFER_BYTES).shape == (BUFFER_BYTES,), "cut once, whole again"
     pool.close()
 
 

@@ -101,7 +101,7 @@ def test_one_that_fails_is_the_slowest() -> None:
 def test_a_peer_that_is_gone_is_forgotten() -> None:
     one, _ = choice("shm", "zmq")
     hand_over(one, SECONDS, 2 * TRIALS)
-    one.forget(PEER)
+    one.forget_peer(PEER)
     assert not one.reasons() and one.order(PEER) == ["shm", "zmq"]
 
 

@@ -77,14 +77,14 @@ def look_at(gpu: Gpu, where: torch.device) -> GpuDevice:
     problem = ""
     with gpu.use_device(where):
         for what, trial in TRIALS.items():
-            said = problem_of(partial(take, found, trial, gpu, where))
+            said = problem_of(partial(take_trial, found, trial, gpu, where))
             if said:
                 problem = f"{what}: {said}"
                 break
     return GpuDevice(**found, problem=problem)
 
 
-def take(found: dict[str, Any], trial: Trial, gpu: Gpu, where: torch.device) -> None:
+def take_trial(found: dict[str, Any], trial: Trial, gpu: Gpu, where: torch.device) -> None:
     found.update(trial(gpu, where))
 
 

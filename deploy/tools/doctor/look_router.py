@@ -79,7 +79,7 @@ def look_at_router(http: RouterHttp, url: str, interval_s: float, sleep: Callabl
     return Cluster(url, ready, before, after, interval_s, status, no_status)
 
 
-def ask(http: RouterHttp, path: str) -> tuple[int, bytes]:
+def ask_router(http: RouterHttp, path: str) -> tuple[int, bytes]:
     try:
         return http.ask("GET", path)
     except UNREACHABLE as error:
@@ -87,7 +87,7 @@ def ask(http: RouterHttp, path: str) -> tuple[int, bytes]:
 
 
 def ask_page(http: RouterHttp) -> Page:
-    status, body = ask(http, "/metrics")
+    status, body = ask_router(http, "/metrics")
     if status == NO_KEY:
         raise NoRouterError(
             "the router shows its nodes only to clients with a key: give --admin-key-file or --api-key-file"
@@ -101,7 +101,7 @@ def ask_page(http: RouterHttp) -> Page:
 
 
 def ask_ready(http: RouterHttp) -> ReadyFacts:
-    status, body = ask(http, "/ready")
+    status, body = ask_router(http, "/ready")
     if status not in (OK, UNREADY):
         raise NoRouterError(f"no Baton router: /ready answers {status}")
     answer = decode(body, ReadyAnswer, "/ready")
@@ -113,7 +113,7 @@ def ask_ready(http: RouterHttp) -> ReadyFacts:
 def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
     """Return (status, "") or (None, reason)."""
     asked_s = time.time()
-    status, body = ask(http, "/admin/status")
+    status, body = ask_router(http, "/admin/status")
     answered_s = time.time()
     if status != OK:
         return None, f"/admin/status answers {status}: {error_message(body) or 'no reason given'}"

@@ -212,8 +212,8 @@ class BatchResults:
     errors: LineFile
     tally: Tally
 
-    def take(self, line: OutputLine) -> None:
-        (self.answers if self.tally.take(line) else self.errors).append(line)
+    def take_line(self, line: OutputLine) -> None:
+        (self.answers if self.tally.take_line(line) else self.errors).append(line)
 
 
 async def run_all(
@@ -223,7 +223,7 @@ async def run_all(
 
     async def work() -> None:
         for line in lines:
-            results.take(line_of_bad(line) if isinstance(line, BadLine) else await asker.answer(line))
+            results.take_line(line_of_bad(line) if isinstance(line, BadLine) else await asker.answer(line))
 
     workers = [asyncio.create_task(work()) for _ in range(concurrency)]
     try:

@@ -33,7 +33,7 @@ class HttpAnswerReader:
         self.may_reuse = False
         self._parser = httptools.HttpResponseParser(self)
 
-    def feed(self, data: bytes) -> None:
+    def feed_bytes(self, data: bytes) -> None:
         """Parse bytes. Raise OSError if they are not HTTP, or if the answer is too long."""
         self.has_begun = True
         try:
@@ -104,7 +104,7 @@ class HttpClient:
                 data = await kept.reader.read(READ_BYTES)
                 if not data:
                     raise ConnectionResetError("the connection closed before the end of the answer")
-                reader.feed(data)
+                reader.feed_bytes(data)
         finally:
             if reader.may_reuse:
                 self._idle.append(kept)

@@ -30,7 +30,7 @@ class Tally:
     def num_left(self) -> int:
         return self.num_lines - self.num_before - self.num_now
 
-    def take(self, line: OutputLine) -> bool:
+    def take_line(self, line: OutputLine) -> bool:
         if line.response is None or line.response.status_code != OK:
             self.num_failed += 1
             return False

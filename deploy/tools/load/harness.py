@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     console = make_console()
     context = context_of(args, urls, plan, console)
     report = run_sweep(plan, context, args) if args.sweep else run_once(plan, context)
-    return finish(report, args.out, console)
+    return finish_report(report, args.out, console)
 
 
 def make_console() -> Console:
@@ -163,7 +163,7 @@ def report_of(
     )
 
 
-def finish(report: LoadReport, folder: Path | None, console: Console) -> int:
+def finish_report(report: LoadReport, folder: Path | None, console: Console) -> int:
     table.show(report, console)
     if folder is not None:
         files.write(report, folder)

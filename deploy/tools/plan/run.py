@@ -25,7 +25,7 @@ from deploy.tools.plan.profile import AT_ONCE, Profile, ProfiledCosts, StepShape
 from deploy.tools.plan.progress import watching
 from deploy.tools.plan.router_load import load_plan_of
 from deploy.tools.plan.running import changes, look_at_cluster
-from deploy.tools.plan.search import SearchResult, find, find_fewest
+from deploy.tools.plan.search import SearchResult, find_fewest, find_plan
 from deploy.tools.plan.simulate import Forecast, forecast
 from deploy.tools.plan.tokens import SimTokens
 from deploy.tools.traffic.collector import no_collector
@@ -132,7 +132,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
         if args.fewest:
             machines, finding = find_fewest(profile, plan, args.most_machines, args.slo_share, forecaster)
         else:
-            finding = find(profile, plan, args.machines, forecaster)
+            finding = find_plan(profile, plan, args.machines, forecaster)
     for line in verdict(finding, plan, args, machines, profile):
         console.print(line, highlight=False)
     for line in changes(cluster, finding.best.layout) if cluster is not None else ():

@@ -64,7 +64,7 @@ class SearchResult:
         return self.aggregated if self.best is self.disaggregated else self.disaggregated
 
 
-def find(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster) -> SearchResult:
+def find_plan(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster) -> SearchResult:
     few, small = in_small(plan, machines)
     found = search(profile, small, few, forecaster)
     if few == machines:
@@ -199,12 +199,12 @@ def find_fewest(
     If `most` machines are not enough, return None and the result for `most` machines.
     """
     machines = fewest_machines(profile, plan, most, share, forecaster)
-    finding = find(profile, plan, machines or most, forecaster)
+    finding = find_plan(profile, plan, machines or most, forecaster)
     while machines is not None and finding.best.share < share:
         if machines == most:
             return None, finding
         machines = min(most, machines + max(1, machines // STEPS_UP))
-        finding = find(profile, plan, machines, forecaster)
+        finding = find_plan(profile, plan, machines, forecaster)
     return machines, finding
 
 

@@ -162,7 +162,7 @@ class SimCluster:
         heapq.heappush(self._agenda, (when, next(self._order), action))
 
     def _take_due(self) -> None:
-        for asked in self._driver.take(self._clock.now):
+        for asked in self._driver.take_requests(self._clock.now):
             self._ask(asked)
         next_at = self._driver.next_at()
         if next_at is not None and next_at != self._asks_at:
@@ -173,9 +173,9 @@ class SimCluster:
         at = node.timed.next_at()
         if at is not None and at < node.wakes_at:
             node.wakes_at = at
-            self._at(at, lambda: self._run(node, at))
+            self._at(at, lambda: self._run_node(node, at))
 
-    def _run(self, node: SimNode, planned: float) -> None:
+    def _run_node(self, node: SimNode, planned: float) -> None:
         if node.wakes_at == planned:
             node.wakes_at = float("inf")
             self._turn(node)
@@ -276,7 +276,7 @@ class SimCluster:
         if isinstance(event, Emitted):
             self._emitted(event)
         elif isinstance(event, Ended):
-            self._ended(node, event)
+            self._request_ended(node, event)
         elif isinstance(event, ChunkReady):
             self._pull(event.request.key, event.num_tokens)
         elif isinstance(event, PrefillDone):
@@ -351,7 +351,7 @@ class SimCluster:
         if event.retracted:
             self._forget_handoff(event.request.key)
 
-    def _ended(self, node: SimNode, event: Ended) -> None:
+    def _request_ended(self, node: SimNode, event: Ended) -> None:
         open_ = self._open.get(event.key)
         node.timed.forget(event.key)
         if open_ is None or node not in open_.nodes:

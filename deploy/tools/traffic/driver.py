@@ -100,7 +100,7 @@ class Driver:
         """Return when `take` must be called next; None if no request becomes due before an open request ends."""
         return self._waiting[0].due if self._waiting else None
 
-    def take(self, now: float) -> list[LoadRequest]:
+    def take_requests(self, now: float) -> list[LoadRequest]:
         due: list[LoadRequest] = []
         while self._waiting and self._waiting[0].due <= now:
             waiting = heapq.heappop(self._waiting)

@@ -100,11 +100,11 @@ class Exchange:
         if self.record.status != 200:
             self._refusal = (self._refusal + body)[:MAX_ERROR_BYTES]
             return
-        for data in self._splitter.feed(body):
+        for data in self._splitter.feed_bytes(body):
             if data == DONE:
                 self.record.end = self._at
             elif not self.is_over:
-                self._take(decode_chunk(data))
+                self._take_chunk(decode_chunk(data))
 
     def on_message_complete(self) -> None:
         if self.record.status < 200:
@@ -128,7 +128,7 @@ class Exchange:
             self.fail(f"{num_ids} token ids came, the usage says {reported}", at)
         self._finish(at)
 
-    def _take(self, chunk: Chunk) -> None:
+    def _take_chunk(self, chunk: Chunk) -> None:
         if chunk.error is not None:
             self.was_lost = not (isinstance(chunk.error, dict) and chunk.error.get("type") == CLIENTS_FAULT)
             self.fail(error_text(chunk.error), self._at)

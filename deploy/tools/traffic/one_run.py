@@ -84,7 +84,7 @@ def run_load(plan: LoadPlan, context: RunContext, goldens: Sequence[Golden]) -> 
     before = metrics_of(context)
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with no_collector():
-        sent = uvloop.run(send(plan, context, goldens, action))
+        sent = uvloop.run(send_load(plan, context, goldens, action))
     records = sent.records
     window = plan.window(records, sent.interrupted_at)
     summary = summarize(records, window, plan.slo, plan.reader, plan.load.seed, sent.loop_lag.samples())
@@ -99,7 +99,7 @@ def run_load(plan: LoadPlan, context: RunContext, goldens: Sequence[Golden]) -> 
     return Outcome(begun, sent.seconds, records, summary, checks, math.isfinite(sent.interrupted_at))
 
 
-async def send(
+async def send_load(
     plan: LoadPlan, context: RunContext, goldens: Sequence[Golden], action: Callable[[], None] | None
 ) -> Sent:
     probes = [one.as_session(number) for number, one in enumerate(goldens)]

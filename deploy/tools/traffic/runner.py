@@ -44,7 +44,7 @@ class LoadRunner:
     async def run(self) -> list[RequestRecord]:
         with self._timers():
             while not self._driver.is_done and self._defect is None:
-                for request in self._driver.take(self.now()):
+                for request in self._driver.take_requests(self.now()):
                     self._send(request)
                 await self._until(self._driver.next_at())
         if self._defect is not None:

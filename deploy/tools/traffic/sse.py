@@ -29,7 +29,7 @@ class Splitter:
     def restart(self) -> None:
         self._rest, self._data, self._id = b"", [], b""
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed_bytes(self, data: bytes) -> list[bytes]:
         """Return the data of completed events. Raise ValueError for an event without end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_EVENT_BYTES:

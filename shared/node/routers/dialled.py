@@ -111,7 +111,7 @@ class Routers:
         self.dialled = {peer: DialledRouter(peer) for peer in peers}
         self._gone: dict[str, int] = {}  # former router -> its connections so far; their numbers must not come again
 
-    def add(self, peer: str) -> None:
+    def add_router(self, peer: str) -> None:
         self.dialled[peer] = DialledRouter(peer, num_connections=self._gone.pop(peer, 0))
 
     def remove(self, link: DialledRouter) -> None:

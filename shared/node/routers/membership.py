@@ -47,7 +47,7 @@ class Membership:
         """Keep a router that we were leaving, or dial it. After a Goodbye, `go_on` dials it."""
         link = self._ctx.routers.dialled.get(peer)
         if link is None:
-            self._ctx.routers.add(peer)
+            self._ctx.routers.add_router(peer)
             self._ctx.outbox.dial(peer, peer)
         else:
             link.state = RouterState.SERVED if link.state is RouterState.LEAVING else RouterState.RETURNING

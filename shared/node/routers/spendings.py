@@ -23,7 +23,7 @@ class Spendings:
     def __init__(self) -> None:
         self._latest: dict[RouterLife, Spending] = {}
 
-    def take(self, message: Spending) -> None:
+    def take_spending(self, message: Spending) -> None:
         life = RouterLife(message.router_id, message.router_epoch)
         known = self._latest.get(life)
         if known is None and len(self._latest) >= MOST_ROUTERS:

@@ -42,7 +42,7 @@ class RouterWatch:
         """Stop the threads, without waiting for look-ups."""
         self._stop.set()
 
-    def take(self) -> tuple[str, ...] | None:
+    def take_list(self) -> tuple[str, ...] | None:
         """Return the whole list if it changed since the last call. Loop thread only."""
         found = [self._found.get(source.name, ()) for source in self._sources]
         now = tuple(dict.fromkeys((*self._fixed, *(endpoint for some in found for endpoint in some))))

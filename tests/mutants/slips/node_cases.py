@@ -140,7 +140,7 @@ def idle_with_offers_waiting() -> list[str]:
 
 
 def welcome_by_another_router(net: Net, node: Node) -> None:
-    node.ctx.routers.add(OTHER_ROUTER)
+    node.ctx.routers.add_router(OTHER_ROUTER)
     net.inboxes[OTHER_ROUTER] = deque()
     net.inboxes[name_of(node)].append(PeerUp(OTHER_ROUTER))
     net.to_node(name_of(node), Welcome("other", 1, connection=1), source=OTHER_ROUTER)
@@ -233,7 +233,7 @@ def unpinned_keeps_its_record() -> list[str]:
     net.hold = lambda source, target, message: isinstance(message, Grant)
     key = net.generate(p, what, d)
     net.run()
-    handoff = p.side.bootstrap.find(key_of(key))
+    handoff = p.side.bootstrap.find_handoff(key_of(key))
     assert handoff is not None and handoff.record is not None
     net.generate(p, job(2, 90, 3))
 

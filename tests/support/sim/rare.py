@@ -78,7 +78,7 @@ class RareEvents:
             self._waited.setdefault(key, now)
         elif isinstance(message, Installed):
             self.counts["late Installed"] += key not in side.inflight.granted
-        elif side.bootstrap.find(key) is None:
+        elif side.bootstrap.find_handoff(key) is None:
             self.counts["grant after give-up"] += 1
         else:
             self.counts["unpin then grant"] += key in self._unpinned
