@@ -15,7 +15,7 @@ from shared.wire.key_files import (
     ROUTER,
     SECRET,
     AllowedKeys,
-    Entry,
+    KeyEntry,
     check_name,
     make_folder,
     new_pair,
@@ -46,17 +46,17 @@ def create(folder: Path, routers: list[str], nodes: list[str]) -> None:
             continue
         pair = new_pair()
         write_pair(folder, name, pair)
-        entries.append(Entry(kind, name, pair.public))
+        entries.append(KeyEntry(kind, name, pair.public))
         print(f"{name}: copy {folder / (name + SECRET)} to the machine that runs it, and to no other")
     write_list(folder, entries)
 
 
-def write_list(folder: Path, entries: list[Entry]) -> None:
+def write_list(folder: Path, entries: list[KeyEntry]) -> None:
     write_private(folder / ALLOWED, AllowedKeys(tuple(entries)).text)
     print(f"Copy {folder / ALLOWED} to every machine of the cluster.")
 
 
-def entries_of(folder: Path, name: str) -> list[Entry]:
+def entries_of(folder: Path, name: str) -> list[KeyEntry]:
     found = read_allowed(folder).of_name(check_name(name))
     if not found:
         raise ConfigError(f"{name} is not in {folder / ALLOWED}: `baton keys show {folder}` lists the names")
@@ -70,7 +70,7 @@ def prepare(folder: Path, name: str) -> None:
     if not (folder / (name + NEXT)).exists():  # an earlier run may have made the key, but not listed it
         write_pair(folder, name, new_pair(), NEXT)
     pair = read_pair(folder, name, NEXT)
-    write_list(folder, [*read_allowed(folder).entries, Entry(found[0].kind, name, pair.public)])
+    write_list(folder, [*read_allowed(folder).entries, KeyEntry(found[0].kind, name, pair.public)])
     print(f"{name} has two keys now, both allowed; it still uses the old one.")
     print(
         f"When the list is copied, and {folder / (name + NEXT)} to {name}'s machine: "
@@ -124,7 +124,7 @@ def where_secret(folder: Path, name: str) -> str:
     return "here" if (folder / (name + SECRET)).exists() else "elsewhere"
 
 
-def state_of(folder: Path, name: str, keys: list[Entry]) -> str:
+def state_of(folder: Path, name: str, keys: list[KeyEntry]) -> str:
     if (folder / (name + NEXT)).exists():
         return "rotating: --use is next"
     return "rotating: --drop-old is next" if len(keys) > 1 else ""

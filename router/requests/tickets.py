@@ -9,7 +9,7 @@ from router.fleet.registry import RegisteredNode
 from router.requests.journal import OpenRequest
 from shared.core.keys import RequestKey
 from shared.wire.ranges import MAX_MS, MAX_SEQUENCES
-from shared.wire.tickets import SECRET_BYTES, Ticket, make_ticket, ticket_key
+from shared.wire.tickets import SECRET_BYTES, PullTicket, make_ticket, ticket_key
 
 
 class PageSpan(NamedTuple):
@@ -30,7 +30,7 @@ class Tickets:
 
     def issue_pull(
         self, request: OpenRequest, key: RequestKey, prefill: RegisteredNode, source: RegisteredNode, pages: PageSpan
-    ) -> Ticket:
+    ) -> PullTicket:
         return make_ticket(
             self.key_of(source.peer),
             key,
@@ -41,7 +41,9 @@ class Tickets:
             page=pages.last,
         )
 
-    def issue(self, request: OpenRequest, key: RequestKey, prefill: RegisteredNode, decode: RegisteredNode) -> Ticket:
+    def issue(
+        self, request: OpenRequest, key: RequestKey, prefill: RegisteredNode, decode: RegisteredNode
+    ) -> PullTicket:
         return make_ticket(
             self.key_of(decode.peer),
             key,

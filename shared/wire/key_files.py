@@ -43,7 +43,7 @@ class KeyPair:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyEntry:
     """During a rotation a name has two entries. The newer entry comes last."""
 
     kind: str
@@ -58,17 +58,17 @@ class Entry:
 class AllowedKeys:
     """The contents of an `allowed` file, immutable."""
 
-    def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
+    def __init__(self, entries: tuple[KeyEntry, ...] = ()) -> None:
         self.entries = entries
         self._by_key = {entry.public: entry for entry in entries}
 
-    def find(self, public: bytes) -> Entry | None:
+    def find(self, public: bytes) -> KeyEntry | None:
         return self._by_key.get(public)
 
-    def of_name(self, name: str) -> list[Entry]:
+    def of_name(self, name: str) -> list[KeyEntry]:
         return [entry for entry in self.entries if entry.name == name]
 
-    def of_kind(self, kind: str) -> list[Entry]:
+    def of_kind(self, kind: str) -> list[KeyEntry]:
         return [entry for entry in self.entries if entry.kind == kind]
 
     @property
@@ -105,10 +105,10 @@ def parse_allowed(text: str, where: object) -> AllowedKeys:
     return AllowedKeys(tuple(entries))
 
 
-def _parse_line(words: list[str], where: str) -> Entry:
+def _parse_line(words: list[str], where: str) -> KeyEntry:
     if len(words) != 3 or words[0] not in KINDS:
         raise ConfigError(f"{where}: the line must be `router NAME KEY` or `node NAME KEY`")
-    return Entry(words[0], check_name(words[1]), parse_key(words[2], where))
+    return KeyEntry(words[0], check_name(words[1]), parse_key(words[2], where))
 
 
 def parse_key(text: str, where: object) -> bytes:

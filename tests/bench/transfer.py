@@ -37,7 +37,7 @@ from shared.kv.pool import KVPool
 from shared.transfer.frames import FrameReceiver, FrameSender
 from shared.transfer.shm import ShmReceiver, ShmSender
 from shared.wire.codec import to_wire
-from shared.wire.key_files import ALLOWED, NODE, AllowedKeys, Entry, make_folder, new_pair, write_pair, write_private
+from shared.wire.key_files import ALLOWED, NODE, AllowedKeys, KeyEntry, make_folder, new_pair, write_pair, write_private
 from shared.wire.keyring import KeyRing
 from shared.wire.messages import Drain, Ready
 from shared.wire.peers import Received
@@ -111,7 +111,7 @@ def make_keys(folder: Path) -> None:
     pairs = {name: new_pair() for name in ("p", "d")}
     for name, pair in pairs.items():
         write_pair(folder, name, pair)
-    entries = tuple(Entry(NODE, name, pair.public) for name, pair in pairs.items())
+    entries = tuple(KeyEntry(NODE, name, pair.public) for name, pair in pairs.items())
     write_private(folder / ALLOWED, AllowedKeys(entries).text)
 
 

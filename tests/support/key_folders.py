@@ -10,7 +10,7 @@ from shared.wire.key_files import (
     NODE,
     ROUTER,
     AllowedKeys,
-    Entry,
+    KeyEntry,
     KeyPair,
     make_folder,
     new_pair,
@@ -27,12 +27,12 @@ def make_keys(folder: Path, nodes: Sequence[str] = ("p", "d"), routers: Sequence
     for kind, name in [*((ROUTER, name) for name in routers), *((NODE, name) for name in nodes)]:
         pair = new_pair()
         write_pair(folder, name, pair)
-        entries.append(Entry(kind, name, pair.public))
+        entries.append(KeyEntry(kind, name, pair.public))
     write_private(folder / ALLOWED, AllowedKeys(tuple(entries)).text)
     return folder
 
 
-def edit_allowed(folder: Path, entries: Sequence[Entry]) -> None:
+def edit_allowed(folder: Path, entries: Sequence[KeyEntry]) -> None:
     write_private(folder / ALLOWED, AllowedKeys(tuple(entries)).text)
 
 
@@ -42,7 +42,7 @@ def forged(folder: Path, kind: str, name: str, into: Path, pair: KeyPair | None 
     pair = pair or new_pair()
     write_pair(into, name, pair)
     kept = [entry for entry in read_allowed(folder).entries if entry.name != name]
-    edit_allowed(into, [*kept, Entry(kind, name, pair.public)])
+    edit_allowed(into, [*kept, KeyEntry(kind, name, pair.public)])
     return KeyRing(into, kind, name)
 
 

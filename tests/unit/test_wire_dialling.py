@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shared.core.errors import ConfigError
-from shared.wire.key_files import NODE, ROUTER, Entry, new_pair, read_allowed
+from shared.wire.key_files import NODE, ROUTER, KeyEntry, new_pair, read_allowed
 from shared.wire.keyring import KeyRing
 from shared.wire.zeromq.dialling import PAUSE_S, Dialling
 from tests.support.key_folders import edit_allowed, make_keys
@@ -93,7 +93,9 @@ def test_a_router_s_key_that_is_gone_or_new(ring: KeyRing, tmp_path: Path) -> No
     to_router = Dealer(server=old, own=ring.now.own)
     to_node = Dealer("d@1", ENDPOINT, new_pair().public, own=ring.now.own)
     entries = read_allowed(folder).entries
-    edit_allowed(folder, [*(entry for entry in entries if entry.public != old), Entry(ROUTER, "x", new_pair().public)])
+    edit_allowed(
+        folder, [*(entry for entry in entries if entry.public != old), KeyEntry(ROUTER, "x", new_pair().public)]
+    )
     assert not dialling.keys_changed() and ring.refresh() and dialling.keys_changed() and not dialling.keys_changed()
     assert dialling.is_stale(to_router) and not dialling.is_stale(to_node)
     edit_allowed(folder, [entry for entry in entries if entry.name != "d"])

@@ -18,7 +18,7 @@ import zmq
 from shared.core.errors import ConfigError
 from shared.core.keys import RequestKey
 from shared.wire.codec import encode, to_wire
-from shared.wire.key_files import NODE, ROUTER, Entry, new_pair, read_allowed, read_pair, write_pair
+from shared.wire.key_files import NODE, ROUTER, KeyEntry, new_pair, read_allowed, read_pair, write_pair
 from shared.wire.keyring import KeyRing, Keys
 from shared.wire.messages import Abort, Drain, Goodbye, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
@@ -336,11 +336,11 @@ def test_a_forged_router_learns_nothing(folder: Path, tmp_path: Path) -> None:
 # ---- keys that change while links run
 
 
-def add_key(folder: Path, kind: str, name: str) -> Entry:
+def add_key(folder: Path, kind: str, name: str) -> KeyEntry:
     """The first step of a rotation: a second key is allowed; its secret waits."""
     pair = new_pair()
     write_pair(folder, name, pair, ".next")
-    entry = Entry(kind, name, pair.public)
+    entry = KeyEntry(kind, name, pair.public)
     edit_allowed(folder, [*read_allowed(folder).entries, entry])
     return entry
 

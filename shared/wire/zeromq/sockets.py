@@ -25,7 +25,7 @@ from shared.wire.zeromq.monitor import drain_monitor, has_input, open_monitor
 from shared.wire.zeromq.parts import NAME_PROPERTY, PartReader, introduce, property_of, send_message, version_of
 from shared.wire.zeromq.peer_gate import PeerGate
 from shared.wire.zeromq.routing_ids import draw_first_id
-from shared.wire.zeromq.watch import Connection, Watch, tcp_port
+from shared.wire.zeromq.watch import Watch, WatchedConnection, tcp_port
 
 SHUT_OUT = {  # handshakes that failed because of keys
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not allowed",
@@ -301,7 +301,7 @@ class DealerSocket:
         self._options = options if name == endpoint or options.brings_pages else replace(options, limits=BY_DECODE)
         self._stats = stats
         self._watch = watch or Watch(options.watch_limits, is_encrypted=options.ring is not None)
-        self._connection: Connection | None = None  # None while the connection isn't watched
+        self._connection: WatchedConnection | None = None  # None while the connection isn't watched
         self._events: list[int] = []
         self._connect()
 

@@ -72,7 +72,7 @@ class Look(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class WatchedConnection:
     """One descriptor, from accept or connect to close. The loop's thread writes `delivered`. The watch's thread
     writes `unread`."""
 
@@ -176,8 +176,8 @@ class Watch:
         self._bytes_before = 0
         self._handshake_growth = 0.0  # in bytes
         self._header_bytes = CURVE_BYTES if is_encrypted else 0
-        self._connections: dict[int, Connection] = {}
-        self._of_peer: dict[str, list[Connection]] = {}
+        self._connections: dict[int, WatchedConnection] = {}
+        self._of_peer: dict[str, list[WatchedConnection]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -202,15 +202,15 @@ class Watch:
         """Watch a peer's connection to our port. The peer must send a message within `silent_s`."""
         self._add(fd, inode_of(fd, own_port=port), must_speak=True)
 
-    def dialled(self, fd: int, port: int) -> Connection | None:
+    def dialled(self, fd: int, port: int) -> WatchedConnection | None:
         """Watch our connection to a peer's port. Return None if this connection is closed already."""
         return self._add(fd, inode_of(fd, peer_port=port), must_speak=False)
 
-    def _add(self, fd: int, inode: int | None, *, must_speak: bool) -> Connection | None:
+    def _add(self, fd: int, inode: int | None, *, must_speak: bool) -> WatchedConnection | None:
         self._forget(self._connections.get(fd))
         if inode is None:
             return None
-        connection = self._connections[fd] = Connection(fd, inode, self._clock(), must_speak)
+        connection = self._connections[fd] = WatchedConnection(fd, inode, self._clock(), must_speak)
         return connection
 
     def accepted_closed(self, fd: int) -> None:
@@ -223,11 +223,11 @@ class Watch:
         for connection in list(self._connections.values()):
             self.accepted_closed(connection.fd)
 
-    def dialled_closed(self, connection: Connection | None) -> None:
+    def dialled_closed(self, connection: WatchedConnection | None) -> None:
         if connection is not None and self._connections.get(connection.fd) is connection:
             self._forget(connection)
 
-    def _forget(self, connection: Connection | None) -> None:
+    def _forget(self, connection: WatchedConnection | None) -> None:
         if connection is None:
             return
         del self._connections[connection.fd]
@@ -284,7 +284,7 @@ class Watch:
         self._bursts.note(unread, now)
         return unread
 
-    def _bound_sum(self, connections: Sequence[Connection], most: int) -> None:
+    def _bound_sum(self, connections: Sequence[WatchedConnection], most: int) -> None:
         left = sorted((one for one in connections if not one.is_shut), key=lambda one: one.held)
         total = sum(one.held for one in left)
         while left and total > most:
@@ -292,7 +292,7 @@ class Watch:
             total -= largest.held
             self._shut(largest, REFUSED_FLOOD, "connections sent more than was read from them")
 
-    def _bound_swelling(self, connections: Sequence[Connection]) -> None:
+    def _bound_swelling(self, connections: Sequence[WatchedConnection]) -> None:
         """Limit the memory of unfinished messages with many tiny parts."""
         left = [one for one in connections if not one.is_shut]
         most = max(self._limits.unread_bytes_in_all, SWOLLEN * sum(one.unread for one in left))
@@ -300,7 +300,7 @@ class Watch:
         if worst is not None and worst.swollen > most:
             self._shut(worst, REFUSED_FLOOD, "an unfinished message takes many times its bytes of memory")
 
-    def _bound_handshakes(self, connections: Sequence[Connection], grown: int) -> None:
+    def _bound_handshakes(self, connections: Sequence[WatchedConnection], grown: int) -> None:
         callers = [one for one in connections if one.must_speak and not one.is_shut]
         left = sorted((one for one in callers if one.handshake > LONG_HANDSHAKE_BYTES), key=lambda one: one.handshake)
         total = sum(one.handshake for one in left)
@@ -313,7 +313,7 @@ class Watch:
             self._shut(left.pop(), REFUSED_FLOOD, "handshakes take many times their bytes of memory")
         self._handshake_growth = min(growth, MOST_SWELLING * total)
 
-    def _bound_silent(self, connections: Sequence[Connection], now: float) -> None:
+    def _bound_silent(self, connections: Sequence[WatchedConnection], now: float) -> None:
         silent = sorted(
             (one for one in connections if one.must_speak and not one.peer and not one.is_shut),
             key=lambda one: one.since,
@@ -324,7 +324,7 @@ class Watch:
             elif now - one.since > self._limits.silent_s:
                 self._shut(one, REFUSED_IDLE, f"a connection said nothing for {self._limits.silent_s:g} s")
 
-    def _close_mute(self, connections: Sequence[Connection]) -> None:
+    def _close_mute(self, connections: Sequence[WatchedConnection]) -> None:
         """Close connections to lost or frozen hosts. If bytes wait in the kernel, this process reads late, and the
         host is not at fault."""
         for one in connections:
@@ -332,7 +332,7 @@ class Watch:
                 one.is_shut = True
                 self._shears.shut_down(one.fd, one.inode)
 
-    def _shut(self, connection: Connection, reason: str, why: str) -> None:
+    def _shut(self, connection: WatchedConnection, reason: str, why: str) -> None:
         """End the connection, so that libzmq frees its memory."""
         if not connection.is_shut:
             connection.is_shut = True
