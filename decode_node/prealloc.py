@@ -67,7 +67,7 @@ class Prealloc:
             self._offers[key] = waiting
             self._wait_at[key] = now
             self._wait_at.move_to_end(key, last=False)
-            if self._ctx.routers.word_of(key) is not None:
+            if self._ctx.routers.session_key_of(key) is not None:
                 self._begin(waiting, now)
             return
         refusal = refusal or Overloaded(f"{facts.node_id} has too many offers waiting")

@@ -28,26 +28,26 @@ class Vouchers:
 
         A valid ticket's deadline also limits the request's deadline.
         """
-        word = self._ctx.routers.word_of(req.key)
-        if word is None:
+        session = self._ctx.routers.session_key_of(req.key)
+        if session is None:
             return None
         ticket = offer.ticket
-        if ticket is None or not is_genuine(word.key, req.key, source, ticket):
+        if ticket is None or not is_genuine(session.key, req.key, source, ticket):
             return self._refuse(source, "an Offer without a router's ticket")
         if req.key in self.spent:
             return self._refuse(source, "an Offer whose ticket was used before")
         if len(req.prompt_ids) + req.sampling.max_tokens > ticket.most_tokens:
             return self._refuse(source, "an Offer of more tokens than its ticket allows")
-        until = local_time(word, ticket.deadline_ms, now)
+        until = local_time(session, ticket.deadline_ms, now)
         if until < now:
             return DeadlineExceeded("the request's ticket has expired")
         req.deadline = min(req.deadline, until)
         return None
 
     def spend(self, req: Request, offer: Offer, now: float) -> None:
-        word, ticket = self._ctx.routers.word_of(req.key), offer.ticket
-        assert word is not None and ticket is not None
-        self.spent.spend(req.key, local_time(word, ticket.deadline_ms, now), now)
+        session, ticket = self._ctx.routers.session_key_of(req.key), offer.ticket
+        assert session is not None and ticket is not None
+        self.spent.spend(req.key, local_time(session, ticket.deadline_ms, now), now)
 
     def _refuse(self, source: str, why: str) -> HandoffFailed:
         self._ctx.metrics.count(f"{REFUSED_PREFIX}{REFUSED_TICKET}")

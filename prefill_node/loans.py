@@ -111,14 +111,14 @@ class Loans:
     def _vouched_until(self, peer: str, pull: Pull, now: float) -> float:
         """Return the time when the ticket ends. Each ticket allows one loan."""
         key, ticket = key_of(pull.key), pull.ticket
-        word = self._ctx.routers.word_of(key)
-        if word is None:
+        session = self._ctx.routers.session_key_of(key)
+        if session is None:
             raise HandoffFailed("the request's router is not known here")
-        if not is_genuine(word.key, key, peer, ticket, pull.last_page):
+        if not is_genuine(session.key, key, peer, ticket, pull.last_page):
             raise self._refuse(peer, "a Pull without a router's ticket")
         if len(pull.prompt_ids) > ticket.most_tokens:
             raise self._refuse(peer, "a Pull of more tokens than its ticket allows")
-        ends = local_time(word, ticket.deadline_ms, now)
+        ends = local_time(session, ticket.deadline_ms, now)
         if ends < now:
             raise HandoffFailed("the ticket of the pull has expired")
         whole = key.sibling(0)

@@ -64,7 +64,7 @@ class ChatSession:
     """A conversation with a model. `open` posts a body and yields the streamed answer."""
 
     open: Callable[[dict[str, Any]], contextlib.AbstractContextManager[HTTPResponse]]
-    knobs: dict[str, Any]
+    params: dict[str, Any]
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def say(self, text: str) -> Iterator[str]:
@@ -74,7 +74,7 @@ class ChatSession:
         said = [*self.messages, {"role": "user", "content": text}]
         answer = ""
         try:
-            with self.open({**self.knobs, "messages": said, "stream": True}) as response:
+            with self.open({**self.params, "messages": said, "stream": True}) as response:
                 for piece in pieces(response):
                     answer += piece
                     yield piece
@@ -182,12 +182,12 @@ def talk_of(args: argparse.Namespace) -> Iterator[ChatSession]:
                 base = stack.enter_context(own_cluster(flags, log, timeout_s=MOST_WAIT_S))
             http = RouterHttp(parse_url(base), "")
             model = named(None, http)
-        knobs: dict[str, Any] = {"model": model}
-        knobs |= {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
-        knobs |= {} if args.temperature is None else {"temperature": args.temperature}
+        params: dict[str, Any] = {"model": model}
+        params |= {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+        params |= {} if args.temperature is None else {"temperature": args.temperature}
         system = [{"role": "system", "content": args.system}] if args.system else []
         yield ChatSession(
-            lambda body: http.opened("POST", "/v1/chat/completions", body, LONGEST_SILENCE_S), knobs, list(system)
+            lambda body: http.opened("POST", "/v1/chat/completions", body, LONGEST_SILENCE_S), params, list(system)
         )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from router.fleet.node_room import NodeRoom
 from router.fleet.prompt_cost import PromptFigures
 from router.fleet.pull_cost import PullFigures
-from router.fleet.room import NodeRoom
 from router.fleet.slowness import Slowness
 from shared.wire.messages import NodeLoad
 

@@ -11,8 +11,8 @@ from router.fleet.breaker import Breaker
 from router.fleet.figures import NodeFigures
 from router.fleet.kinds import Kind, Kinds, Misfit, misfit
 from router.fleet.leaving import Leaving, leaving_after
+from router.fleet.node_room import room_in
 from router.fleet.prefix_index import MAX_PAGES, PageIndex
-from router.fleet.room import room_in
 from router.fleet.slowness import Share, Slowness
 from router.fleet.strangers import Strangers
 from router.fleet.unconfirmed import Unconfirmed

@@ -49,7 +49,7 @@ from shared.kernel.attention_words import (
 from shared.kernel.block_code import BlockForm
 from shared.kernel.block_product import FEWEST_AMX_ROWS, multiply_rows
 from shared.kernel.byte_rows import row_bytes_of
-from shared.kernel.byte_tiles import BLOCK, largest_of, soften, tile_bytes, turn_keys, turn_values
+from shared.kernel.byte_tiles import BLOCK, largest_of, soften, tile_bytes, transpose_keys, transpose_values
 from shared.kernel.dot import best_dot
 from shared.kernel.jit import (
     NUM_ROWS,
@@ -115,7 +115,7 @@ class ByteRoom(NamedTuple):
     """Addresses in a thread's scratch. R: a run's largest length. G: queries per kv head. N: number of keys."""
 
     registers: int  # ROOM_BYTES
-    tile: int  # what turn_keys or turn_values wrote
+    tile: int  # what transpose_keys or transpose_values wrote
     items: int  # (BLOCK,) int64: addresses of a block's keys or values
     scales: int  # (BLOCK,) int64: addresses of the keys' scales
     zeros: int  # (BLOCK,) float32
@@ -169,7 +169,7 @@ def _score_run(
         lanes = _locate(room, keys, run, start, num_keys, step, head_dim)
         _fetch(room, lanes, values.items - keys.items, head_dim)
         _copy_scales(room, lanes, room.tile + BLOCK * head_dim, start, values.scales - keys.scales)
-        turn_keys(head_dim, room.items, lanes // COLUMNS, room.tile)
+        transpose_keys(head_dim, room.items, lanes // COLUMNS, room.tile)
         _multiply(
             kind, head_dim, has_amx, queries, query_size, run.length * group, room.tile, room.zeros, 0,
             room.scores + start * 4, stride, room.registers,
@@ -188,7 +188,7 @@ def _weigh_run(
         fill(room.tile + tile * VALUE_TILE + BLOCK * BLOCK, BLOCK, _f32(1.0))
     for start in range(0, num_keys, BLOCK):
         lanes = _locate(room, values, run, start, num_keys, step, head_dim)
-        turn_values(head_dim, room.items, lanes // 4, room.tile)
+        transpose_values(head_dim, room.items, lanes // 4, room.tile)
         for tile in range(head_dim // BLOCK):
             sums = room.sums + tile * BLOCK * 4
             _multiply(

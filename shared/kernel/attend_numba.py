@@ -54,7 +54,7 @@ from shared.kernel.jit import (
     prefetch,
     store,
 )
-from shared.kernel.simd import copy_block, narrow_weights, score_block, score_turned, turn_block, weigh_block
+from shared.kernel.simd import copy_block, narrow_weights, score_block, score_transposed, transpose_block, weigh_block
 from shared.kernel.sums import sum_of
 from shared.kernel.vectors import block_lanes, number_bytes_of
 
@@ -129,7 +129,7 @@ class RunRoom(NamedTuple):
 
     items: int  # (lanes,) int64: addresses of a block's keys or values
     scales: int  # (lanes,) int64: addresses of their scales
-    block: int  # what turn_block or copy_block wrote
+    block: int  # what transpose_block or copy_block wrote
     edge: int  # (G, lanes) float32: weights of a partial block
     sums: int  # (R, G, D) float32: weighted values
     tops: int  # (R, G, lanes) float32: largest scores
@@ -162,11 +162,11 @@ def make_attend(
             for start in range(run.shared, run.end, lanes):
                 _fetch(keys, run.table, start + lanes, run.end, step, items, row_bytes, lanes)
                 _locate(room.items, room.scales, keys, run.table, start, run.end, step, items, row_bytes, lanes)
-                turn_block(head_dim, items, room.items, room.scales, room.block)
+                transpose_block(head_dim, items, room.items, room.scales, room.block)
                 for i in range(run.length):
                     found = room.scores + i * group * stride + (start - _oldest(run.num_keys + i, run.window)) * 4
                     tops = room.tops + i * group * lanes * 4
-                    score_turned(group, head_dim, items, queries + i * token_bytes, room.block, found, stride, tops)
+                    score_transposed(group, head_dim, items, queries + i * token_bytes, room.block, found, stride, tops)
             _soften_run(items, room, run, stride, group, lanes, scale)
             fill(room.sums, run.length * group * head_dim, _f32(0.0))
             _weigh_own(group, head_dim, items, number_bytes, lanes, row_bytes, step, run, room, values, True)

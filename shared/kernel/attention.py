@@ -117,9 +117,9 @@ class TorchAttention:
         slots = inputs.key_slots
         self._write_page = inputs.layout.page_table[self._row, slots // page_size].long()
         self._write_slot = slots % page_size
-        self._turn = turn_of(self._tables, inputs.positions)
+        self._rope = rope_of(self._tables, inputs.positions)
         local = self._local_tables
-        self._local_turn = self._turn if local is None else turn_of(local, inputs.positions)
+        self._local_rope = self._rope if local is None else rope_of(local, inputs.positions)
         self._num_pages = -(-inputs.layout.max_seq_len // page_size)
         self._num_alone = rows_alone(inputs)
         self._bounds = _host_bounds(inputs) if self._num_alone else []
@@ -129,8 +129,8 @@ class TorchAttention:
     ) -> torch.Tensor:
         heads, kv_heads = self._shape.num_heads, self._shape.num_kv_heads
         q, k, v = qkv.view(len(qkv), -1, self._shape.head_dim).split((heads, kv_heads, kv_heads), dim=1)
-        turn = self._local_turn if self._shape.window(layer) else self._turn
-        q, k = self._rotate(q, q_norm, turn), self._rotate(k, k_norm, turn)
+        rope = self._local_rope if self._shape.window(layer) else self._rope
+        q, k = self._rotate(q, q_norm, rope), self._rotate(k, k_norm, rope)
         size = page_hadamard(self._shape, self._kv.dtype)
         if size > 1:
             q, k = hadamard(q.float(), size), hadamard(k.float(), size) / size
@@ -147,12 +147,12 @@ class TorchAttention:
             values, self._scales[page, layer, half, :, slot] = quantize(values, self._kv.dtype)
         self._kv[page, layer, half, :, slot] = values
 
-    def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, turn: RopeTables) -> torch.Tensor:
+    def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, rope: RopeTables) -> torch.Tensor:
         wide = x.float()
         if norm is not None:
             wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._shape.eps) * norm
         left, right = wide.chunk(2, dim=-1)
-        cos, sin = turn
+        cos, sin = rope
         return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
     def _padded(self, layer: int, q: torch.Tensor) -> torch.Tensor:
@@ -265,6 +265,6 @@ def outside_window(hidden: torch.Tensor, window: int) -> torch.Tensor:
     return hidden | (nth <= nth[..., -1:] - window)
 
 
-def turn_of(tables: RopeTables, positions: torch.Tensor) -> RopeTables:
+def rope_of(tables: RopeTables, positions: torch.Tensor) -> RopeTables:
     """Return cos and sin, (T, 1, D // 2)."""
     return tables[0][positions][:, None], tables[1][positions][:, None]

@@ -263,7 +263,7 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
         for token in range(first, end):
             page, slot = _place(step, token)
             at = page * step[PAGE_BYTES] + slot * head_bytes
-            cos, sin = _turn(words, step, token, head_dim)
+            cos, sin = _rope(words, step, token, head_dim)
             source = words[QKV] + token * (num_heads + 2 * num_kv_heads) * head_bytes
             for head in range(num_heads):
                 target = step[QUERIES] + (token * num_heads + head) * query_bytes
@@ -300,7 +300,7 @@ def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half:
         for token in range(first, end):
             page, slot = _place(step, token)
             at, scale_at = page * step[PAGE_BYTES], page * step[SCALE_PAGE_BYTES]
-            cos, sin = _turn(words, step, token, head_dim)
+            cos, sin = _rope(words, step, token, head_dim)
             source = words[QKV] + token * (num_heads + 2 * num_kv_heads) * head_bytes
             for head in range(num_heads):
                 if is_integer:
@@ -336,7 +336,7 @@ def _place(step: Any, token: int) -> tuple[int, int]:
 
 
 @inlined
-def _turn(words: Any, step: Any, token: int, head_dim: int) -> tuple[int, int]:
+def _rope(words: Any, step: Any, token: int, head_dim: int) -> tuple[int, int]:
     offset = longs_at(step[POSITIONS])[token] * head_dim * 2
     return words[COS] + offset, words[SIN] + offset
 

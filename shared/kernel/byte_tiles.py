@@ -107,7 +107,7 @@ def _which_are_read(builder: Any, block: Any, num_keys: Any) -> list[Any]:
 
 
 @emitted_for_constants
-def turn_keys(typing_context: Any, head_dim: Any, keys: Any, count: Any, out: Any) -> Any:
+def transpose_keys(typing_context: Any, head_dim: Any, keys: Any, count: Any, out: Any) -> Any:
     """Emit code that writes `count` times 16 keys as a tile: [16 keys][quad of the head][key][4 bytes]."""
     if not isinstance(head_dim, types.Literal):
         raise TypeError("head_dim must be a constant")
@@ -122,7 +122,7 @@ def turn_keys(typing_context: Any, head_dim: Any, keys: Any, count: Any, out: An
             rows = [read_at(builder, at, LONG(8 * lane), LONG) for lane in range(COLUMNS)]
             for part in range(size // BLOCK):
                 words = [read_at(builder, row, LONG(BLOCK * part), STEPS) for row in rows]
-                for n, quad in enumerate(turn.turned(words)):
+                for n, quad in enumerate(turn.transposed(words)):
                     place = builder.add(target, LONG((part * COLUMNS + n) * LINE_BYTES))
                     write_at(builder, place, builder.xor(quad, signs))
         return context.get_dummy_value()
@@ -131,7 +131,7 @@ def turn_keys(typing_context: Any, head_dim: Any, keys: Any, count: Any, out: An
 
 
 @emitted_for_constants
-def turn_values(typing_context: Any, head_dim: Any, values: Any, count: Any, out: Any) -> Any:
+def transpose_values(typing_context: Any, head_dim: Any, values: Any, count: Any, out: Any) -> Any:
     """Emit code that writes `count` quads of values as tiles of 64 of the head's numbers: [16 numbers][quad of
     keys][number][4 bytes]."""
     if not isinstance(head_dim, types.Literal):

@@ -124,7 +124,7 @@ def _ends_with(
 
 
 @exact
-def _bar(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> None:
+def _ban(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> None:
     row = outputs.rows[e]
     for w in range(params.bad_offsets[row], params.bad_offsets[row + 1]):
         word = params.bad_ids[params.bad_ends[w] : params.bad_ends[w + 1]]
@@ -171,5 +171,5 @@ def edited(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs,
     if has_grammar:
         _keep(logits, outputs.masks[outputs.mask_rows[e]])
     if has_bad_words:
-        _bar(logits, params, outputs, e)
+        _ban(logits, params, outputs, e)
     return logits

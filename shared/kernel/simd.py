@@ -115,14 +115,14 @@ def weigh_block(
 
 
 @emitted_for_constants
-def turn_block(typing_context: Any, head_dim: Any, items: Any, keys: Any, scales: Any, out: Any) -> Any:
+def transpose_block(typing_context: Any, head_dim: Any, items: Any, keys: Any, scales: Any, out: Any) -> Any:
     """Emit code that writes keys, widened and transposed, to `out`: (D, lanes) float32, or (D / 2, lanes) pairs."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = Vectors(builder, head_dim.literal_value, Items(items.literal_value))
         rows = [code.read_block(args[2], args[3], lane) for lane in range(code.lanes)]
         for j in range(code.per_head):
-            for n, vector in enumerate(code.turned([row[j] for row in rows])):
+            for n, vector in enumerate(code.transposed([row[j] for row in rows])):
                 code.write(args[4], (j * code.lanes + n) * code.lanes, vector)
         return context.get_dummy_value()
 
@@ -144,11 +144,11 @@ def copy_block(typing_context: Any, head_dim: Any, items: Any, values: Any, scal
 
 
 @emitted_for_constants
-def score_turned(
+def score_transposed(
     typing_context: Any, group: Any, head_dim: Any, items: Any, queries: Any, keys: Any, out: Any, stride: Any,
     tops: Any,
 ) -> Any:  # fmt: skip
-    """Emit score_block's products, with the same bits, for keys that turn_block wrote to the address `keys`."""
+    """Emit score_block's products, with the same bits, for keys that transpose_block wrote to the address `keys`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         code = Vectors(builder, head_dim.literal_value, Items(items.literal_value))

@@ -35,7 +35,7 @@ class Vectors:
         self._builder, self._items = builder, items
         self._is_paired = are_paired(items)
         self.head_dim = head_dim
-        self.words = head_dim // 2 if self._is_paired else head_dim  # of a query or turned key
+        self.words = head_dim // 2 if self._is_paired else head_dim  # of a query or transposed key
         self.lanes = block_lanes(head_dim)
         self.per_head, self.per_sum = self.words // self.lanes, head_dim // self.lanes
         self._type = ir.VectorType(FLOAT, self.lanes)
@@ -154,7 +154,7 @@ class Vectors:
         larger = self._builder.fcmp_ordered(">", scores, top)
         self.write(tops, query * self.lanes, self._builder.select(larger, scores, top))
 
-    def turned(self, rows: list[Any]) -> list[Any]:
+    def transposed(self, rows: list[Any]) -> list[Any]:
         """Transpose the rows: interleave the first half with the second, log2(lanes) times."""
         half = self.lanes // 2
         dealt = [lane // 2 + lane % 2 * self.lanes for lane in range(self.lanes)]

@@ -120,7 +120,7 @@ def _edit(
         _allow(logits, rows)
     if masks is not None:
         _keep(logits, masks)
-    _bar(logits, rows, positions, history)
+    _ban(logits, rows, positions, history)
     return logits
 
 
@@ -214,7 +214,7 @@ def _keep(logits: torch.Tensor, masks: DeviceMasks) -> None:
     logits.masked_fill_(is_barred & (masks.rows >= 0).unsqueeze(1), -torch.inf)
 
 
-def _bar(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, history: History | None) -> None:
+def _ban(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, history: History | None) -> None:
     """Bar the last id of each bad word where it would complete the word."""
     params = rows.params
     outputs, entries = rows.entries("bad_ends")

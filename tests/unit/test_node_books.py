@@ -30,7 +30,7 @@ from shared.node.convert import (
 from shared.node.fingerprint import difference, make_fingerprint
 from shared.node.report import node_load
 from shared.node.routers.dialled import Routers, RouterState
-from shared.node.routers.lives import RouterLife, RoutersWord
+from shared.node.routers.lives import RouterLife, SessionKey
 from shared.node.tombstones import Tombstones
 from shared.observe.node_metrics import NodeMetrics
 from shared.sched.events import Emitted, Ended, PrefillDone
@@ -138,7 +138,7 @@ def test_the_layout_is_in_the_fingerprint() -> None:
 
 # ---- routers
 
-WORD = RoutersWord(b"k", 0.0, 0.0)
+WORD = SessionKey(b"k", 0.0, 0.0)
 
 
 def test_a_router_is_known_by_id_and_epoch() -> None:

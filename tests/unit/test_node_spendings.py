@@ -8,7 +8,7 @@ from router.fleet.leaving import By, Leaving
 from router.queue.rate_limit import TOKENS
 from router.queue.spending import carriers
 from shared.node.routers.dialled import DialledRouter, RouterState
-from shared.node.routers.lives import RouterLife, RoutersWord
+from shared.node.routers.lives import RouterLife, SessionKey
 from shared.node.routers.spendings import MOST_ROUTERS, Spendings
 from shared.wire.messages import Spending
 from shared.wire.peers import Received
@@ -17,7 +17,7 @@ from tests.support.spending_world import keys_text
 from tests.support.two_routers import A, B, Router, Site
 
 MINE, THEIRS = RouterLife("mine", 1), RouterLife("theirs", 1)
-WORD = RoutersWord(b"", 0.0, 0.0)
+WORD = SessionKey(b"", 0.0, 0.0)
 TEXT = keys_text(["a"], tokens=1000)
 C = "tcp://127.0.0.1:7003"
 

@@ -14,7 +14,7 @@ from shared.core.errors import DeadlineExceeded, HandoffFailed, Overloaded
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
 from shared.node.routers.dialled import RouterState
-from shared.node.routers.lives import RoutersWord
+from shared.node.routers.lives import SessionKey
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Message, Offer, Prebuilt, Ready, Refuse, Welcome
 from shared.wire.peers import PeerClosed, PeerUp, Received
@@ -210,7 +210,7 @@ def test_a_ticket_that_is_over_opens_nothing() -> None:
 
 
 def test_a_deadline_is_stretched_by_what_clocks_drift() -> None:
-    word = RoutersWord(b"k", ahead_s=-100.0, since=50.0)
+    word = SessionKey(b"k", ahead_s=-100.0, since=50.0)
     assert vouchers.local_time(word, 160_000, now=50.0) == 60.0
     assert vouchers.local_time(word, 160_000, now=1050.0) == 61.0
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from deploy.cluster.own_cluster import own_cluster
 from deploy.router_http import UNREACHABLE, RouterHttp, read_api_key
 from deploy.router_url import Url, no_answer, parse_url, url_of
-from deploy.tools.beside import beside, every
+from deploy.tools.concurrently import concurrently, every
 from deploy.tools.generate.asker import BatchClient, RetryLimits, line_of_bad
 from deploy.tools.generate.http_client import HttpClient
 from deploy.tools.generate.line_file import BatchStopped, LineFile, OutputLine, answered_in
@@ -196,7 +196,7 @@ async def shown(tally: Tally, console: Console, *, quiet: bool) -> AsyncIterator
     if quiet or not console.is_terminal:
         yield
         return
-    async with beside(redraw(tally, console)):
+    async with concurrently(redraw(tally, console)):
         yield
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from deploy.tools.beside import beside, every
+from deploy.tools.concurrently import concurrently, every
 from deploy.tools.traffic.record import RequestRecord
 from deploy.tools.traffic.runner import LoadRunner
 
@@ -87,7 +87,7 @@ async def shown(runner: LoadRunner, console: Console, *, quiet: bool) -> AsyncIt
         yield
         return
     show = in_place if console.is_terminal else in_lines
-    async with beside(show(runner, console)):
+    async with concurrently(show(runner, console)):
         yield
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from shared.core.keys import RequestKey
-from shared.node.routers.lives import RouterLife, RoutersWord
+from shared.node.routers.lives import RouterLife, SessionKey
 from shared.wire.messages import Key
 from shared.wire.taken import NOTHING_TAKEN, Taken
 
@@ -41,12 +41,12 @@ class RouterState(Enum):
 
 @dataclass(slots=True, eq=False)
 class RouterSession:
-    """What a node knows of a router until their connection ends. A served router has `life` and `word`."""
+    """What a node knows of a router until their connection ends. A served router has `life` and `key`."""
 
     up_since: float = -INFINITY
     hello_at: float = INFINITY  # time of the last Hello
     life: RouterLife | None = None
-    word: RoutersWord | None = None
+    key: SessionKey | None = None
     refused: RouterLife | None = None
     rival: str | None = None  # endpoint of the router that is served under the refused router's name
     taken: list[Key] = field(default_factory=list)  # keys of the Generates since the last heartbeat
@@ -76,10 +76,10 @@ class DialledRouter:
     def is_ending(self) -> bool:
         return self.state in (RouterState.PARTING, RouterState.RETURNING)
 
-    def welcome(self, life: RouterLife, word: RoutersWord) -> RouterLife | None:
+    def welcome(self, life: RouterLife, key: SessionKey) -> RouterLife | None:
         """Serve a router. Return the other epoch served at this endpoint until now, if any."""
         former, session = self.life, self.session
-        session.life, session.word, session.refused, session.rival = life, word, None, None
+        session.life, session.key, session.refused, session.rival = life, key, None, None
         if self.state is not RouterState.LEAVING:
             self.state = RouterState.SERVED
         return former if former != life else None
@@ -87,7 +87,7 @@ class DialledRouter:
     def refuse(self, life: RouterLife, rival: str) -> RouterLife | None:
         """Refuse a router. Return the epoch that was served at this endpoint until now, if any."""
         former, session = self.life, self.session
-        session.life, session.word, session.refused, session.rival = None, None, life, rival
+        session.life, session.key, session.refused, session.rival = None, None, life, rival
         self.state = RouterState.REFUSED
         return former
 
@@ -95,7 +95,7 @@ class DialledRouter:
         """Return what the next heartbeat tells this router."""
         session = self.session
         keys, session.taken = session.taken, []
-        return NOTHING_TAKEN if session.word is None else Taken(session.word.clock_ms, keys)
+        return NOTHING_TAKEN if session.key is None else Taken(session.key.clock_ms, keys)
 
     def end(self, state: RouterState, due: float = INFINITY) -> RouterLife | None:
         """End the session. Return the epoch that was served until now, if any."""
@@ -153,10 +153,10 @@ class Routers:
         link = self._link_of(RouterLife(key.router_id, key.router_epoch))
         return None if link is None else link.peer
 
-    def word_of(self, key: RequestKey) -> RoutersWord | None:
+    def session_key_of(self, key: RequestKey) -> SessionKey | None:
         """Return None if the router is unknown."""
         link = self._link_of(RouterLife(key.router_id, key.router_epoch))
-        return None if link is None else link.session.word
+        return None if link is None else link.session.key
 
     def _link_of(self, life: RouterLife) -> DialledRouter | None:
         return next((link for link in self.dialled.values() if link.life == life), None)

@@ -16,7 +16,7 @@ class RouterLife:
 
 
 @dataclass(frozen=True, slots=True)
-class RoutersWord:
+class SessionKey:
     """A router's ticket key and clock, from the Welcome of one epoch."""
 
     key: bytes  # empty: the router sent no key, so no ticket is genuine
@@ -25,6 +25,6 @@ class RoutersWord:
     clock_ms: int = 0  # the router's clock when it sent that Welcome
 
 
-def local_time(word: RoutersWord, deadline_ms: int, now: float) -> float:
+def local_time(session: SessionKey, deadline_ms: int, now: float) -> float:
     """Convert a router's deadline to our clock. The result may be a little late, but never early."""
-    return deadline_ms / 1000 + word.ahead_s + DRIFT * (now - word.since)
+    return deadline_ms / 1000 + session.ahead_s + DRIFT * (now - session.since)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from shared.kv.window_cache import WindowCache
 from shared.node.context import NodeContext
 from shared.node.routers.dialled import INFINITY, DialledRouter, RouterState
-from shared.node.routers.lives import RouterLife, RoutersWord
+from shared.node.routers.lives import RouterLife, SessionKey
 from shared.node.routers.unanswered import UnansweredRouters
 from shared.wire.messages import Adapter, Goodbye, Hello, Unwelcome, Welcome
 from shared.wire.ranges import MAX_NAME, MAX_NAMES, MAX_TEXT
@@ -168,12 +168,12 @@ class Membership:
         if rival is not None:
             self._refuse(link, life, rival, now)
             return False
-        word = RoutersWord(message.ticket_key, now - message.clock_ms / 1000, now, message.clock_ms)
+        key = SessionKey(message.ticket_key, now - message.clock_ms / 1000, now, message.clock_ms)
         if link.is_reported or link.life is None and message.connection == 1:
             kind = ("served", peer, now)
             self._ctx.log.info(kind, "a router serves this node", router=peer, router_id=life.router_id)
         link.is_reported = False
-        self._life_over(link.welcome(life, word), now)
+        self._life_over(link.welcome(life, key), now)
         return True
 
     def _refuse(self, link: DialledRouter, life: RouterLife, rival: str, now: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 
 
 @contextlib.asynccontextmanager
-async def beside(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
+async def concurrently(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
     """Cancel `work` at the block's end, and await it."""
     task = asyncio.create_task(work)
     try:
