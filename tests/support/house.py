@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST_FIELDS, MOST_DEFINITIONS, MOST_IMPORTS = 16, 8, 25
 REASON = re.compile(r"\bfields because\b")
 COMMON = {"open", "close", "start", "stop", "run"}
+OF_MODULES = {"add_arguments", "real_signatures"}  # interfaces of commands and of modules with kernels
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -123,15 +124,16 @@ def is_protocol(node: ast.ClassDef) -> bool:
 
 
 def counted_names(modules: Sequence[Module]) -> Counter[str]:
-    """Count the definitions of each function's name, outside of interfaces."""
+    """Count the definitions of each function's name, outside of interfaces and of other functions."""
     classes = [node for module in modules for node in module.classes]
     interfaces = [methods_of(node) for node in classes if is_protocol(node)]
-    counts = Counter(node.name for module in modules for node in module.functions)
+    bodies = [module.tree.body for module in modules] + [node.body for node in classes]
+    counts = Counter(node.name for body in bodies for node in body if isinstance(node, FUNCTIONS))
     for node in classes:
         own = methods_of(node)
         declared = own if is_protocol(node) else {m for i in interfaces if i <= own for m in i}
         counts.subtract(declared)
-    return Counter({n: k for n, k in counts.items() if not n.startswith("__") and n not in COMMON})
+    return Counter({n: k for n, k in counts.items() if not n.startswith("__") and n not in COMMON | OF_MODULES})
 
 
 def imports_of(module: Module, names: set[str]) -> set[str]:
@@ -178,16 +180,21 @@ def lists(modules: Sequence[Module]) -> Iterator[tuple[str, list[str]]]:
         f"names of functions defined more than {MOST_DEFINITIONS} times",
         most(counted_names(modules), MOST_DEFINITIONS),
     )
-    homes: defaultdict[str, set[str]] = defaultdict(set)
-    for module in modules:
-        for node in module.classes:
-            homes[node.name].add(module.name.rpartition(".")[0])
-    yield "class names in two packages", sorted(f"{n}: {', '.join(sorted(h))}" for n, h in homes.items() if len(h) > 1)
+    yield "class names in two packages", shared_class_names(modules)
     names = {module.name for module in modules}
     graph = {module.name: imports_of(module, names) for module in modules}
     fan_out = {name: len(found) for name, found in graph.items()}
     yield f"modules that import more than {MOST_IMPORTS} of ours", most(fan_out, MOST_IMPORTS)
     yield "circles of imports, lazy ones too", [" <-> ".join(part) for part in circles(graph)]
+
+
+def shared_class_names(modules: Sequence[Module]) -> list[str]:
+    """Return each class name that several packages define, with these packages."""
+    homes: defaultdict[str, set[str]] = defaultdict(set)
+    for module in modules:
+        for node in module.classes:
+            homes[node.name].add(module.name.rpartition(".")[0])
+    return sorted(f"{name}: {', '.join(sorted(found))}" for name, found in homes.items() if len(found) > 1)
 
 
 def most(sizes: Mapping[str, int], above: int) -> list[str]:

@@ -58,7 +58,9 @@ class Part:
     def take(self): ...
     def close(self): ...
     def __len__(self): ...
-def take(): ...
+def take():
+    def take(): ...
+def add_arguments(): ...
 """
     counts = house.counted_names([module(source)])
     assert +counts == {"take": 2}
@@ -103,9 +105,22 @@ def test_a_reason_is_one_sentence_about_the_fields(doc: str, is_told: bool) -> N
     assert house.has_reason(node) == is_told
 
 
-def test_large_classes_say_why_they_have_so_many_fields() -> None:
-    large = house.large_classes(house.modules_in(house.ROOT, house.PRODUCT))
+def test_large_classes_say_why_they_have_so_many_fields(product: list[house.Module]) -> None:
+    large = house.large_classes(product)
     assert len(large) > 9 and [name for name, node in large.items() if not house.has_reason(node)] == []
+
+
+@pytest.fixture(scope="module")
+def product() -> list[house.Module]:
+    return house.modules_in(house.ROOT, house.PRODUCT)
+
+
+def test_no_class_name_is_in_two_packages(product: list[house.Module]) -> None:
+    assert house.shared_class_names(product) == []
+
+
+def test_a_function_s_name_is_defined_at_most_eight_times(product: list[house.Module]) -> None:
+    assert house.most(house.counted_names(product), house.MOST_DEFINITIONS) == []
 
 
 def test_the_sources_of_this_tree_are_read() -> None:
