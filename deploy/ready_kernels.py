@@ -18,8 +18,10 @@ LITTLE = 16 << 20  # bytes of KV memory; enough, because no request is served
 
 
 def main() -> int:
-    values = {"model": {"model": sys.argv[1]}, "memory": {"kv_bytes": LITTLE, "packed_bytes": 0}}
-    config = load(NodeProcessConfig, values, fixed={"node": {"role": "decode"}})
+    memory = {"kv_bytes": LITTLE, "packed_bytes": 0}
+    config = load(
+        NodeProcessConfig, {"model": {"model": sys.argv[1]}, "memory": memory}, fixed={"node": {"role": "decode"}}
+    )
     core_plan.apply(config.cores)
     # these imports load torch, so the threads must be set before
     from shared.kernel.core_words import make_forget, make_hold
