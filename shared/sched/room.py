@@ -14,7 +14,7 @@ from shared.sched.page_budget import PageBudget, Shortage
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    spare: int  # available pages beyond those that stay free
+    spare: int  # available pages, without the pages that stay free
     num_free_rows: int
     num_left: int
     num_pins: int  # a lock of the remembered one's prefix takes from the room, and as much from its need
