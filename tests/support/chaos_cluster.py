@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import httpx
 import msgspec
 import psutil
 
+from shared.core import launcher
 from shared.wire.messages import Hello, Message
 from tests.support.curve_ends import Secrets
 from tests.support.key_folders import make_keys
@@ -30,6 +31,7 @@ from tests.support.router_process import RouterProcess
 
 ROUTER_FLAGS = ("--node-silence-s", str(SILENCE_S), "--resume-wait-s", str(HANG_GUARD_S))
 NODE_FLAGS = ("--silence-s", str(SILENCE_S), "--chunk-size", "128", "--mixed-chunk-size", "64", "--kv-bytes", "2MiB")
+BATON = launcher.command("deploy.cli")
 FLAGS_OF = {"p1": ("--transport", "zmq")}  # the other one shares memory: both transports see every fault
 
 
@@ -40,8 +42,9 @@ class Endpoint:
     endpoint: str
 
 
-def router_process(name: str, *flags: str, api_key: str = "") -> RouterProcess:
-    return RouterProcess(f"--parent-pid={os.getpid()}", *ROUTER_FLAGS, "--router-id", name, *flags, api_key=api_key)
+def router_process(name: str, *flags: str, api_key: str = "", baton: Sequence[str] = BATON) -> RouterProcess:
+    own = (f"--parent-pid={os.getpid()}", *ROUTER_FLAGS, "--router-id", name)
+    return RouterProcess(*own, *flags, api_key=api_key, program=[*baton, "router"])
 
 
 class ChaosCluster:
@@ -56,13 +59,15 @@ class ChaosCluster:
         node_flags: tuple[str, ...] = (),
         api_key: str = "",
         has_keys: bool = False,
+        others: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """has_keys: between routers and nodes; the proxy ends them on both sides."""
+        """has_keys: between routers and nodes; the proxy ends them on both sides. others: the `baton` commands of
+        routers and nodes that don't run this tree's."""
+        self._others = others or {}
         self._log_dir = log_dir
         self._lives: dict[str, int] = {}
-        secrets = None
+        secrets, names = None, [f"router{i}" for i in range(routers)]
         if has_keys:
-            names = [f"router{i}" for i in range(routers)]
             secrets = Secrets(make_keys(log_dir / "keys", nodes=nodes, routers=names))
             router_flags += ("--keys", str(secrets.folder))
             node_flags += ("--keys", str(secrets.folder))
@@ -70,7 +75,9 @@ class ChaosCluster:
         self.proxy = FaultProxy(self._rewrite, secrets)
         if api_key:
             router_flags += ("--api-key-file", str(write_api_key(log_dir, api_key)))
-        self.routers = [router_process(f"router{i}", *router_flags, api_key=api_key) for i in range(routers)]
+        self.routers = [
+            router_process(name, *router_flags, api_key=api_key, baton=self._others.get(name, BATON)) for name in names
+        ]
         self.nodes: dict[str, NodeProcess] = {}
         for name in nodes:
             for i, router in enumerate(self.routers):
@@ -103,7 +110,8 @@ class ChaosCluster:
         first, *others = (self.proxy.links[f"router{i}@{name}"].endpoint for i in range(len(self.routers)))
         flags = [flag for endpoint in others for flag in ("--router", endpoint)]
         flags += [f"--parent-pid={os.getpid()}", *NODE_FLAGS, *FLAGS_OF.get(name, ()), *self._node_flags]
-        self.nodes[name] = NodeProcess(role, name, Endpoint(first), folder, *flags)  # type: ignore[arg-type]
+        baton = self._others.get(name, BATON)
+        self.nodes[name] = NodeProcess(role, name, Endpoint(first), folder, *flags, baton=baton)  # type: ignore[arg-type]
 
     def kill(self, name: str) -> None:
         """From any thread; the caller's next line finds it dead or dying."""

@@ -50,9 +50,10 @@ def copy_sources(folder: Path) -> Path:
     return folder
 
 
-def build_wheel(folder: Path) -> Path:
+def build_wheel(folder: Path, source: Path | None = None) -> Path:
+    """Of this tree, or of the tree in `source`."""
     words = ("--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder))
-    pip(sys.executable, "wheel", *words, str(copy_sources(folder / "source")))
+    pip(sys.executable, "wheel", *words, str(source or copy_sources(folder / "source")))
     (wheel,) = folder.glob("baton_serve-*.whl")
     return wheel
 
@@ -91,7 +92,8 @@ class Environment:
             kept = kernels_folder() / _CacheLocator.get_suitable_cache_subpath(str(there / "any.py"))
             shutil.copytree(folder / "__pycache__", kept, ignore=shutil.ignore_patterns("*.pyc"))
             for source in there.glob("*.py"):
-                shutil.copystat(folder / source.name, source)
+                if (folder / source.name).read_bytes() == source.read_bytes():  # else it needs kernels of its own
+                    shutil.copystat(folder / source.name, source)
 
     def uninstall(self) -> None:
         pip(self.python, "uninstall", "--yes", "baton-serve")

@@ -126,12 +126,20 @@ class RouterStub:
 
 
 class NodeProcess:
-    """`baton prefill` or `baton decode` on HashLM."""
+    """`baton prefill` or `baton decode` on HashLM. `baton`: the command."""
 
-    def __init__(self, role: str, node_id: str, router: RouterStub, log_dir: Path, *flags: str) -> None:
+    def __init__(
+        self,
+        role: str,
+        node_id: str,
+        router: RouterStub,
+        log_dir: Path,
+        *flags: str,
+        baton: Sequence[str] = launcher.command("deploy.cli"),
+    ) -> None:
         self.node_id = node_id
         self.log_path = log_dir / f"{node_id}.log"
-        argv = launcher.command("deploy.cli", role, "--model", "hashlm", "--router", router.endpoint)
+        argv = [*baton, role, "--model", "hashlm", "--router", router.endpoint]
         argv += ["--node-id", node_id, "--heartbeat-s", "0.1", "--threads", "1", *flags]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
