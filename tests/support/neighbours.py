@@ -104,8 +104,8 @@ def of_neighbour(path: str) -> str:
 
 
 def git(*words: str) -> bytes:
-    if not (ROOT / ".git").exists():
-        pytest.skip("a source tree without git has no neighbour")
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=False)
-    assert done.returncode == 0, f"{done.stderr.decode()}A shallow clone lacks the commit: git fetch --unshallow"
-    return done.stdout
+    """Skip the test in a source tree without git, and in a shallow clone."""
+    known = subprocess.run(["git", "cat-file", "-e", COMMIT], cwd=ROOT, capture_output=True, check=False)
+    if not (ROOT / ".git").exists() or known.returncode:
+        pytest.skip(f"this tree has no commit {COMMIT[:8]} of the version before; git fetch --unshallow gets it")
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=True).stdout
