@@ -8,7 +8,7 @@ from prefill_node.send_queue import Sending
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.sched.events import ChunkLaunched, PrefillDone
-from shared.wire.tickets import PullTicket
+from shared.wire.tickets import NodeTicket
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +22,7 @@ class HandoffOut:
     request: Request
     peer: str
     endpoint: str
-    ticket: PullTicket | None
+    ticket: NodeTicket | None
     since: float  # time when the hand-off entered its present queue
     touched: float = 0.0  # time of the last message to or from the peer
     heard_at: float | None = None  # time of the peer's last answer; None before any

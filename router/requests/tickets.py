@@ -9,7 +9,7 @@ from router.fleet.registry import RegisteredNode
 from router.requests.journal import OpenRequest
 from shared.core.keys import RequestKey
 from shared.wire.ranges import MAX_MS, MAX_SEQUENCES
-from shared.wire.tickets import SECRET_BYTES, PullTicket, make_ticket, ticket_key
+from shared.wire.tickets import SECRET_BYTES, NodeTicket, make_ticket, ticket_key
 
 
 class PageSpan(NamedTuple):
@@ -30,7 +30,7 @@ class Tickets:
 
     def issue_pull(
         self, request: OpenRequest, key: RequestKey, prefill: RegisteredNode, source: RegisteredNode, pages: PageSpan
-    ) -> PullTicket:
+    ) -> NodeTicket:
         return make_ticket(
             self.key_of(source.peer),
             key,
@@ -43,7 +43,7 @@ class Tickets:
 
     def issue(
         self, request: OpenRequest, key: RequestKey, prefill: RegisteredNode, decode: RegisteredNode
-    ) -> PullTicket:
+    ) -> NodeTicket:
         return make_ticket(
             self.key_of(decode.peer),
             key,

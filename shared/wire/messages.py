@@ -52,7 +52,7 @@ from shared.wire.request_key import Key as Key
 from shared.wire.sampling import Sampling
 from shared.wire.taken import NOTHING_TAKEN, Taken
 from shared.wire.tickets import PrefixSource as PrefixSource
-from shared.wire.tickets import PullTicket
+from shared.wire.tickets import NodeTicket
 from shared.wire.token_runs import SequenceEnd as SequenceEnd
 from shared.wire.token_runs import TokenLogprob as TokenLogprob
 from shared.wire.token_runs import TokenRun as TokenRun
@@ -187,7 +187,7 @@ class Generate(Message, frozen=True):
     adapter: Text  # the LoRA adapter's digest; "": no adapter
     scored: Count  # number of prompt tokens whose wanted log-probabilities the router already has
     cache_salt: Unsigned  # only requests with the same salt share KV; 0 means no salt
-    ticket: PullTicket | None = None  # ticket for the decode node; None means no hand-off
+    ticket: NodeTicket | None = None  # ticket for the decode node; None means no hand-off
     source: PrefixSource | None = None  # None: the node computes all uncached tokens itself
     tenant: Unsigned = 0  # a hash of its name, because answers of one tenant have similar lengths; 0: unknown
 
@@ -244,7 +244,7 @@ class Offer(Message, frozen=True):
     transports: Transports
     adapter: Text  # copied from Generate, like the next two fields
     cache_salt: Unsigned
-    ticket: PullTicket | None
+    ticket: NodeTicket | None
     tenant: Unsigned = 0
 
 
@@ -337,7 +337,7 @@ class Pull(Message, frozen=True):
     transports: Transports
     adapter: Text
     cache_salt: Unsigned
-    ticket: PullTicket
+    ticket: NodeTicket
 
 
 class Lent(Message, frozen=True):

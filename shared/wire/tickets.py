@@ -25,7 +25,7 @@ HANDS_OVER = b""  # replaces the page in a hand-off's ticket
 ENCODER = msgspec.msgpack.Encoder()
 
 
-class PullTicket(msgspec.Struct, frozen=True, array_like=True):
+class NodeTicket(msgspec.Struct, frozen=True, array_like=True):
     num_sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
     most_tokens: Count  # limit on each sequence's tokens, prompt plus answer
     deadline_ms: Milliseconds  # by the router's clock
@@ -41,7 +41,7 @@ class PrefixSource(msgspec.Struct, frozen=True, array_like=True):
     num_pages: Count  # counted from the prompt's first page
     last_page: PageName  # identity of the last of these pages
     within_ms: Milliseconds  # time that computing these pages would take
-    ticket: PullTicket  # checked by the node with the pages
+    ticket: NodeTicket  # checked by the node with the pages
 
 
 def ticket_key(secret: bytes, node: str) -> bytes:
@@ -58,22 +58,22 @@ def make_ticket(
     most_tokens: int,
     deadline_ms: int,
     page: bytes = HANDS_OVER,
-) -> PullTicket:
+) -> NodeTicket:
     """Return the ticket for all sequences of a request.
 
     `key`: the key of the node that checks the ticket. `holder`: the node that shows the ticket. `page`: for a pull, the
     last page's identity.
     """
-    ticket = PullTicket(num_sequences, most_tokens, deadline_ms, b"")
+    ticket = NodeTicket(num_sequences, most_tokens, deadline_ms, b"")
     return msgspec.structs.replace(ticket, code=_code(key, request, holder, ticket, page))
 
 
-def is_genuine(key: bytes, request: RequestKey, holder: str, ticket: PullTicket, page: bytes = HANDS_OVER) -> bool:
+def is_genuine(key: bytes, request: RequestKey, holder: str, ticket: NodeTicket, page: bytes = HANDS_OVER) -> bool:
     if not key or request.seq_index >= ticket.num_sequences:
         return False
     return hmac.compare_digest(_code(key, request, holder, ticket, page), ticket.code)
 
 
-def _code(key: bytes, request: RequestKey, holder: str, ticket: PullTicket, page: bytes) -> bytes:
+def _code(key: bytes, request: RequestKey, holder: str, ticket: NodeTicket, page: bytes) -> bytes:
     words = (*request.sibling(0), holder, ticket.num_sequences, ticket.most_tokens, ticket.deadline_ms, page)
     return hmac.digest(key, ENCODER.encode(words), DIGEST)

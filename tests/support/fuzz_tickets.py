@@ -12,13 +12,13 @@ import msgspec
 from shared.wire.codec import encode
 from shared.wire.messages import Generate, Grant, Heartbeat, Hello, Key, Offer
 from shared.wire.peers import Received
-from shared.wire.tickets import PullTicket
+from shared.wire.tickets import NodeTicket
 from tests.support.fuzz_node import LOAD, FuzzNode
 
 MOST_KEPT = 64  # requests that it was given
 HELLO_EVERY = 400  # rounds: it says no heartbeats, so routers lose it and give its requests to others
 GENUINE_SHARE = 0.2
-Change = Callable[[PullTicket], PullTicket | None]
+Change = Callable[[NodeTicket], NodeTicket | None]
 replace = msgspec.structs.replace
 
 
@@ -78,7 +78,7 @@ class TicketForger(FuzzNode):
         self.counts["forged"] += 1
         return self._forged(offer, given.ticket)
 
-    def _forged(self, offer: Offer, ticket: PullTicket) -> Offer:
+    def _forged(self, offer: Offer, ticket: NodeTicket) -> Offer:
         """Never one that a router has made, for keys that no genuine Offer is sent for."""
         rng, other = self._rng, self._rng.choice(self._given)
         key = replace(offer.key, attempt=offer.key.attempt + rng.randrange(1, 1000), seq_index=rng.randrange(3))

@@ -47,7 +47,7 @@ from shared.wire.messages import (
 )
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, peer_name
 from shared.wire.ranges import MAX_MS
-from shared.wire.tickets import PullTicket, make_ticket, ticket_key
+from shared.wire.tickets import NodeTicket, make_ticket, ticket_key
 from tests.support.core_rig import CoreKnobs, Job, make_core
 from tests.support.patience import HANG_GUARD_S
 from tests.support.twin_groups import TwinGroup
@@ -347,7 +347,7 @@ def welcome_for(name: str, message: Welcome, now: float) -> Welcome:
     return msgspec.structs.replace(message, ticket_key=ticket_key(SECRET, name), clock_ms=round(1000 * now))
 
 
-def ticket_for(key: Key, source: str, target: str, job: Job, num_sequences: int = 1) -> PullTicket:
+def ticket_for(key: Key, source: str, target: str, job: Job, num_sequences: int = 1) -> NodeTicket:
     """The router's word for a hand-off between two peers, for ever."""
     return make_ticket(
         ticket_key(SECRET, target),

@@ -49,7 +49,7 @@ from shared.wire.messages import (
 from shared.wire.others_load import OthersLoad
 from shared.wire.pool_ref import PoolRef
 from shared.wire.taken import Taken
-from shared.wire.tickets import PullTicket
+from shared.wire.tickets import NodeTicket
 
 KEY = RequestKey("router", 0xFFFF_FFFF_FFFF_FFFF, "cmpl-1", 0, 3)
 SAMPLING = SamplingParams(
@@ -80,7 +80,7 @@ LOAD = NodeLoad(
     10, {"free": 10}, 4, {"free": 4}, 0, 0, 4, {"steps": 1.0}, {"baton_step_seconds": [0.1]}, {"d": "shm: why"}, "1"
 )
 LOGPROBS = TokenLogprob(-0.5, (1, 2), (-0.5, -1.5))
-TICKET = PullTicket(4, 19, 2_000, b"\x02" * 32)
+TICKET = NodeTicket(4, 19, 2_000, b"\x02" * 32)
 GENERATE = Generate(
     key=WIRE_KEY, prompt_ids=[1, 2, 3], output_ids=[[], [7]], num_sequences=2, sampling=WIRE_SAMPLING, seed=9,
     decode_node="d", decode_epoch=1, decode_endpoint="tcp://127.0.0.1:1", remaining_ms=100,

@@ -18,7 +18,7 @@ from shared.node.routers.lives import SessionKey
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Message, Offer, Prebuilt, Ready, Refuse, Welcome
 from shared.wire.peers import PeerClosed, PeerUp, Received
-from shared.wire.tickets import PullTicket, is_genuine, make_ticket, ticket_key
+from shared.wire.tickets import NodeTicket, is_genuine, make_ticket, ticket_key
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.grammar_oracle import GRAMMARS, Later, make_grammars
 from tests.support.node_pair import ROUTER, ROUTER_EPOCH, ROUTER_ID, SECRET, Net, assert_clean, make_node, name_of
@@ -231,7 +231,7 @@ def test_an_offer_before_its_router_s_welcome_is_judged_after_it() -> None:
 def test_without_a_key_no_ticket_is_genuine() -> None:
     key = RequestKey("r", 1, "x", 0, 0)
     ticket = make_ticket(b"", key, "p@1", num_sequences=1, most_tokens=9, deadline_ms=1)
-    assert isinstance(ticket, PullTicket) and not is_genuine(b"", key, "p@1", ticket)
+    assert isinstance(ticket, NodeTicket) and not is_genuine(b"", key, "p@1", ticket)
     assert is_genuine(b"k", key, "p@1", make_ticket(b"k", key, "p@1", num_sequences=1, most_tokens=9, deadline_ms=1))
 
 

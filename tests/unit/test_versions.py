@@ -154,6 +154,7 @@ def test_a_newer_message_goes_only_to_who_knows_it(monkeypatch: pytest.MonkeyPat
 
 # ---- the neighbour's page of messages, beside ours
 
+RENAMED = {"Ticket": "NodeTicket"}  # parts since the neighbour's commit; their names are not on the wire
 ROW = re.compile(r"^\| `(\w+)` \| ((?:[^|\\]|\\\|)*) \|")
 
 
@@ -163,12 +164,21 @@ def fields_in(page: str) -> dict[str, dict[str, str]]:
     return {kind: {row[1]: row[2] for row in map(ROW.match, text.split("\n")) if row} for kind, _, text in sections}
 
 
+def with_new_names(page: str) -> str:
+    for old, new in RENAMED.items():
+        page = page.replace(f"[{old}](#{old.lower()})", f"[{new}](#{new.lower()})").replace(
+            f"### {old}\n", f"### {new}\n"
+        )
+    return page
+
+
 def test_no_change_of_the_protocol_is_without_a_row() -> None:
     """A failure names the missing row: in SINCE, or in GONE for the release of grace before a field is deleted."""
     theirs: dict[str, Any] = {}
     exec(of_neighbour("shared/wire/versions.py"), theirs)
     assert work_together(theirs["PROTOCOL_VERSION"], PROTOCOL_VERSION), "neighbour.txt is old"
-    before, now = fields_in(of_neighbour("docs/messages.md")), fields_in(messages_page())
+    before = fields_in(with_new_names(of_neighbour("docs/messages.md")))
+    now = fields_in(messages_page())
     assert len(before) > 30 and {name for kind in before for name in before[kind]} > {"key", "fingerprint", "min_p"}
     news = {kind for kind in MESSAGE_TYPES if kind not in before}
     for kind, old in before.items():
