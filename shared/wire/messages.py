@@ -51,8 +51,8 @@ from shared.wire.ranges import (
 from shared.wire.request_key import Key as Key
 from shared.wire.sampling import Sampling
 from shared.wire.taken import NOTHING_TAKEN, Taken
-from shared.wire.tickets import PrefixSource as PrefixSource
 from shared.wire.tickets import NodeTicket
+from shared.wire.tickets import PrefixSource as PrefixSource
 from shared.wire.token_runs import SequenceEnd as SequenceEnd
 from shared.wire.token_runs import TokenLogprob as TokenLogprob
 from shared.wire.token_runs import TokenRun as TokenRun
