@@ -14,6 +14,7 @@ import (
 	"net/http/httptrace"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -25,6 +26,7 @@ const (
 )
 
 var results, url, model string
+var content = regexp.MustCompile(`"content":"([^"]*)"`)
 
 type object = map[string]any
 
@@ -150,14 +152,17 @@ func stream() error {
 		return err
 	}
 	defer response.Body.Close()
-	events, last := 0, ""
+	said, last := "", "" // how many events hold the text depends on the load
 	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
 		if strings.HasPrefix(lines.Text(), "data: ") {
-			events, last = events+1, lines.Text()
+			last = lines.Text()
+			for _, found := range content.FindAllStringSubmatch(last, -1) {
+				said += found[1]
+			}
 		}
 	}
-	if response.StatusCode != 200 || events < 4 || last != "data: [DONE]" {
-		return fmt.Errorf("%d, %d events, the last is %s", response.StatusCode, events, last)
+	if response.StatusCode != 200 || said != "hello there" || last != "data: [DONE]" {
+		return fmt.Errorf("%d, said %q, the last is %s", response.StatusCode, said, last)
 	}
 	return nil
 }
