@@ -26,7 +26,7 @@ from shared.core.states import FinishReason
 from shared.wire.messages import SequenceEnd, TokenLogprob
 
 
-class Taken(msgspec.Struct, frozen=True):
+class NewRun(msgspec.Struct, frozen=True):
     """New tokens of one run. `conflict`: whether a duplicate differed from the emitted token."""
 
     ids: Sequence[int]
@@ -45,7 +45,7 @@ class SequenceJournal:
     is_closed: bool = False
     _waiting: dict[int, tuple[int, TokenLogprob | None]] = field(default_factory=dict)
 
-    def take_tokens(self, first_pos: int, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Taken:
+    def take_tokens(self, first_pos: int, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> NewRun:
         if first_pos == len(self.ids) and not self._waiting:  # the common case
             room = self.max_tokens - first_pos
             if len(ids) > room:
@@ -53,7 +53,7 @@ class SequenceJournal:
             self.ids.extend(ids)
             if logprobs:
                 self.logprobs.extend(logprobs)
-            return Taken(ids, logprobs, False)
+            return NewRun(ids, logprobs, False)
         before = len(self.ids)
         conflict = False
         for offset, token in enumerate(ids):
@@ -63,7 +63,7 @@ class SequenceJournal:
             elif position < self.max_tokens:
                 self._waiting[position] = (token, logprobs[offset] if logprobs else None)
         self._close_gap()
-        return Taken(self.ids[before:], self.logprobs[before:] if logprobs else (), conflict)
+        return NewRun(self.ids[before:], self.logprobs[before:] if logprobs else (), conflict)
 
     def restart(self) -> None:
         self._waiting.clear()

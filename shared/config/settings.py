@@ -142,11 +142,9 @@ class SchedConfig:
     )
     growth_reserve: float = option(
         1.0,
-        "how carefully a node keeps memory for streams that began. It foresees how much all answers under way will "
-        "still grow, from their lengths so far and from those of recent answers (of the same tenant, if it had 16). "
-        "New requests wait while less than this growth, times X, is free. 0: only the next step's growth; then, when "
-        "memory is full, first tokens come early, but half of the streams pause in mid-answer, and are computed again. "
-        "0.5: a sixth of these pauses; 2: hardly any, but first tokens come late, and all answers together take longer",
+        "how carefully a node keeps memory for streams that began: new requests wait while less is free than X times "
+        "the growth that it foresees for the answers under way, from their lengths and those of recent answers. 0: "
+        "first tokens come early, but streams pause when memory is full. 2: hardly any pause, later first tokens",
         low=0.0,
         high=4.0,
         metavar="X",

@@ -43,7 +43,7 @@ class Survival:
         return self.log_alive[known] + (cells - known) * self.tail
 
 
-class AnswerLengths:
+class LengthEstimator:
     def __init__(self) -> None:
         # tenant -> cells of each answer, and whether it came to its own end; the latest answer's tenant is last
         self._ended: OrderedDict[int, deque[tuple[int, bool]]] = OrderedDict()

@@ -13,7 +13,7 @@ from shared.core.request import Request, RequestState, TokenIds
 from shared.core.states import FinishReason
 from shared.engine.plan import RowId
 from shared.kv.manager import KVManager
-from shared.sched.answer_lengths import AnswerLengths
+from shared.sched.answer_lengths import LengthEstimator
 from shared.sched.batch import ScheduleBatch
 from shared.sched.chunking import ChunkedPrompt
 from shared.sched.events import Ended, GrantRevoked, LoanGaveWay, PullGaveWay, SchedCounters, SchedEvent
@@ -42,7 +42,7 @@ class Queues:
         self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered
         self.oldest_offer: int | None = None  # decode node: the arrival of the oldest Offer that waits for memory
         self.prefixes = PrefixesUnderWay(self.budget, settings)
-        self.lengths = AnswerLengths()
+        self.lengths = LengthEstimator()
         self.suspects = Suspects()
         self.counters = SchedCounters()
         self.events: list[SchedEvent] = []

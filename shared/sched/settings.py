@@ -11,6 +11,8 @@ from shared.sched.prompts import InChunks, PromptRules
 
 @dataclass(frozen=True, slots=True)
 class SchedSettings:
+    """It has many fields because operators set each of them."""
+
     page_size: int
     max_context: int  # limit on tokens of a sequence, prompt and output together
     chunk_size: int = 512  # limit on prompt tokens per step, over all prompts

@@ -171,6 +171,7 @@ class Generate(Message, frozen=True):
     Sequence i has the key key.sibling(i) and the seed sequence_seed(seed, i). output_ids[i]: tokens that
     sequence i has already emitted. The sequences in `ended` need no more steps. With a decode endpoint the receiver
     prefills, and hands the request over. Otherwise the receiver runs the whole request.
+    It has many fields because it is all that a node learns of a request.
     """
 
     key: Key

@@ -21,7 +21,7 @@ from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import Int64s
-from shared.sched.answer_lengths import AnswerLengths, Survival
+from shared.sched.answer_lengths import LengthEstimator, Survival
 from shared.sched.events import Emitted, Ended
 from shared.sched.settings import SchedSettings
 
@@ -40,7 +40,7 @@ class Answer:
     at: int = 0  # step at which the request comes
 
 
-class KnownLengths(AnswerLengths):
+class KnownLengths(LengthEstimator):
     """Nothing ends before its `max_tokens`."""
 
     def survival(self, group: int, running: Int64s) -> Survival:

@@ -26,7 +26,7 @@ from shared.kv.window_cache import WindowCache
 from shared.node.report import node_load
 from shared.observe.metrics import ClusterMetrics, NodeReport
 from shared.observe.node_metrics import NodeMetrics
-from shared.sched.answer_lengths import ALL, CELL, ENOUGH, LATEST, AnswerLengths
+from shared.sched.answer_lengths import ALL, CELL, ENOUGH, LATEST, LengthEstimator
 from shared.sched.growth import Growth
 from shared.sched.queues import Queues
 from shared.sched.scheduler import Scheduler
@@ -48,7 +48,7 @@ def a_scheduler(num_pages: int, share: float = 1.0) -> Scheduler:
     return make_scheduler(SchedSettings(PAGE, 1024, growth_reserve=share), num_pages + 1, 64)
 
 
-def learned(lengths: AnswerLengths, ended: Sequence[int], reason: FinishReason, tenant: int = ALL) -> AnswerLengths:
+def learned(lengths: LengthEstimator, ended: Sequence[int], reason: FinishReason, tenant: int = ALL) -> LengthEstimator:
     for length in ended:
         req = a_request(0)
         req.tenant, req.output_ids = tenant, [1] * length
@@ -56,7 +56,7 @@ def learned(lengths: AnswerLengths, ended: Sequence[int], reason: FinishReason, 
     return lengths
 
 
-def alive(lengths: AnswerLengths, at: int, ahead: int, running: Sequence[int] = (), group: int = ALL) -> float:
+def alive(lengths: LengthEstimator, at: int, ahead: int, running: Sequence[int] = (), group: int = ALL) -> float:
     """The share of answers with `at` tokens that go on for `ahead` more."""
     cells = np.asarray(running, np.int64) // CELL
     return float(lengths.survival(group, cells).alive(np.asarray([at // CELL]), np.asarray([ahead // CELL]))[0, 0])
@@ -192,31 +192,31 @@ def test_the_plan_knows_the_flag() -> None:
 
 def test_answers_that_go_on_are_longer_than_those_that_ended() -> None:
     """The first ends of a burst are its short ones."""
-    lengths = learned(AnswerLengths(), [40] * 10, FinishReason.STOP)
+    lengths = learned(LengthEstimator(), [40] * 10, FinishReason.STOP)
     assert alive(lengths, 0, 320) < 0.2
     assert alive(lengths, 0, 320, running=[320] * 30) > 0.6
 
 
 def test_remaining_life_depends_on_the_length_so_far() -> None:
-    lengths = learned(AnswerLengths(), [20] * 30 + [400] * 10, FinishReason.STOP)
+    lengths = learned(LengthEstimator(), [20] * 30 + [400] * 10, FinishReason.STOP)
     assert alive(lengths, 0, 320) < 0.3, "most answers are short"
     assert alive(lengths, 64, 256) > 0.6, "this one is not"
 
 
 def test_an_answer_cut_by_its_limit_could_have_been_longer() -> None:
-    cut = learned(AnswerLengths(), [100] * 30, FinishReason.LENGTH)
-    ended = learned(AnswerLengths(), [100] * 30, FinishReason.STOP)
+    cut = learned(LengthEstimator(), [100] * 30, FinishReason.LENGTH)
+    ended = learned(LengthEstimator(), [100] * 30, FinishReason.STOP)
     assert alive(ended, 0, 160) < 0.2 < 0.6 < alive(cut, 0, 160)
 
 
 def test_an_answer_beyond_all_others_may_still_go_on() -> None:
-    lengths = learned(AnswerLengths(), [100] * LATEST, FinishReason.STOP)
+    lengths = learned(LengthEstimator(), [100] * LATEST, FinishReason.STOP)
     assert alive(lengths, 2000, 512, running=[2000]) > 0.7
     assert alive(lengths, 2000, 8000, running=[2000]) < 0.05, "but its growth is not endless"
 
 
 def test_a_tenant_s_own_answers_count_when_there_are_enough() -> None:
-    lengths = learned(AnswerLengths(), [20] * 40, FinishReason.STOP, tenant=1)
+    lengths = learned(LengthEstimator(), [20] * 40, FinishReason.STOP, tenant=1)
     learned(lengths, [600] * (ENOUGH - 1), FinishReason.STOP, tenant=2)
     assert (lengths.group_of(1), lengths.group_of(2), lengths.group_of(3)) == (1, ALL, ALL)
     learned(lengths, [600], FinishReason.STOP, tenant=2)
@@ -256,7 +256,7 @@ def test_a_retraction_makes_the_node_forget_early_answers() -> None:
 
 
 def test_tenants_are_forgotten_when_there_are_too_many() -> None:
-    lengths = AnswerLengths()
+    lengths = LengthEstimator()
     for tenant in range(1, 1000):
         learned(lengths, [20], FinishReason.STOP, tenant)
     assert len(lengths._ended) <= 256 and ALL in lengths._ended
