@@ -43,7 +43,7 @@ def server() -> Iterator[BatchServer]:
 @pytest.fixture(autouse=True)
 def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = Backoff(first_s=0.001, longest_s=0.002)
-    monkeypatch.setattr(batch, "Patience", lambda retries, timeout_s: RetryLimits(retries, timeout_s, quick))
+    monkeypatch.setattr(batch, "RetryLimits", lambda retries, timeout_s: RetryLimits(retries, timeout_s, quick))
 
 
 def request(name: str, prompt: str, url: str = "/v1/completions") -> dict[str, Any]:
