@@ -136,7 +136,7 @@ class Dispatcher:
     def reported(self, node: RegisteredNode, taken: Taken, now: float) -> Effects:
         """Go on after a heartbeat: there may be room for more, and what the node never took goes elsewhere."""
         effects = self._progress.taken(node, taken, now)
-        if node.unconfirmed.is_overdue(deadline_ms(now)):
+        if node.unconfirmed.is_overdue(taken, deadline_ms(now)):
             effects.sends.append((node.peer, self.welcome(node, now)))
         self._start_next(effects)
         return effects

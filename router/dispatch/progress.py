@@ -149,9 +149,10 @@ class Progress:
         if request is None:
             return
         sequence = request.sequences[end.key.seq_index]
-        if sequence.is_closed:
-            return
         error = error_of_end(end, node.node_id)
+        # a refused Generate names its first sequence, which may have ended before the others went on elsewhere
+        if sequence.is_closed and (error is None or request.attempt.has_begun):
+            return
         if error is not None:
             self._ended_badly(request, node, error, effects)
             return

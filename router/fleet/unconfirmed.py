@@ -18,6 +18,7 @@ class Unconfirmed:
     def __init__(self) -> None:
         self._sent: dict[Key, int] = {}  # when, oldest first, by the clock that Welcomes tell in ms
         self._beat_ms = 0
+        self._asked_ms = 0  # when the node was asked last
 
     def sent(self, key: Key, now_ms: int) -> None:
         self._sent[key] = now_ms
@@ -34,7 +35,13 @@ class Unconfirmed:
             del self._sent[key]
         return gone
 
-    def is_overdue(self, now_ms: int) -> bool:
-        """Return whether a Generate was sent before the last heartbeat, and is not in this one either."""
+    def is_overdue(self, taken: Taken, now_ms: int) -> bool:
+        """Return whether the node must be asked: a Generate was sent before the last heartbeat, and is not in this one.
+
+        One question at a time: each answer goes to all routers, so that two late ones would ask each other's questions.
+        """
         before, self._beat_ms = self._beat_ms, now_ms
-        return next(iter(self._sent.values()), now_ms) < before
+        must_ask = taken.clock_ms >= self._asked_ms and next(iter(self._sent.values()), now_ms) < before
+        if must_ask:
+            self._asked_ms = now_ms
+        return must_ask

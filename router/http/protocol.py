@@ -357,7 +357,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """Return whether the client has the newest request's whole answer. An early one is not complete for the library
         until the rest of the body has come."""
         cycle = self.cycle
-        is_sent = cycle.response_started and not cycle.chunked_encoding and cycle.expected_content_length == 0
+        has_length = not cycle.chunked_encoding and cycle.scope["http_version"] != "1.0"
+        is_sent = cycle.response_started and has_length and cycle.expected_content_length == 0
         return bool(cycle.response_complete or (is_sent and self._is_in_head))
 
     def _is_reading_first(self) -> bool:

@@ -92,7 +92,7 @@ class Capacity:
         # Without a victim, the row is the only holder of pages, and still lacks some. Its lock also pins the cached
         # pages of an equal prompt that ran at the same time. When it begins again, it uses these pages and fits.
         queues.retract(victim or row)
-        queues.lengths.doubt()
+        self.growth.doubt()
         return Freed.HELD
 
     def wanted(self) -> int:

@@ -3,8 +3,8 @@
     length so far   |#####      |##         |########|      three rows, and how long they may go on
     all together    the sum falls with each row that ends: its highest point counts, not the sum of all ends
 
-The need is the highest expected sum of the answers' tokens at any time ahead, plus a margin for chance. A prompt's
-pages never count as coming back, because other requests may share them.
+The need is the highest expected sum of the answers' tokens at any time ahead, plus a margin for chance. Pages that a
+prompt found in the cache never count as coming back, because other requests share them.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ class Growth:
         if self._settings.growth_reserve:
             self._mean, self._variance = self._with(req)
             self._num_rows += req.handoff_to is None
+
+    def doubt(self) -> None:
+        """A row was retracted: answers may be longer than they were, and it counts no more until it begins again."""
+        self._queues.lengths.doubt()
+        self._look()
 
     def _is_old(self) -> bool:
         """Return whether one in sixteen rows has left, or each has grown by a cell. With many rows a look is slow."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from tests.support.sim.moods import MOODS, pulls, tight_pulls
 from tests.support.sim.plan import PULL_FAULTS, ClusterPlan, draw_base
 
-SEEDS = range(100_000, 100_012)
+SEEDS = range(100_000, 100_015)
 TIGHT_SEEDS = (400_015, 400_030, 400_090, 400_095)  # loans and pulls give way here, and nodes die while they lend
 
 

@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from router.http import protocol as http_protocol
-from router.http.connection import Connection
+from router.http.connection import ClientGone, Connection
 from router.http.protocol import LINGER_BYTES, MOST_LINGERING
 from shared.config.http_settings import HttpConfig
 from tests.support.http_site import GET, LIMIT, SLOW_READER_S, Site, close, sent, serve, status
@@ -322,6 +322,32 @@ def test_bad_http_after_an_early_answer(framing: bytes, begun: bytes, more: byte
 
     serve(told, make=Early)
     assert rest[: len(wanted)] == wanted and bool(rest) == bool(wanted)
+
+
+def test_bad_http_behind_a_stream_without_length_is_not_told() -> None:
+    """HTTP/1.0's answer ends with its connection, so a second one would look like its rest."""
+    got = b""
+
+    class Streaming(Site):
+        async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+            connection = Connection(scope, receive, send, SLOW_READER_S)
+            await connection.body(100)
+            await connection.start(200, [])
+            await connection.write(b"begun")
+            with contextlib.suppress(ClientGone):
+                await connection.hung_up()
+
+    async def told(site: Site, port: int) -> None:
+        nonlocal got
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\n1")
+        got = await reader.readuntil(b"begun")
+        writer.write(b"no HTTP\r\n\r\n")
+        got += await reader.read()
+        await close(writer)
+
+    serve(told, make=Streaming)
+    assert got.endswith(b"begun")
 
 
 def test_an_early_answer_to_who_waits_ends_the_connection() -> None:

@@ -255,6 +255,20 @@ def test_a_retraction_makes_the_node_forget_early_answers() -> None:
     core.close()
 
 
+def test_a_retracted_row_is_not_foreseen() -> None:
+    core = make_core(CoreKnobs(num_pages=200, max_running=20, growth_reserve=1.0))
+    for rid in range(20):
+        core.submit(a_request(rid, max_tokens=100, prompt=5))
+    while len(core.queues.running) < 20:
+        core.loop.step(block=True)
+    capacity = core.scheduler.capacity
+    before = capacity.growth.pages()
+    core.queues.retract(core.queues.running.reqs[-1])
+    capacity.growth.doubt()
+    assert capacity.growth.pages() < before
+    core.close()
+
+
 def test_tenants_are_forgotten_when_there_are_too_many() -> None:
     lengths = LengthEstimator()
     for tenant in range(1, 1000):

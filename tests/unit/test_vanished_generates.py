@@ -100,6 +100,7 @@ def test_the_second_beat_without_a_generate_is_asked_about() -> None:
     first, second = site.beats(node, 1.4, 1.9)
     assert not first.sends, "it may be on its way"
     assert welcomes(second) == [(node.peer, 1900)] and len(second.sends) == 1
+    assert not site.beats(node, 2.4)[0].sends, "the question is on its way, and its answer goes to all routers"
 
 
 @pytest.mark.rule("H47")
@@ -192,3 +193,16 @@ def test_a_node_that_loses_generates_is_left_alone_for_a_while() -> None:
     assert site.a.breaker.allows(1.0)
     site.beat(site.a, clock_ms=1000)
     assert not site.a.breaker.allows(1.0)
+
+
+def test_a_refusal_counts_though_the_first_sequence_has_ended() -> None:
+    """A refused Generate names that one."""
+    site = Site(max_attempts=2)
+    (generate,) = site.open(n=2)
+    first = site.by_peer(sent(site.opened)[0][0])
+    site.run(first, generate.key, 0, [1])
+    site.end(first, generate.key, 1)
+    effects = site.dispatcher.node_lost(first, "made up", site.now)
+    ((peer, again),) = sent(effects)
+    refused = site.end(site.by_peer(peer), again.key, 0, "error", "overloaded")
+    assert failures(refused) == ["overloaded"]
