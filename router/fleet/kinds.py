@@ -12,6 +12,7 @@ import msgspec
 
 from shared.wire.fitting import apart
 from shared.wire.messages import Fingerprint, Hello
+from shared.wire.versions import knows
 
 Misfit = tuple[str, str, str]  # node, other node, the field that differs
 
@@ -59,6 +60,10 @@ class Kinds:
                 kind.apart[other] = other.apart[kind] = differs
         self._kinds[name] = kind
         return kind
+
+    def all_know(self, role: str, name: str) -> bool:
+        """Return whether all nodes of this role know what `name` names in shared/wire/versions.py."""
+        return all(knows(kind.fingerprint.protocol, name) for kind in self._kinds.values() if kind.role == role)
 
     def misfits(self) -> list[Misfit]:
         """Return pairs of nodes that can't work together, one pair for each node of the smaller kind."""
