@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shared.wire.fitting import apart
+from shared.wire.fitting import apart, other_pages
 from shared.wire.messages import Fingerprint, Hello
 from shared.wire.versions import knows
 
@@ -25,6 +25,7 @@ class Kind:
     fingerprint: Fingerprint
     node_ids: dict[str, None] = field(default_factory=dict)  # in order of arrival
     apart: dict[Kind, str] = field(default_factory=dict)  # kind that does not fit -> first differing field
+    alike: list[Kind] = field(default_factory=list)  # kinds of its role that only have a neighbouring protocol
 
     @property
     def first(self) -> str:
@@ -51,6 +52,8 @@ class Kinds:
         self._kinds.pop((kind.role, kind.fingerprint), None)
         for other in kind.apart:
             other.apart.pop(kind, None)
+        for other in kind.alike:
+            other.alike.remove(kind)
 
     def _add(self, name: tuple[str, Fingerprint]) -> Kind:
         kind = Kind(*name)
@@ -58,6 +61,9 @@ class Kinds:
             differs = apart(kind.role, kind.fingerprint, other.role, other.fingerprint)
             if differs is not None:
                 kind.apart[other] = other.apart[kind] = differs
+            elif kind.role == other.role and other_pages(kind.fingerprint, other.fingerprint) is None:
+                kind.alike.append(other)
+                other.alike.append(kind)
         self._kinds[name] = kind
         return kind
 

@@ -249,7 +249,8 @@ class Registry:
         return node
 
     def _peers(self, node: RegisteredNode, now: float) -> Iterator[Slowness]:
-        others = (self._nodes[name] for name in node.kind.node_ids if name != node.node_id)
+        kinds = (node.kind, *node.kind.alike)
+        others = (self._nodes[name] for kind in kinds for name in kind.node_ids if name != node.node_id)
         return (other.figures.slowness for other in others if other.can_take(now))
 
     def cache_events(self, peer: str, message: CacheEvents) -> CacheReplay | None:
