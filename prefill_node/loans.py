@@ -27,8 +27,8 @@ from shared.sched.page_budget import LoanName
 from shared.transfer.interface import PageSender
 from shared.transfer.transports import choose_transport
 from shared.wire.codec import key_of
-from shared.wire.fitting import REPORTED_ONLY
-from shared.wire.messages import Fingerprint, FramesTaken, Key, Lent, Pull, Returned
+from shared.wire.fitting import other_pages
+from shared.wire.messages import FramesTaken, Key, Lent, Pull, Returned
 from shared.wire.tickets import is_genuine
 
 MOST_LOANS, MOST_OF_ONE_PEER = 32, 8
@@ -201,10 +201,3 @@ class Loans:
     @property
     def wakes_at(self) -> float:
         return min((loan.until for loan in self.open.values()), default=float("inf"))
-
-
-def other_pages(ours: Fingerprint, theirs: Fingerprint) -> str:
-    """Return the first field in which the two nodes' pages differ, or "". Draft planes are compared, too, because both
-    nodes use every plane."""
-    names = (name for name in Fingerprint.__struct_fields__ if name not in REPORTED_ONLY)
-    return next((name for name in names if getattr(ours, name) != getattr(theirs, name)), "")

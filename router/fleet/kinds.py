@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from shared.wire.fitting import apart
+from shared.wire.fitting import apart, other_pages
 from shared.wire.messages import Fingerprint, Hello
+from shared.wire.versions import knows
 
 Misfit = tuple[str, str, str]  # node, other node, the field that differs
 
@@ -24,6 +25,7 @@ class Kind:
     fingerprint: Fingerprint
     node_ids: dict[str, None] = field(default_factory=dict)  # in order of arrival
     apart: dict[Kind, str] = field(default_factory=dict)  # kind that does not fit -> first differing field
+    alike: list[Kind] = field(default_factory=list)  # kinds of its role that only have a neighbouring protocol
 
     @property
     def first(self) -> str:
@@ -50,6 +52,8 @@ class Kinds:
         self._kinds.pop((kind.role, kind.fingerprint), None)
         for other in kind.apart:
             other.apart.pop(kind, None)
+        for other in kind.alike:
+            other.alike.remove(kind)
 
     def _add(self, name: tuple[str, Fingerprint]) -> Kind:
         kind = Kind(*name)
@@ -57,8 +61,15 @@ class Kinds:
             differs = apart(kind.role, kind.fingerprint, other.role, other.fingerprint)
             if differs is not None:
                 kind.apart[other] = other.apart[kind] = differs
+            elif kind.role == other.role and other_pages(kind.fingerprint, other.fingerprint) is None:
+                kind.alike.append(other)
+                other.alike.append(kind)
         self._kinds[name] = kind
         return kind
+
+    def all_know(self, role: str, name: str) -> bool:
+        """Return whether all nodes of this role know what `name` names in shared/wire/versions.py."""
+        return all(knows(kind.fingerprint.protocol, name) for kind in self._kinds.values() if kind.role == role)
 
     def misfits(self) -> list[Misfit]:
         """Return pairs of nodes that can't work together, one pair for each node of the smaller kind."""

@@ -28,22 +28,25 @@ class NodeRoom:
     most_prompt_tokens: float = float("inf")
 
 
-def room_in(load: NodeLoad, page_size: int, num_open: int, open_prompt_tokens: int) -> NodeRoom:
-    """`num_open`, `open_prompt_tokens`: ours at the time of the report."""
-    return NodeRoom(
-        tokens_in(load, page_size), sequences_in(load, num_open), prompt_tokens_in(load, open_prompt_tokens)
-    )
+def room_in(load: NodeLoad, page_size: int, num_open: int, open_prompt_tokens: int, *, all_say_kept: bool) -> NodeRoom:
+    """`num_open`, `open_prompt_tokens`: ours at the time of the report. `all_say_kept`: see `tokens_in`."""
+    tokens = tokens_in(load, page_size, all_say_kept=all_say_kept)
+    return NodeRoom(tokens, sequences_in(load, num_open), prompt_tokens_in(load, open_prompt_tokens))
 
 
-def tokens_in(load: NodeLoad, page_size: int) -> int:
+def tokens_in(load: NodeLoad, page_size: int, *, all_say_kept: bool) -> int:
     """Return the tokens that free pages can take; 0 without a free row.
 
-    A node keeps pages for the answers under way (rule a of `shared/sched/page_budget.py`)."""
+    A node keeps pages for the answers under way (rule a of `shared/sched/page_budget.py`). A node of protocol 14 keeps
+    pages for the next step of each row, and does not report them. Beside it all nodes are compared by that number: else
+    it would get all requests, until it retracts some."""
     rows_in_use = sum(load.rows.values()) - load.rows.get(RowState.FREE, 0)
     if rows_in_use >= load.rows_total:
         return 0
     num_free = load.pages.get(PageState.FREE, 0) + load.pages.get(PageState.CACHED, 0)
-    return max(0, num_free - load.kept_pages) * page_size
+    num_stepping = rows_in_use - load.rows.get(RowState.HELD, 0)  # a row that was handed off takes no step
+    num_kept = load.kept_pages if all_say_kept else num_stepping * -(-load.spec_width // max(1, page_size))
+    return max(0, num_free - num_kept) * page_size
 
 
 def sequences_in(load: NodeLoad, num_open: int) -> int:

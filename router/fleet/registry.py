@@ -86,11 +86,20 @@ class RegisteredNode:
     def role(self) -> str:
         return self.hello.role
 
-    def reported(self, load: NodeLoad, others: OthersLoad = NO_OTHERS, lacks: Sequence[str] = ()) -> None:
-        """Replace the report. It counts all requests sent earlier."""
+    def reported(
+        self,
+        load: NodeLoad,
+        others: OthersLoad = NO_OTHERS,
+        lacks: Sequence[str] = (),
+        *,
+        all_say_kept: bool = True,
+    ) -> None:
+        """Replace the report. It counts all requests sent earlier. `all_say_kept`: see node_room.py."""
         ours, page_size = self.ours, self.hello.fingerprint.page_size
         self.report = Report(load, others, tuple(lacks))
-        self.figures.room = room_in(load, page_size, ours.open_sequences, ours.open_prompt_tokens)
+        self.figures.room = room_in(
+            load, page_size, ours.open_sequences, ours.open_prompt_tokens, all_say_kept=all_say_kept
+        )
         ours.sent_sequences = ours.sent_prompt_work = 0
 
     @property
@@ -231,7 +240,8 @@ class Registry:
         """Take a report, even of a silent node. Return None for an unknown node."""
         node = self.find(beat.node_id, beat.epoch)
         if node is not None:
-            node.reported(beat.load, beat.others, beat.lacks)
+            all_say_kept = self._kinds.all_know(node.role, "NodeLoad.kept_pages")
+            node.reported(beat.load, beat.others, beat.lacks, all_say_kept=all_say_kept)
             node.figures.learn(node.role, beat.load, now)
             node.figures.slowness.judge(self._peers(node, now), now)
             node.leaving = leaving_after(node.leaving, beat, now)
@@ -239,7 +249,8 @@ class Registry:
         return node
 
     def _peers(self, node: RegisteredNode, now: float) -> Iterator[Slowness]:
-        others = (self._nodes[name] for name in node.kind.node_ids if name != node.node_id)
+        kinds = (node.kind, *node.kind.alike)
+        others = (self._nodes[name] for kind in kinds for name in kind.node_ids if name != node.node_id)
         return (other.figures.slowness for other in others if other.can_take(now))
 
     def cache_events(self, peer: str, message: CacheEvents) -> CacheReplay | None:

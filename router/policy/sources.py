@@ -23,6 +23,7 @@ from shared.wire.ranges import MAX_PULL_TOKENS
 LEAST_TOKENS = 64  # copying fewer tokens is not worth the messages
 SHORTEST_S = 0.004  # pages computed in less time are not worth the messages
 LONGEST_S = 10.0
+FIRST_LENDER = 15  # nodes of earlier protocols lend only to their own protocol
 
 
 class PrefixSources:
@@ -65,7 +66,7 @@ class PrefixSources:
 
     def _others(self, request: OpenRequest, prefill: RegisteredNode) -> Iterator[RegisteredNode]:
         for node in self._registry:
-            is_like = node.kind is prefill.kind and node.hello.key_lookahead == prefill.hello.key_lookahead
+            is_like = lends(node, prefill) and node.hello.key_lookahead == prefill.hello.key_lookahead
             is_there = node.is_there and node.peer not in request.avoid and can_dial(prefill.hello, node.hello)
             if node is not prefill and is_like and is_there and len(node.pages):
                 yield node
@@ -92,6 +93,12 @@ class PrefixSources:
         if pull_token_s is not None and pull_token_s >= token_s:
             return "slower", compute_s
         return "named", compute_s
+
+
+def lends(source: RegisteredNode, asker: RegisteredNode) -> bool:
+    """Return whether the source lends pages to nodes like the asker."""
+    lends_to_neighbours = source.hello.fingerprint.protocol >= FIRST_LENDER
+    return source.kind is asker.kind or (lends_to_neighbours and source.kind in asker.kind.alike)
 
 
 def can_dial(asker: Hello, source: Hello) -> bool:

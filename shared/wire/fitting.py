@@ -29,6 +29,12 @@ def misfit(prefill: Fingerprint, decode: Fingerprint) -> str | None:
     return None
 
 
+def other_pages(one: Fingerprint, other: Fingerprint) -> str | None:
+    """Return a field that keeps two nodes from using each other's pages, or None. Draft planes are compared, too,
+    because both nodes use every plane."""
+    return misfit(one, other) or misfit(other, one)
+
+
 def apart(role: str, first: Fingerprint, other_role: str, second: Fingerprint) -> str | None:
     """Return `misfit`'s result for nodes of any roles. Nodes of one role fit if one could prefill for the other."""
     if role != other_role:

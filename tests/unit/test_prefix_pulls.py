@@ -496,6 +496,14 @@ def test_pages_of_other_numbers_are_not_lent() -> None:
     assert not lent.num_pages and "numerics" in lent.reason
 
 
+def test_pages_are_lent_to_a_neighbouring_version() -> None:
+    rig = PullPair()
+    rig.warm(job(1))
+    ours = rig.p.ctx.facts.fingerprint
+    _, lent = pull_of(rig, fingerprint=changed(ours, protocol=ours.protocol + 1))
+    assert lent.num_pages == 5
+
+
 def test_few_pages_are_lent_at_a_time() -> None:
     rig = PullPair(s_knobs=CoreKnobs(num_pages=18))
     rig.warm(job(1))

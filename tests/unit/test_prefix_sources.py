@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from router.dispatch.dispatcher import DispatchLimits
 from router.fleet.leaving import By, Leaving
@@ -36,6 +37,11 @@ class Site(RouterRig):
     def stores(self, node: RegisteredNode, num_pages: int) -> None:
         events = CacheEvents(node.node_id, 1, node.pages.seq + 1, True, [], names_of(PROMPT)[:num_pages])
         self.registry.cache_events(node.peer, events)
+
+    def become(self, node: RegisteredNode, **fields: int) -> None:
+        """Say Hello again, with another fingerprint."""
+        other = msgspec.structs.replace(FINGERPRINT, **fields)
+        self.registry.hello(node.peer, msgspec.structs.replace(node.hello, fingerprint=other), self.now)
 
     def choose(self, sampling: SamplingParams | None = None) -> PrefixSource | None:
         generate = self.open(PROMPT, sampling=sampling)[0]
@@ -140,9 +146,18 @@ def test_other_pages_and_nodes_that_are_away_are_not_named() -> None:
     site.b.leaving = Leaving(By.NODE)
     assert site.choose() is None
     site.b.leaving = None
-    other = msgspec.structs.replace(FINGERPRINT, numerics=9)
-    site.b.hello = msgspec.structs.replace(site.b.hello, fingerprint=other)
-    site.b.kind = site.registry._kinds.join(site.b.hello)
+    site.become(site.b, numerics=9)
+    assert site.choose() is None
+
+
+@pytest.mark.parametrize(("asker", "source", "is_named"), [(14, 15, True), (15, 14, False), (15, 16, True)])
+def test_a_neighbouring_version_is_named_if_it_lends(asker: int, source: int, *, is_named: bool) -> None:
+    """Version 14 refuses all but its own."""
+    site = Site()
+    site.become(site.a, protocol=asker)
+    site.become(site.b, protocol=source)
+    assert (site.choose() is not None) is is_named
+    site.become(site.b, protocol=source, numerics=9)
     assert site.choose() is None
 
 

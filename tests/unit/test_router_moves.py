@@ -10,8 +10,8 @@ from router.fleet.leaving import By, Leaving
 from router.fleet.registry import RegisteredNode
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
-from shared.wire.messages import Generate, Key
-from tests.support.router_rig import RouterRig, aborts, generates, load
+from shared.wire.messages import Generate, Heartbeat, Key
+from tests.support.router_rig import FINGERPRINT, RouterRig, aborts, generates, load
 
 PAGE = 16  # tokens
 
@@ -60,6 +60,25 @@ def test_pages_that_a_node_keeps_are_no_room(rig: RouterRig) -> None:
     pages(busy, 99, running=7)
     assert LeastLoad().pick([small, busy], Wanted(2 * PAGE)).node is small
     assert LeastLoad().pick([small, busy], Wanted(2 * PAGE + 1)).node is busy
+
+
+def test_beside_an_older_node_kept_pages_do_not_count(rig: RouterRig) -> None:
+    """Protocol 14 does not report them. Else all requests would go to the older nodes, until these retract some."""
+    before = msgspec.structs.replace(FINGERPRINT, protocol=14)
+    new, old = rig.join("decode", "a"), rig.join("decode", "b", fingerprint=before)
+    prefill = rig.join("prefill", "p", fingerprint=before)
+
+    def rooms() -> list[float]:
+        """In pages, of nodes with 20 free pages. Steps of the three running rows take two pages each."""
+        report = msgspec.structs.replace(load(running=3, held=2), pages={"free": 20}, spec_width=PAGE + 1)
+        for node, kept in ((new, 15), (old, 0)):
+            told = msgspec.structs.replace(report, kept_pages=kept)
+            rig.registry.heartbeat(Heartbeat(node.node_id, 1, told, False), rig.now)
+        return [node.figures.room.free_tokens / PAGE for node in (new, old)]
+
+    assert rooms() == [14, 14]
+    rig.registry.remove(old)
+    assert rooms()[0] == 5 and prefill.is_there, "only nodes of one role are compared"
 
 
 def test_a_node_without_a_free_row_has_no_room(rig: RouterRig) -> None:

@@ -32,6 +32,7 @@ BEAT_S = 0.5
 STEP_S = 0.02
 NAMES = ("a", "b", "c", "d")
 OTHER_MODEL = msgspec.structs.replace(FINGERPRINT, model="other")
+NEIGHBOUR = msgspec.structs.replace(FINGERPRINT, protocol=FINGERPRINT.protocol - 1)
 
 
 def decoding(
@@ -202,6 +203,19 @@ def test_nodes_of_other_kinds_are_no_peers() -> None:
     assert not site.rounds(60.0, d=slow(6.0)).news
     site.nodes["e"], site.totals["e"] = site.join("decode", "e"), [0.0] * 3
     assert site.rounds(20.0, d=slow(3.0)).news == [("d", Share.EASED)]
+
+
+def test_nodes_of_neighbouring_versions_are_peers() -> None:
+    """Else none of four nodes would be judged when two of them are upgraded."""
+    site = Site(("a", "d"))
+    for name in ("b", "c"):
+        site.nodes[name] = site.join("decode", name, fingerprint=NEIGHBOUR)
+        site.totals[name] = [0.0] * 3
+    assert site.rounds(20.0, d=slow(3.0)).news == [("d", Share.EASED)]
+    site.registry.remove(site.nodes.pop("b"))
+    site.registry.remove(site.nodes.pop("c"))
+    assert site.rounds(1.0, d=slow(3.0)).share() is Share.WHOLE, "these are peers no more"
+    assert not site.nodes["d"].kind.alike, "kinds that come and go don't pile up"
 
 
 @pytest.mark.parametrize("what", ["drains", "is silent", "is avoided"])
