@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from shared.core.constraint import Forced
 from shared.core.errors import BatonError, StepFailed
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
 from shared.core.sampling_params import SamplingParams
+from shared.device.cpu import do_nothing
+from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.constraint import FADE, GrammarConstraint
+from shared.grammar.grammars import Grammars
 from shared.sched.batch import ScheduleBatch
 from shared.sched.slow_masks import MOST_S, rows_with_slow_masks
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, make_core
-from tests.support.grammar_oracle import JSON, VOCABULARY, AtOnce, Later, Seconds, always, following, make_grammars
+from tests.support.grammar_oracle import (
+    GRAMMARS,
+    JSON,
+    VOCABULARY,
+    AtOnce,
+    Later,
+    Seconds,
+    always,
+    following,
+    make_grammars,
+)
+from tests.support.patience import HANG_GUARD_S
 from tests.support.step_counts import results_of, run_until_still, tokens_of
 
 BACKENDS = ["inline", "simulated", "cpu"]
@@ -170,6 +186,28 @@ def test_each_mask_that_a_thread_has_made_wakes_the_loop() -> None:
     ours.close()
 
 
+def test_a_mask_waits_for_no_other_grammar_s_compilation() -> None:
+    """One stream's next token would otherwise take as long as the grammars of all requests that have come before."""
+    may_end, masked = threading.Event(), threading.Event()
+
+    class Held(GrammarCompiler):
+        def compile(self, grammar: str) -> LLMatcher:
+            assert grammar == JSON or may_end.wait(HANG_GUARD_S)
+            return super().compile(grammar)
+
+    ours = Grammars(Held(VOCABULARY), VOCABULARY.eos_ids, do_nothing)
+    constraint = ours.constraint(JSON)
+    constraint._job.result(HANG_GUARD_S)
+    other = ours.constraint(GRAMMARS[1])
+    constraint.prepare([BRACE])
+    constraint._job.add_done_callback(lambda _: masked.set())
+    try:
+        assert masked.wait(HANG_GUARD_S) and constraint.is_prepared([BRACE]) and not other.is_ready
+    finally:
+        may_end.set()
+        ours.close()
+
+
 def test_a_grammar_that_was_slow_is_taken_for_slow_for_a_while() -> None:
     ours = make_grammars(clock=Seconds([SLOW_S, *[0.0] * 100]))
     constraint, out, costs = ours.constraint(JSON), np.zeros((2, ours.num_words), np.uint32), list[float]()
@@ -208,7 +246,6 @@ def test_an_answer_that_is_replayed_makes_no_grammar_slow() -> None:
         def compute_ff_tokens(self) -> list[int]:
             return [8, 9]
 
-    start, clock = AtOnce().submit, lambda: now[0]
-    constraint = GrammarConstraint(Matcher, 1, frozenset(), start, clock)  # type: ignore[arg-type]
+    constraint = GrammarConstraint(Matcher, 1, frozenset(), lambda job, _: AtOnce().submit(job), lambda: now[0])  # type: ignore[arg-type]
     constraint.prepare([7] * 500)
     assert constraint.cost_s == pytest.approx(0.001) and constraint.forced == Forced(500, [8, 9])
