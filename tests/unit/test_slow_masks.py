@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.constraint import FADE, GrammarConstraint
 from shared.grammar.grammars import Grammars
 from shared.sched.batch import ScheduleBatch
-from shared.sched.slow_masks import MOST_S, rows_with_slow_masks
+from shared.sched.slow_masks import LEAST_S, rows_with_slow_masks
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, make_core
 from tests.support.grammar_oracle import (
     GRAMMARS,
@@ -36,7 +37,7 @@ from tests.support.patience import HANG_GUARD_S
 from tests.support.step_counts import results_of, run_until_still, tokens_of
 
 BACKENDS = ["inline", "simulated", "cpu"]
-SLOW_S = 0.05
+SLOW_S = 50.0  # no step of a test takes twice as long
 BRACE = VOCABULARY.tokens.index(b"{")
 GREEDY = SamplingParams(30, temperature=0.0)
 CONSTRAINED = Job(0, (1, 2, 3), following(GREEDY, JSON), 5)
@@ -46,7 +47,7 @@ PLAIN = [Job(rid, (1, 2, rid), GREEDY, 5) for rid in (1, 2)]
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_plain_rows_take_no_longer_beside_slow_masks(backend: str, width: int) -> None:
-    """Masks of 50 ms that nobody makes: the plain rows take the steps that they take alone."""
+    """Masks of 50 s that nobody makes: the plain rows take the steps that they take alone."""
     alone = make_core(CoreKnobs(backend, width=width, hit_rate=100))
     expected = results_of(alone)
     run_until_still(alone, PLAIN)
@@ -93,6 +94,24 @@ def test_cheap_masks_are_made_while_the_step_runs() -> None:
     run_until_still(core, outcome=outcome)
     assert_streams([CONSTRAINED], outcome)
     assert not executor.waiting and max(tokens_of(seen, "r0")) > 1
+    core.close()
+
+
+@pytest.mark.parametrize(("num_steps", "num_chunks", "is_hidden"), [(2, 0, True), (1, 0, False), (2, 1, False)])
+def test_masks_that_a_long_step_hides_are_cheap(num_steps: int, num_chunks: int, is_hidden: bool) -> None:
+    """One long step may have been delayed, and one with chunks says nothing of the next."""
+    executor, outcome = Later(), Outcome()
+    core = make_core(
+        CoreKnobs("simulated", width=4, hit_rate=100), grammars=make_grammars(executor, clock=always(0.02))
+    )
+    seen = results_of(core)
+    run_until_still(core, PLAIN)
+    for _ in range(num_steps):
+        core.scheduler.planner.observe(replace(seen[-1], verify_seconds=0.05, num_prefill=num_chunks))
+    core.submit(CONSTRAINED.request())
+    executor.run()
+    run_until_still(core, outcome=outcome)
+    assert (len(outcome.streams["r0"]) > 1) is is_hidden and executor.waiting, "later steps take no time"
     core.close()
 
 
@@ -145,7 +164,7 @@ def names(rows: object) -> list[str]:
 
 def test_the_cheapest_masks_that_fit_into_a_step_are_its() -> None:
     costs = [FakeConstraint(cost_s) for cost_s in (0.003, 0.002, 0.001, 0.0015)]
-    late, prepared = rows_with_slow_masks(batch_of(*costs))
+    late, prepared = rows_with_slow_masks(batch_of(*costs), 0.0)
     assert names(late) == ["r0"] and not prepared, "3 ms do not fit beside 4.5 of 5 ms"
     assert [one.asked for one in costs] == [[1], [], [], []]
 
@@ -154,22 +173,22 @@ def test_a_slow_row_steps_when_its_mask_is_made() -> None:
     slow = FakeConstraint(1.0)
     batch = batch_of(slow)
     for _ in range(2):
-        late, prepared = rows_with_slow_masks(batch)
+        late, prepared = rows_with_slow_masks(batch, 0.0)
         assert names(late) == ["r0"] and not prepared
     assert slow.asked == [1]
     slow.is_ready = True
-    late, prepared = rows_with_slow_masks(batch)
+    late, prepared = rows_with_slow_masks(batch, 0.0)
     assert not late and names(prepared) == ["r0"]
 
 
 def test_a_slow_row_waits_for_its_token_in_flight() -> None:
     slow = FakeConstraint(1.0)
-    late, prepared = rows_with_slow_masks(batch_of(slow, in_flight=1))
+    late, prepared = rows_with_slow_masks(batch_of(slow, in_flight=1), 0.0)
     assert names(late) == ["r0"] and not prepared and not slow.asked
 
 
 def test_a_row_whose_grammar_failed_steps_to_its_end() -> None:
-    late, prepared = rows_with_slow_masks(batch_of(FakeConstraint(1.0, StepFailed("too complex"))))
+    late, prepared = rows_with_slow_masks(batch_of(FakeConstraint(1.0, StepFailed("too complex"))), 0.0)
     assert not late and not prepared
 
 
@@ -209,12 +228,12 @@ def test_a_mask_waits_for_no_other_grammar_s_compilation() -> None:
 
 
 def test_a_grammar_that_was_slow_is_taken_for_slow_for_a_while() -> None:
-    ours = make_grammars(clock=Seconds([SLOW_S, *[0.0] * 100]))
+    ours = make_grammars(clock=Seconds([0.05, *[0.0] * 100]))
     constraint, out, costs = ours.constraint(JSON), np.zeros((2, ours.num_words), np.uint32), list[float]()
-    while constraint.cost_s > MOST_S:
+    while constraint.cost_s > LEAST_S:
         costs.append(constraint.cost_s)
         constraint.fill([], [BRACE], [0], out)
-    assert costs[0] == SLOW_S and costs == sorted(costs, reverse=True) and 10 < len(costs) < 40
+    assert costs[0] == 0.05 and costs == sorted(costs, reverse=True) and 10 < len(costs) < 40
     ours.close()
 
 
