@@ -90,24 +90,26 @@ class GrammarConstraint:
         self, emitted: Sequence[int], drafts: Sequence[int], parents: Sequence[int], out: Mask, *, looks_ahead: bool
     ) -> None:
         try:
-            self._fill(emitted, drafts, parents, out)
-            if looks_ahead:
-                self.forced = Forced(len(emitted), self._advanced(emitted).compute_ff_tokens())
+            self._fill(emitted, drafts, parents, out, looks_ahead)
         except (BatonError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # llguidance's panics are not Exceptions, and must end only this request
             raise StepFailed(f"following a grammar: {type(error).__name__}: {error}") from error
 
-    def _fill(self, emitted: Sequence[int], drafts: Sequence[int], parents: Sequence[int], out: Mask) -> None:
+    def _fill(
+        self, emitted: Sequence[int], drafts: Sequence[int], parents: Sequence[int], out: Mask, looks_ahead: bool
+    ) -> None:
         matcher = self._advanced(emitted)
         children: list[list[int]] = [[] for _ in out]
         for node, parent in enumerate(parents, start=1):
             children[parent].append(node)
         began = self._clock()  # behind the emitted tokens: after a resume these are many, once
         self._fill_below(matcher, 0, drafts, children, out)
-        self.cost_s = max(self._clock() - began, FADE * self.cost_s)
         if matcher.is_error():
             raise _refused(matcher)
+        if looks_ahead:
+            self.forced = Forced(len(emitted), matcher.compute_ff_tokens())
+        self.cost_s = max(self._clock() - began, FADE * self.cost_s)
 
     def _advanced(self, emitted: Sequence[int]) -> LLMatcher:
         matcher, new = self._matcher, list(emitted[self._num_consumed :])

@@ -248,23 +248,36 @@ def test_a_copy_of_a_mask_says_nothing_of_what_masks_cost() -> None:
     ours.close()
 
 
+class TimedMatcher:
+    """Its work takes seconds: each token 1, each mask 0.001, and the search for forced tokens 0.01."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def consume_tokens(self, ids: list[int]) -> bool:
+        self.now += len(ids)
+        return True
+
+    def unsafe_compute_mask_ptr(self, pointer: int, num_bytes: int) -> None:
+        self.now += 0.001
+
+    def is_error(self) -> bool:
+        return False
+
+    def compute_ff_tokens(self) -> list[int]:
+        self.now += 0.01
+        return [8, 9]
+
+
 def test_an_answer_that_is_replayed_makes_no_grammar_slow() -> None:
-    now = [0.0]
-
-    class Matcher:
-        def consume_tokens(self, ids: list[int]) -> bool:
-            now[0] += len(ids)
-            return True
-
-        def unsafe_compute_mask_ptr(self, pointer: int, num_bytes: int) -> None:
-            now[0] += 0.001
-
-        def is_error(self) -> bool:
-            return False
-
-        def compute_ff_tokens(self) -> list[int]:
-            return [8, 9]
-
-    constraint = GrammarConstraint(Matcher, 1, frozenset(), lambda job, _: AtOnce().submit(job), lambda: now[0])  # type: ignore[arg-type]
+    """What each step costs counts: the masks, and the search for forced tokens."""
+    matcher = TimedMatcher()
+    constraint = GrammarConstraint(
+        lambda: matcher,  # type: ignore[arg-type,return-value]
+        1,
+        frozenset(),
+        lambda job, _: AtOnce().submit(job),
+        lambda: matcher.now,
+    )
     constraint.prepare([7] * 500)
-    assert constraint.cost_s == pytest.approx(0.001) and constraint.forced == Forced(500, [8, 9])
+    assert constraint.cost_s == pytest.approx(0.011) and constraint.forced == Forced(500, [8, 9])
