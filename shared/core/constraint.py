@@ -19,7 +19,7 @@ class Forced(NamedTuple):
 
 
 class Constraint(Protocol):
-    cost_s: float  # what the masks of a step cost the loop, by the newest ones
+    cost_s: float  # what the masks and forced tokens of a step cost the loop, by the newest ones
     forced: Forced
 
     @property

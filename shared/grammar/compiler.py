@@ -82,7 +82,7 @@ class _Tokens:
         data = text.encode() if isinstance(text, str) else text
         ids: list[int] = []
         while data:
-            length = next((n for n in range(self._longest, 0, -1) if data[:n] in self._id_of), 0)
+            length = next((n for n in range(min(self._longest, len(data)), 0, -1) if data[:n] in self._id_of), 0)
             if not length:
                 return ids
             ids.append(self._id_of[data[:length]])

@@ -16,13 +16,13 @@ FADE = 0.9  # of `cost_s`, with each mask: a grammar whose masks were slow once 
 NO_TOKENS = -1
 
 Mask = npt.NDArray[np.uint32]
-Start = Callable[[Callable[[], None]], Future[None]]
+Start = Callable[[Callable[[], None], bool], Future[None]]
 
 
 class GrammarConstraint:
     """A `shared.core.constraint.Constraint` for a grammar, owned by the request.
 
-    The thread of `start` has the matcher while `is_ready` is false, and the loop's thread has it otherwise.
+    A thread of `start` has the matcher while `is_ready` is false, and the loop's thread has it otherwise.
     """
 
     def __init__(
@@ -33,7 +33,10 @@ class GrammarConstraint:
         start: Start,
         clock: Callable[[], float],
     ) -> None:
-        """`start` runs a function on another thread. `clock` tells the calling thread's own seconds."""
+        """`start` runs a function on another thread; its bool says whether the function compiles.
+
+        `clock` tells the calling thread's own seconds.
+        """
         self.cost_s = 0.0
         self.forced = Forced(0, ())
         self._compile = compile
@@ -62,7 +65,7 @@ class GrammarConstraint:
         if self._num_asked != len(emitted):
             self._num_asked = len(emitted)
             ids = tuple(emitted)  # the request's own list may grow
-            self._job = self._start(lambda: self._prepare(ids))
+            self._job = self._start(lambda: self._prepare(ids), self._matcher is None)
 
     def is_prepared(self, emitted: Sequence[int]) -> bool:
         return self._num_asked == len(emitted) and self.is_ready and self.error is None
@@ -87,24 +90,26 @@ class GrammarConstraint:
         self, emitted: Sequence[int], drafts: Sequence[int], parents: Sequence[int], out: Mask, *, looks_ahead: bool
     ) -> None:
         try:
-            self._fill(emitted, drafts, parents, out)
-            if looks_ahead:
-                self.forced = Forced(len(emitted), self._advanced(emitted).compute_ff_tokens())
+            self._fill(emitted, drafts, parents, out, looks_ahead)
         except (BatonError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # llguidance's panics are not Exceptions, and must end only this request
             raise StepFailed(f"following a grammar: {type(error).__name__}: {error}") from error
 
-    def _fill(self, emitted: Sequence[int], drafts: Sequence[int], parents: Sequence[int], out: Mask) -> None:
+    def _fill(
+        self, emitted: Sequence[int], drafts: Sequence[int], parents: Sequence[int], out: Mask, looks_ahead: bool
+    ) -> None:
         matcher = self._advanced(emitted)
         children: list[list[int]] = [[] for _ in out]
         for node, parent in enumerate(parents, start=1):
             children[parent].append(node)
         began = self._clock()  # behind the emitted tokens: after a resume these are many, once
         self._fill_below(matcher, 0, drafts, children, out)
-        self.cost_s = max(self._clock() - began, FADE * self.cost_s)
         if matcher.is_error():
             raise _refused(matcher)
+        if looks_ahead:
+            self.forced = Forced(len(emitted), matcher.compute_ff_tokens())
+        self.cost_s = max(self._clock() - began, FADE * self.cost_s)
 
     def _advanced(self, emitted: Sequence[int]) -> LLMatcher:
         matcher, new = self._matcher, list(emitted[self._num_consumed :])

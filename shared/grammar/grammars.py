@@ -17,10 +17,11 @@ from shared.grammar.constraint import GrammarConstraint
 
 
 class Grammars:
-    """The node's loop thread uses this class. The grammars' thread calls `wake` after each of its jobs.
+    """The node's loop thread uses this class. The threads call `wake` after each of their jobs.
 
-    `executor` compiles grammars and makes masks; by default it is a new thread. `close` shuts it down. By `clock` a
-    mask's time is the processor's, so that a busy machine makes no grammar slow.
+    `executor` compiles grammars and makes masks; by default each has a new thread, so that a stream's next mask does
+    not wait for the grammars of new requests. `close` shuts both down. By `clock` a mask's time is the processor's, so
+    that a busy machine makes no grammar slow.
     """
 
     def __init__(
@@ -35,8 +36,9 @@ class Grammars:
         self._eos_ids = frozenset(eos_ids)
         self._wake = wake
         self._clock = clock
-        self._thread = executor or one_thread("grammar")
-        self._thread.submit(compiler.warm_up)
+        self._compile_thread = executor or one_thread("grammar")
+        self._mask_thread = executor or one_thread("mask")
+        self._compile_thread.submit(compiler.warm_up)
 
     @property
     def num_words(self) -> int:
@@ -54,10 +56,12 @@ class Grammars:
         constraint.prepare(emitted)
         return constraint
 
-    def _start(self, job: Callable[[], None]) -> Future[None]:
-        started = self._thread.submit(job)
+    def _start(self, job: Callable[[], None], compiles: bool) -> Future[None]:
+        thread = self._compile_thread if compiles else self._mask_thread
+        started = thread.submit(job)
         started.add_done_callback(lambda _: self._wake())
         return started
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._compile_thread, self._mask_thread):
+            thread.shutdown(wait=False, cancel_futures=True)

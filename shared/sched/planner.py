@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence, Set
 
 import numpy as np
@@ -49,6 +50,7 @@ class Planner:
         self._choose_rows = choose_rows
         self._freezer = PlanFreezer(kv, settings)
         self._last_was_prefill = False
+        self._steps_s = deque([0.0, 0.0], 2)  # of the last steps without chunks; the shorter counts: one may be delayed
 
     def plan(self) -> StepPlan | None:
         """None if nothing can run now."""
@@ -60,7 +62,9 @@ class Planner:
         queues.drop_left_rows()
         self._capacity.admit_waiting()
         chunks: Sequence[ChunkedPrompt] = queues.prefilling
-        late, narrow = rows_with_slow_masks(queues.running) if queues.running.constrained else NOBODY
+        late, narrow = NOBODY
+        if queues.running.constrained:
+            late, narrow = rows_with_slow_masks(queues.running, min(self._steps_s))
         stepping -= late
         if queues.suspects:
             stepping, chunks = self._without_suspects(stepping)
@@ -128,6 +132,8 @@ class Planner:
         return probe_plan(self._freezer, self._settings, self._new_step(), nobody=ScheduleBatch())
 
     def observe(self, result: StepResult) -> None:
-        """Learn from a processed step how wide and how long the next steps should be."""
+        """Learn from a processed step how wide and long the next should be, and how long masks may take."""
         self.widths.observe(result)
         self.mixed_chunk.observe(result)
+        if not result.num_prefill:
+            self._steps_s.append(result.seconds)

@@ -1,6 +1,6 @@
 """Keep rows with slow masks out of steps until their masks are made. So no other row waits for them.
 
-cheap masks   the loop makes them while the step runs, as many as take MOST_S together
+cheap masks   the loop makes them while the step runs, as many as take SHARE of its time together
 others        a thread makes one ahead, and the row sits out meanwhile; with one mask, it takes no drafts
 """
 
@@ -12,18 +12,20 @@ from shared.core.constraint import Constraint
 from shared.core.request import Request
 from shared.sched.batch import ScheduleBatch
 
-MOST_S = 0.005  # about the shortest step of a served model
+LEAST_S = 0.005  # about the shortest step of a served model
+SHARE = 0.5  # below 1, because a step's time includes its wait for masks: one long wait must not allow the next
 NOBODY: tuple[Set[Request], Set[Request]] = frozenset(), frozenset()
 
 
-def rows_with_slow_masks(batch: ScheduleBatch) -> tuple[Set[Request], Set[Request]]:
+def rows_with_slow_masks(batch: ScheduleBatch, step_s: float) -> tuple[Set[Request], Set[Request]]:
     """Return the rows that sit the next step out, and those whose mask was made ahead.
 
-    The mask behind a token in flight is not known yet, so a slow row steps again only after its result.
+    `step_s`: about the next step's time, 0 if unknown. The mask behind a token in flight is not known yet, so a slow
+    row steps again only after its result.
     """
     late: set[Request] = set()
     prepared: set[Request] = set()
-    left_s = MOST_S
+    left_s = max(LEAST_S, SHARE * step_s)
     for req in sorted(batch.constrained, key=lambda req: _masks_of(req).cost_s):
         constraint, index = _masks_of(req), batch.index_of(req)
         is_ready = constraint.is_ready

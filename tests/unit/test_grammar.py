@@ -16,7 +16,7 @@ from router.tools.closed_objects import prepared
 from shared.config.vocab_bytes import Vocabulary
 from shared.config.vocabulary import hashlm_vocabulary, read_vocabulary
 from shared.core.errors import InvalidRequest, StepFailed
-from shared.grammar.compiler import GrammarCompiler
+from shared.grammar.compiler import GrammarCompiler, _Tokens
 from shared.grammar.grammars import Grammars
 from tests.support.grammar_oracle import (
     COMPILER,
@@ -74,6 +74,19 @@ def test_two_vocabularies_have_two_digests() -> None:
     ended = Vocabulary(first.tokens, (94,), first.special_ids)
     assert len({vocabulary.digest for vocabulary in (first, swapped, joined, ended)}) == 4
     assert GrammarCompiler(first).version != GrammarCompiler(swapped).version
+
+
+def test_a_short_text_is_compared_with_no_longer_tokens() -> None:
+    class Counted(dict[bytes, int]):
+        num_asked = 0
+
+        def __contains__(self, token: object) -> bool:
+            self.num_asked += 1
+            return super().__contains__(token)
+
+    tokens = _Tokens(Vocabulary((b"a", b"b", b"x" * 500), (1,), frozenset()))
+    tokens._id_of = ids = Counted(tokens._id_of)
+    assert tokens(b"ab") == [0, 1] and ids.num_asked <= 3
 
 
 @pytest.mark.rule("H16")

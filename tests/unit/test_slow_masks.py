@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from shared.core.constraint import Forced
 from shared.core.errors import BatonError, StepFailed
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
 from shared.core.sampling_params import SamplingParams
+from shared.device.cpu import do_nothing
+from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.constraint import FADE, GrammarConstraint
+from shared.grammar.grammars import Grammars
 from shared.sched.batch import ScheduleBatch
-from shared.sched.slow_masks import MOST_S, rows_with_slow_masks
+from shared.sched.slow_masks import LEAST_S, rows_with_slow_masks
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, make_core
-from tests.support.grammar_oracle import JSON, VOCABULARY, AtOnce, Later, Seconds, always, following, make_grammars
+from tests.support.grammar_oracle import (
+    GRAMMARS,
+    JSON,
+    VOCABULARY,
+    AtOnce,
+    Later,
+    Seconds,
+    always,
+    following,
+    make_grammars,
+)
+from tests.support.patience import HANG_GUARD_S
 from tests.support.step_counts import results_of, run_until_still, tokens_of
 
 BACKENDS = ["inline", "simulated", "cpu"]
-SLOW_S = 0.05
+SLOW_S = 50.0  # no step of a test takes twice as long
 BRACE = VOCABULARY.tokens.index(b"{")
 GREEDY = SamplingParams(30, temperature=0.0)
 CONSTRAINED = Job(0, (1, 2, 3), following(GREEDY, JSON), 5)
@@ -30,7 +47,7 @@ PLAIN = [Job(rid, (1, 2, rid), GREEDY, 5) for rid in (1, 2)]
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_plain_rows_take_no_longer_beside_slow_masks(backend: str, width: int) -> None:
-    """Masks of 50 ms that nobody makes: the plain rows take the steps that they take alone."""
+    """Masks of 50 s that nobody makes: the plain rows take the steps that they take alone."""
     alone = make_core(CoreKnobs(backend, width=width, hit_rate=100))
     expected = results_of(alone)
     run_until_still(alone, PLAIN)
@@ -77,6 +94,24 @@ def test_cheap_masks_are_made_while_the_step_runs() -> None:
     run_until_still(core, outcome=outcome)
     assert_streams([CONSTRAINED], outcome)
     assert not executor.waiting and max(tokens_of(seen, "r0")) > 1
+    core.close()
+
+
+@pytest.mark.parametrize(("num_steps", "num_chunks", "is_hidden"), [(2, 0, True), (1, 0, False), (2, 1, False)])
+def test_masks_that_a_long_step_hides_are_cheap(num_steps: int, num_chunks: int, is_hidden: bool) -> None:
+    """One long step may have been delayed, and one with chunks says nothing of the next."""
+    executor, outcome = Later(), Outcome()
+    core = make_core(
+        CoreKnobs("simulated", width=4, hit_rate=100), grammars=make_grammars(executor, clock=always(0.02))
+    )
+    seen = results_of(core)
+    run_until_still(core, PLAIN)
+    for _ in range(num_steps):
+        core.scheduler.planner.observe(replace(seen[-1], verify_seconds=0.05, num_prefill=num_chunks))
+    core.submit(CONSTRAINED.request())
+    executor.run()
+    run_until_still(core, outcome=outcome)
+    assert (len(outcome.streams["r0"]) > 1) is is_hidden and executor.waiting, "later steps take no time"
     core.close()
 
 
@@ -129,7 +164,7 @@ def names(rows: object) -> list[str]:
 
 def test_the_cheapest_masks_that_fit_into_a_step_are_its() -> None:
     costs = [FakeConstraint(cost_s) for cost_s in (0.003, 0.002, 0.001, 0.0015)]
-    late, prepared = rows_with_slow_masks(batch_of(*costs))
+    late, prepared = rows_with_slow_masks(batch_of(*costs), 0.0)
     assert names(late) == ["r0"] and not prepared, "3 ms do not fit beside 4.5 of 5 ms"
     assert [one.asked for one in costs] == [[1], [], [], []]
 
@@ -138,22 +173,22 @@ def test_a_slow_row_steps_when_its_mask_is_made() -> None:
     slow = FakeConstraint(1.0)
     batch = batch_of(slow)
     for _ in range(2):
-        late, prepared = rows_with_slow_masks(batch)
+        late, prepared = rows_with_slow_masks(batch, 0.0)
         assert names(late) == ["r0"] and not prepared
     assert slow.asked == [1]
     slow.is_ready = True
-    late, prepared = rows_with_slow_masks(batch)
+    late, prepared = rows_with_slow_masks(batch, 0.0)
     assert not late and names(prepared) == ["r0"]
 
 
 def test_a_slow_row_waits_for_its_token_in_flight() -> None:
     slow = FakeConstraint(1.0)
-    late, prepared = rows_with_slow_masks(batch_of(slow, in_flight=1))
+    late, prepared = rows_with_slow_masks(batch_of(slow, in_flight=1), 0.0)
     assert names(late) == ["r0"] and not prepared and not slow.asked
 
 
 def test_a_row_whose_grammar_failed_steps_to_its_end() -> None:
-    late, prepared = rows_with_slow_masks(batch_of(FakeConstraint(1.0, StepFailed("too complex"))))
+    late, prepared = rows_with_slow_masks(batch_of(FakeConstraint(1.0, StepFailed("too complex"))), 0.0)
     assert not late and not prepared
 
 
@@ -170,13 +205,35 @@ def test_each_mask_that_a_thread_has_made_wakes_the_loop() -> None:
     ours.close()
 
 
+def test_a_mask_waits_for_no_other_grammar_s_compilation() -> None:
+    """One stream's next token would otherwise take as long as the grammars of all requests that have come before."""
+    may_end, masked = threading.Event(), threading.Event()
+
+    class Held(GrammarCompiler):
+        def compile(self, grammar: str) -> LLMatcher:
+            assert grammar == JSON or may_end.wait(HANG_GUARD_S)
+            return super().compile(grammar)
+
+    ours = Grammars(Held(VOCABULARY), VOCABULARY.eos_ids, do_nothing)
+    constraint = ours.constraint(JSON)
+    constraint._job.result(HANG_GUARD_S)
+    other = ours.constraint(GRAMMARS[1])
+    constraint.prepare([BRACE])
+    constraint._job.add_done_callback(lambda _: masked.set())
+    try:
+        assert masked.wait(HANG_GUARD_S) and constraint.is_prepared([BRACE]) and not other.is_ready
+    finally:
+        may_end.set()
+        ours.close()
+
+
 def test_a_grammar_that_was_slow_is_taken_for_slow_for_a_while() -> None:
-    ours = make_grammars(clock=Seconds([SLOW_S, *[0.0] * 100]))
+    ours = make_grammars(clock=Seconds([0.05, *[0.0] * 100]))
     constraint, out, costs = ours.constraint(JSON), np.zeros((2, ours.num_words), np.uint32), list[float]()
-    while constraint.cost_s > MOST_S:
+    while constraint.cost_s > LEAST_S:
         costs.append(constraint.cost_s)
         constraint.fill([], [BRACE], [0], out)
-    assert costs[0] == SLOW_S and costs == sorted(costs, reverse=True) and 10 < len(costs) < 40
+    assert costs[0] == 0.05 and costs == sorted(costs, reverse=True) and 10 < len(costs) < 40
     ours.close()
 
 
@@ -191,24 +248,36 @@ def test_a_copy_of_a_mask_says_nothing_of_what_masks_cost() -> None:
     ours.close()
 
 
+class TimedMatcher:
+    """Its work takes seconds: each token 1, each mask 0.001, and the search for forced tokens 0.01."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def consume_tokens(self, ids: list[int]) -> bool:
+        self.now += len(ids)
+        return True
+
+    def unsafe_compute_mask_ptr(self, pointer: int, num_bytes: int) -> None:
+        self.now += 0.001
+
+    def is_error(self) -> bool:
+        return False
+
+    def compute_ff_tokens(self) -> list[int]:
+        self.now += 0.01
+        return [8, 9]
+
+
 def test_an_answer_that_is_replayed_makes_no_grammar_slow() -> None:
-    now = [0.0]
-
-    class Matcher:
-        def consume_tokens(self, ids: list[int]) -> bool:
-            now[0] += len(ids)
-            return True
-
-        def unsafe_compute_mask_ptr(self, pointer: int, num_bytes: int) -> None:
-            now[0] += 0.001
-
-        def is_error(self) -> bool:
-            return False
-
-        def compute_ff_tokens(self) -> list[int]:
-            return [8, 9]
-
-    start, clock = AtOnce().submit, lambda: now[0]
-    constraint = GrammarConstraint(Matcher, 1, frozenset(), start, clock)  # type: ignore[arg-type]
+    """What each step costs counts: the masks, and the search for forced tokens."""
+    matcher = TimedMatcher()
+    constraint = GrammarConstraint(
+        lambda: matcher,  # type: ignore[arg-type,return-value]
+        1,
+        frozenset(),
+        lambda job, _: AtOnce().submit(job),
+        lambda: matcher.now,
+    )
     constraint.prepare([7] * 500)
-    assert constraint.cost_s == pytest.approx(0.001) and constraint.forced == Forced(500, [8, 9])
+    assert constraint.cost_s == pytest.approx(0.011) and constraint.forced == Forced(500, [8, 9])
