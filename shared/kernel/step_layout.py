@@ -68,14 +68,15 @@ class Layout(Generic[A]):
         """Return the layout with other arrays, which have the names of `arrays`."""
         own: dict[str, Any] = {name: found[name] for name in ("cu_q_lens", *self.per_row())}
         tables = tuple(found[name] for name in named_tables(self.page_tables))
-        made: Any = replace(self, page_tables=tables, **own, **changes)  # type: ignore[arg-type]
-        return made  # type: ignore[no-any-return]
+        made: Any = self  # `replace` keeps the kind of array, for mypy
+        whole: Layout[B] = replace(made, page_tables=tables, **own, **changes)
+        return whole
 
     def part(self, rows: slice, **changes: Any) -> Layout[A]:
         """Return the layout of consecutive rows. `changes` has at least their `cu_q_lens` and `host`."""
-        own = {name: value[rows] for name, value in self.per_row().items()}
+        own: dict[str, Any] = {name: value[rows] for name, value in self.per_row().items()}
         tables = tuple(table[rows] for table in self.page_tables)
-        return replace(self, page_tables=tables, **own, **changes)  # type: ignore[arg-type]
+        return replace(self, page_tables=tables, **own, **changes)
 
 
 PER_ROW = tuple(one.name for one in fields(Layout) if one.type in ("A", "A | None") and one.name != "cu_q_lens")

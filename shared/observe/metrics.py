@@ -152,6 +152,9 @@ class CounterSeries:
     shown: dict[str, float] = field(default_factory=dict)
 
 
+KEPT_PAGES = (
+    "Free or cached KV pages that new requests don't get, because answers under way will need them (--growth-reserve)"
+)
 POOL_PAGES = (
     ("baton_kv_pool_pages", "KV pages of the node"),
     ("baton_kv_pages_total", "The old name of baton_kv_pool_pages, for one release"),
@@ -178,13 +181,7 @@ class ClusterMetrics:
         self._width = Gauge(
             "baton_spec_width", "Tokens per step of a running row now: drafts + 1", place, registry=registry
         )
-        self._kept = Gauge(
-            "baton_kv_kept_pages",
-            "Free or cached KV pages that new requests don't get, because answers under way will need them "
-            "(--growth-reserve)",
-            place,
-            registry=registry,
-        )
+        self._kept = Gauge("baton_kv_kept_pages", KEPT_PAGES, place, registry=registry)
         self._missing = Gauge(
             "baton_missing_routers", "Routers on the node's list where it is not registered", place, registry=registry
         )

@@ -10,11 +10,11 @@ from shared.config.core_plan import CorePlan
 from shared.config.endpoints import check_endpoint, is_ipv6, is_loopback, tcp_endpoint
 from shared.config.flags import concerns_of, fields_of, sections_of
 from shared.config.load import all_concerns
+from shared.config.local_settings import LocalConfig
 from shared.config.options import option_of, parse_bytes
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import (
-    LocalConfig,
     MemoryConfig,
     ModelConfig,
     NodeConfig,

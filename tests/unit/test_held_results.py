@@ -157,6 +157,8 @@ def test_a_model_that_is_no_program_releases_first(is_program: bool, part: str) 
 
         def __init__(self) -> None:
             self.is_program, self.inputs = is_program, None
+            self.spec = self
+            self.vocab_size = 1
 
         def compute(self, *_: object) -> None:
             given.append("computed")

@@ -193,7 +193,7 @@ def test_what_came_to_nothing_is_not_waited_for() -> None:
     cluster, watch = Cluster(draw_plan(0)), AnswerWatch()
     host, request = cluster.routers[0], OpenRequest("1", NewRequest([1], 1, SamplingParams(max_tokens=1), 0), 9.0)
     host.start()
-    host.journal.add(request)
+    host.journal.add_request(request)
     for _ in range(2):
         watch.came_to_nothing(Key(*host.identity, "1", request.attempt.number, 0), 1.0)
         watch.look(host, 1.0 + TWO_BEATS_S)
