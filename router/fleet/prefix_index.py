@@ -24,30 +24,26 @@ MAX_SCHEMES = 4  # schemes per prompt; nodes of one model normally share one
 class ComingPages:
     """Pages of open prompts, each as often as prompts have it."""
 
-    __slots__ = ("_again", "_names")
+    __slots__ = ("_counts",)
 
     def __init__(self) -> None:
-        self._names: set[bytes] = set()
-        self._again: Counter[bytes] = Counter()  # how many more prompts have the page: few pages, so sets do most work
+        self._counts: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._counts)
 
     def __contains__(self, name: bytes) -> bool:
-        return name in self._names
+        return name in self._counts
 
     def add_pages(self, names: Sequence[bytes]) -> None:
-        self._again.update(self._names.intersection(names))
-        self._names.update(names)
+        self._counts.update(names)
 
     def remove(self, names: Sequence[bytes]) -> None:
-        shared = self._again.keys() & names if self._again else ()
-        self._names.difference_update(names)
-        self._names.update(shared)
-        for name in shared:
-            self._again[name] -= 1
-            if not self._again[name]:
-                del self._again[name]
+        for name in names:
+            if self._counts[name] > 1:
+                self._counts[name] -= 1
+            else:
+                del self._counts[name]
 
 
 class PageIndex:

@@ -31,6 +31,7 @@ class SpentTickets(Generic[K]):
         while self._kept_until and (len(self) >= MAX_SPENT or self._kept_until[0] < now):
             self._kept_until.popleft()
             self._hashes.discard(self._in_order.popleft())
-        self._hashes.add(hash(use))
-        self._in_order.append(hash(use))
+        use_hash = hash(use)
+        self._hashes.add(use_hash)
+        self._in_order.append(use_hash)
         self._kept_until.append(deadline + KEPT_LONGER_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.wire.codec import MESSAGE_TYPES, decode, encode, sampling_of, to_wire
 from shared.wire.fitting import misfit
 from shared.wire.messages import Drain, Goodbye, Message
-from shared.wire.peers import Received, peer_name
+from shared.wire.peers import peer_name
 from shared.wire.sampling import Sampling
 from shared.wire.versions import FIRST, GONE, PROTOCOL_VERSION, SINCE, work_together
 from shared.wire.zeromq import parts
@@ -27,6 +26,7 @@ from shared.wire.zeromq.link import NodeLinks
 from tests.support.doc_pages import all_messages, messages_page
 from tests.support.doc_pages import parts as parts_of_messages
 from tests.support.neighbours import NEXT, next_version, of_neighbour, version_before
+from tests.support.node_links import next_message
 from tests.support.patience import HANG_GUARD_S
 from tests.support.router_rig import FINGERPRINT, RouterRig, failures
 from tests.support.wire_samples import MESSAGES
@@ -103,15 +103,6 @@ def test_new_parameters_go_to_nodes_that_know_them(monkeypatch: pytest.MonkeyPat
 
 
 # ---- messages
-
-
-def next_message(links: NodeLinks) -> Received:
-    end = time.monotonic() + HANG_GUARD_S
-    while time.monotonic() < end:
-        for inbound in links.poll(0.05):
-            if isinstance(inbound, Received):
-                return inbound
-    raise AssertionError("no message came")
 
 
 @pytest.mark.parametrize(("said", "version"), [("15", 15), ("-1", 0), ("x", 0), ("9" * 10_000, 0)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from shared.wire.peers import Received
 from shared.wire.zeromq.link import NodeLinks
 from shared.wire.zeromq.link_options import LinkOptions
 from tests.support.key_folders import make_keys
-from tests.support.patience import HANG_GUARD_S
+from tests.support.node_links import next_message
 
 ABORT = Abort(to_wire(RequestKey("r", 1, "rid", 0, 0)), False)
 
@@ -33,15 +32,6 @@ def has_ipv6() -> bool:
 
 
 pytestmark = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
-
-
-def next_message(links: NodeLinks) -> Received:
-    end = time.monotonic() + HANG_GUARD_S
-    while time.monotonic() < end:
-        for inbound in links.poll(0.05):
-            if isinstance(inbound, Received):
-                return inbound
-    raise AssertionError("nothing came")
 
 
 def options(folder: Path, name: str) -> LinkOptions:
