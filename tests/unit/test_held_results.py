@@ -153,11 +153,12 @@ def test_a_model_that_is_no_program_releases_first(is_program: bool, part: str) 
     given: list[str] = []
 
     class Anything:
-        """A model, a runner, a drafter and a batch."""
+        """A model, a runner, a drafter, a batch and its arrays: no row has a forced token."""
 
         def __init__(self) -> None:
             self.is_program, self.inputs = is_program, None
-            self.spec = self
+            self.spec = self.arrays = self
+            self.forced = self.forced_from = None
             self.vocab_size = 1
 
         def compute(self, *_: object) -> None:
