@@ -71,6 +71,12 @@ class Capacity:
                 return False
         return True
 
+    def _reclaim_for(self, req: Request, lacking: Shortage, pins: UngrantedPins | None) -> Freed:
+        """Reclaim for a request that waits. Nobody gives way to growth that is only foreseen."""
+        if 0 < lacking.pages <= self.keep_free(req) - self.headroom():
+            return Freed.NOTHING
+        return self._reclaim(lacking, pins)
+
     def _reclaim(self, lacking: Shortage, pins: UngrantedPins | None, row: Request | None = None) -> Freed:
         """Let one holder of memory give way, in the order of rules f and c.
 
@@ -141,7 +147,7 @@ class Capacity:
 
     def _admit_other(self, req: Request, pins: UngrantedPins) -> bool:
         while (lacking := self._admit(req, self._no_room, pins)) is not None:
-            if self._reclaim(lacking, pins if self._pins_help(lacking, pins) else None) is not Freed.HELD:
+            if self._reclaim_for(req, lacking, pins if self._pins_help(lacking, pins) else None) is not Freed.HELD:
                 return False  # rule f: the next round uses the memory of a loan or pull
             self._taker = req
         return True
@@ -163,7 +169,7 @@ class Capacity:
             return
         pins.is_full = True
         if lacking is not None:
-            self._reclaim(lacking, pins=None)
+            self._reclaim_for(req, lacking, pins=None)
 
     def _admit(self, req: Request, no_room: NoRoom, pins: UngrantedPins | None = None) -> Shortage | None:
         """Begin the request and return None, or return its shortage."""

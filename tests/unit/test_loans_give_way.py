@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shared.wire.messages import Lent, Message, Pull, Ready
@@ -90,6 +92,18 @@ def test_a_loan_stays_where_a_prompt_lacks_a_row_alone() -> None:
     keys = [rig.net.generate(rig.s, one) for one in jobs]
     rig.net.run()
     assert all(rig.net.router.ends[key] for key in keys) and rig.lender.loans.open
+    rig.net.at(2.0)
+    rig.rest()
+
+
+def test_a_loan_stays_where_only_foreseen_growth_is_lacking() -> None:
+    rig = lending(replace(TIGHT, growth_reserve=1.0))
+    speaks = rig.net.generate(rig.s, job(7, tokens=40, max_tokens=300, seed=3))
+    rig.net.run(until=lambda: bool(rig.net.router.streams[speaks]))
+    waits = rig.net.generate(rig.s, job(8, tokens=240, max_tokens=8, seed=4))
+    rig.net.run(until=lambda: len(rig.net.router.streams[speaks]) >= 100)
+    assert rig.s.ctx.core.queues.waiting and rig.lender.loans.open
+    rig.net.abort(rig.s, waits)
     rig.net.at(2.0)
     rig.rest()
 
