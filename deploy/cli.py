@@ -40,7 +40,7 @@ Serves a language model with prefill and decode on separate nodes, over an OpenA
 
   baton up                 a router, a prefill and a decode node on this machine
   baton up --decode 2      two decode nodes
-  baton up FILE            another model: a .gguf file or a Hugging Face folder (Llama, Mistral, Qwen2, Qwen3)
+  baton up FILE            another model: a .gguf file or a Hugging Face folder
   baton up org/name        a model from the Hugging Face hub, fetched once
   baton ask "..."          one question; `baton chat`: a conversation
 """

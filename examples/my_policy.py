@@ -4,7 +4,7 @@ A router asks its policy once for each node that a request needs. Here prompts o
 loaded node whose name begins with "big", and shorter prompts to the least loaded of the others.
 
 This file replaces `round_robin` by this policy, so you can try it without changing the checkout. To keep the
-policy, move its class to a file in router/policy. Add it to router/policy/choose.py, and to POLICIES in
+policy, move its class to a file in router/policy. Add it to router/policy/policies.py, and to POLICIES in
 shared/config/router_settings.py. Then `baton up --policy NAME` uses it.
 """
 

@@ -31,8 +31,8 @@ from router.http.full_collections import run_full_collections
 from router.http.protocol import HttpRules
 from router.http.server import bind_http, serve
 from router.http.web_rules import WebRules
-from router.policy.choose import make_policy
 from router.policy.placement import Placer
+from router.policy.policies import make_policy
 from router.queue.desk import Desk
 from router.queue.rate_limit import RateLimits
 from router.queue.spending import Ledger

@@ -21,7 +21,7 @@ MOST_PING_MS = 250  # longest time between two pings, because the other end may 
 class LinkSilence:
     """The dialling end pings every `ping_ms`, and drops the link `timeout_ms` after an unanswered ping.
 
-    The other end waits `longest_s` for a ping, but at least three times MOST_PING_MS (wire/link_options.py)."""
+    The other end waits `longest_s` for a ping, but at least three times MOST_PING_MS (wire/zeromq/link_options.py)."""
 
     ping_ms: int
     timeout_ms: int

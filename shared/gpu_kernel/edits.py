@@ -19,7 +19,7 @@ from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.ranks import BLOCK
 from shared.gpu_kernel.real_models import REAL_MODELS
 from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, Signature
-from shared.kernel import sample_rules
+from shared.kernel import sample_constants
 
 EXACT = True  # see noise.py
 IN_PROMPT = tl.constexpr(1 << 30)  # a mark (int32): flags in the high bits, a count in the low ones
@@ -27,7 +27,7 @@ STOPS_EARLY = tl.constexpr(1 << 29)
 IS_ALLOWED = tl.constexpr(1 << 28)
 IS_BAD = tl.constexpr(1 << 27)
 COUNT = tl.constexpr((1 << 27) - 1)  # mask of the count: uses in the answer and its drafts
-BARRED = tl.constexpr(float(sample_rules.BARRED))
+BARRED = tl.constexpr(float(sample_constants.BARRED))
 
 PROGRAMS = tl.constexpr(8)  # programs per output
 ENTRIES = tl.constexpr(256)  # list entries that a program reads at a time

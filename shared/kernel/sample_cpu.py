@@ -14,8 +14,8 @@ import numpy.typing as npt
 from shared.kernel.jit import bits_of, float_of
 from shared.kernel.noise import LOG2E, NOISE_BITS, WEIGHT_BITS
 from shared.kernel.noise_numba import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
+from shared.kernel.sample_constants import GREEDY_BELOW
 from shared.kernel.sample_edits import COUNTS, REALS, SMALLEST, Outputs, RowParams, edited
-from shared.kernel.sample_rules import GREEDY_BELOW
 
 TEMPERATURE, TOP_P, LOG_MIN_P = map(REALS.index, ("temperature", "top_p", "log_min_p"))
 TOP_K, SEED = map(COUNTS.index, ("top_k", "seed"))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shared.core.sampling_params import NUMBERS
 from shared.kernel.noise_numba import exact
-from shared.kernel.sample_rules import BARRED
+from shared.kernel.sample_constants import BARRED
 
 REALS = [one.array for one in NUMBERS if one.kind is float]  # columns of RowParams.reals
 COUNTS = [*(one.array for one in NUMBERS if one.kind is int), "prompt_len", "seed"]  # columns of RowParams.counts

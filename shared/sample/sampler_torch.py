@@ -22,7 +22,7 @@ from shared.kernel.noise import (
     torch_row_keys,
     torch_weight,
 )
-from shared.kernel.sample_rules import BARRED
+from shared.kernel.sample_constants import BARRED
 from shared.sample.interface import DeviceMasks, History, SampleOutput
 from shared.sample.params import ANY, FILTERED, GREEDY, PLAIN, UNFILTERED, Params
 

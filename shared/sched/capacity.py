@@ -72,7 +72,7 @@ class Capacity:
         return True
 
     def _reclaim_for(self, req: Request, lacking: Shortage, pins: UngrantedPins | None) -> Freed:
-        """Reclaim for a request that waits. Nobody gives way to growth that is only foreseen."""
+        """Reclaim for a request that waits, but nothing for growth that is only foreseen."""
         if 0 < lacking.pages <= self.keep_free(req) - self.headroom():
             return Freed.NOTHING
         return self._reclaim(lacking, pins)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from router.fleet.registry import Registry
-from router.policy.choose import make_policy
 from router.policy.interface import Wanted
 from router.policy.placement import Placer
+from router.policy.policies import make_policy
 from router.requests.attempt import Attempt
 from router.requests.new_request import NewRequest
 from shared.core.sampling_params import SamplingParams

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from router.fleet.registry import RegisteredNode, Registry
-from router.policy.choose import make_policy
 from router.policy.placement import Placer
+from router.policy.policies import make_policy
 from router.requests.effects import Effects, Failure, Update
 from router.requests.journal import Journal
 from router.requests.new_request import NewRequest

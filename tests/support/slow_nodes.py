@@ -16,8 +16,8 @@ from deploy.tools.traffic.load_plan import LoadPlan
 from deploy.tools.traffic.summary import Summary, summarize
 from router.fleet.prompt_cost import COUNTERS
 from router.fleet.slowness import STEP_SECONDS, Share
-from router.policy.choose import make_policy
 from router.policy.placement import Placer
+from router.policy.policies import make_policy
 from shared.core.request import RequestState
 from shared.wire.messages import Heartbeat, NodeLoad
 

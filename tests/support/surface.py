@@ -112,6 +112,10 @@ def families() -> list[Metric]:
     queues = tuple(QUEUE_PREFIX + stage for stage in QUEUE_STAGES)
     counters, seen = NodeMetrics().counters(), dict.fromkeys((*NODE_HISTOGRAMS, *queues), (1.0,))
     ClusterMetrics(registry).update(NodeReport(ANY, ANY, 1, 1, {}, {}, 0, 1, counters, seen))
+    for metric in list(registry._collector_to_names):
+        names = getattr(metric, "_labelnames", ())
+        if names and not metric._metrics:  # type: ignore[attr-defined]  # only metrics have labels
+            metric.labels(*[ANY] * len(names))  # type: ignore[attr-defined]
     return list(registry.collect())
 
 

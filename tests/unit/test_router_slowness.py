@@ -18,10 +18,10 @@ from router.fleet.leaving import By, Leaving
 from router.fleet.prompt_cost import COUNTERS, FRESH_S
 from router.fleet.registry import RegisteredNode, not_held_back
 from router.fleet.slowness import FACTOR, FAR, MOST_PEERS, MOST_SMOOTHED_S, QUIET_S, Share, Slowness, Steps
-from router.policy.choose import make_policy
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
 from router.policy.placement import Placer
+from router.policy.policies import make_policy
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.messages import Heartbeat, Message, NodeLoad

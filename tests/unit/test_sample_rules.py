@@ -11,7 +11,7 @@ import torch
 
 from shared.core.sampling_params import PARAMETERS, SamplingParams, Step
 from shared.kernel.noise import noise_bits, row_keys
-from shared.kernel.sample_rules import GREEDY_BELOW
+from shared.kernel.sample_constants import GREEDY_BELOW
 from shared.kernel.sample_team import PlacedParams, TeamSampler
 from shared.kernel.team import Team
 from shared.sample.candidates import rank_candidates

@@ -20,8 +20,8 @@ from prefill_node.side import PrefillSide
 from router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from router.dispatch.gateway import TICK_S, Gateway
 from router.fleet.registry import ROLES, Registry
-from router.policy.choose import make_policy
 from router.policy.placement import Placer
+from router.policy.policies import make_policy
 from router.requests.journal import Journal
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.daemon import Daemon
