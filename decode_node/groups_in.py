@@ -52,7 +52,7 @@ class GroupsIn:
         self.table = GroupTable(ctx, RECEIVER)
 
     @property
-    def num_under_way(self) -> int:
+    def num_in_flight(self) -> int:
         """The number of page sets that `poll` has not returned yet, including those of ended requests."""
         return sum(map(len, self._asked.values())) + sum(map(len, self._waiting.values())) + len(self._out)
 

@@ -153,10 +153,10 @@ def start_kernels(python: Path, model: str) -> subprocess.Popen[str]:
 
 def end_kernels(processes: Sequence[subprocess.Popen[str]]) -> None:
     with step("      kernels of the default model, compiled once for this processor"):
-        all_told = [(process.communicate()[0], process.returncode) for process in processes]
-    for told, status in all_told:
+        results = [(process.communicate()[0], process.returncode) for process in processes]
+    for output, status in results:
         if status:
-            say(f"      compiling failed; the first node to start tries again\n{last_lines(told)}")
+            say(f"      compiling failed; the first node to start tries again\n{last_lines(output)}")
 
 
 def make_venv(folder: Path) -> Path:
@@ -246,8 +246,8 @@ def run_quietly(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
 
-def last_lines(told: str) -> str:
-    return "\n".join(told.strip().split("\n")[-LAST_LINES:])
+def last_lines(output: str) -> str:
+    return "\n".join(output.strip().split("\n")[-LAST_LINES:])
 
 
 def pinned(name: str) -> str:

@@ -182,7 +182,7 @@ class Loans:
         if loan is not None:
             self._ctx.core.queues.budget.take_back(name)
 
-    def gave_way(self, name: LoanName) -> None:
+    def preempted(self, name: LoanName) -> None:
         loan = self.open.pop(name)
         self._ctx.metrics.count("loans_gave_way")
         self._say_no(loan, OWN_NEED)

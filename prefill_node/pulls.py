@@ -261,7 +261,7 @@ class Pulls:
             self._drop(pull, "ended", now)
             self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
 
-    def gave_way(self, row: int, now: float) -> None:
+    def preempted(self, row: int, now: float) -> None:
         """Give up the pull into this row, whose memory the scheduler has taken."""
         for pull in [pull for pull in self.open.values() if pull.row == row]:
             self._give_up(pull, "gave_way", "others need the memory", now)

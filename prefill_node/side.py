@@ -29,9 +29,9 @@ from shared.sched.events import (
     ChunkReady,
     Ended,
     HandoffUnpinned,
-    LoanGaveWay,
+    LoanPreempted,
     PrefillDone,
-    PullGaveWay,
+    PullPreempted,
     SchedEvent,
 )
 from shared.transfer.interface import PageReceiver, PageSender
@@ -181,10 +181,10 @@ class PrefillSide:
             self._launched(event)
         elif isinstance(event, ChunkReady | PrefillDone):
             self._progressed(event, now)
-        elif isinstance(event, PullGaveWay):
-            self.pulls.gave_way(event.row, now)
-        elif isinstance(event, LoanGaveWay):
-            self.loans.gave_way(event.name)
+        elif isinstance(event, PullPreempted):
+            self.pulls.preempted(event.row, now)
+        elif isinstance(event, LoanPreempted):
+            self.loans.preempted(event.name)
         elif isinstance(event, HandoffUnpinned):
             handoff = self.bootstrap.find_handoff(event.request.key)
             if handoff is not None:

@@ -194,14 +194,14 @@ def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
     if args.move_after is not None:
         body["move_after_s"] = args.move_after
     if args.action == "role":
-        told = client.call("POST", "/admin/role", body | {"role": args.role})
+        reply = client.call("POST", "/admin/role", body | {"role": args.role})
     else:
-        told = client.call("POST", "/admin/drain", body | {"then": "stop" if args.action == "drain" else "restart"})
+        reply = client.call("POST", "/admin/drain", body | {"then": "stop" if args.action == "drain" else "restart"})
     if args.no_wait:
         return True
     print(f"{name}: draining", flush=True)
     stays_down = args.action == "drain"
-    done = wait_for(lambda: has_moved(client.nodes().get(name), told["epoch"], stays_down), args.timeout)
+    done = wait_for(lambda: has_moved(client.nodes().get(name), reply["epoch"], stays_down), args.timeout)
     if not done:
         print(f"{name}: not done after {args.timeout:g} s", file=sys.stderr)
         return False
@@ -261,11 +261,11 @@ def queue(status: dict[str, Any]) -> list[str]:
 
 def limits(status: dict[str, Any]) -> list[str]:
     """Return a line for each tenant: how many requests and tokens its limits still allow in this minute."""
-    told = []
+    lines = []
     for row in status.get("limits", []):
         left = [f"{row[unit]} {unit}" for unit in ("requests", "tokens") if unit in row]
-        told.append(f"{row['tenant']}: {' and '.join(left)} left of its limits")
-    return told
+        lines.append(f"{row['tenant']}: {' and '.join(left)} left of its limits")
+    return lines
 
 
 def unreachable(status: dict[str, Any]) -> list[str]:
@@ -297,7 +297,7 @@ def cores(status: dict[str, Any]) -> list[str]:
 
 
 def prompts(status: dict[str, Any]) -> list[str]:
-    told = []
+    lines = []
     for node in status["nodes"]:
         rate, handoff_s = node.get("prompt_tokens_per_s"), node.get("handoff_s")
         figures = []
@@ -306,8 +306,8 @@ def prompts(status: dict[str, Any]) -> list[str]:
         if handoff_s is not None:
             figures.append(f"hand-offs end {1e3 * handoff_s:.1f} ms behind their prompts")
         if figures:
-            told.append(f"{node['node']}: {', '.join(figures)}")
-    return told
+            lines.append(f"{node['node']}: {', '.join(figures)}")
+    return lines
 
 
 def slow(status: dict[str, Any]) -> list[str]:
@@ -320,5 +320,7 @@ def slow(status: dict[str, Any]) -> list[str]:
 
 
 def hand_overs(status: dict[str, Any]) -> list[str]:
-    ways = [(node["node"], node.get("hands_over", {})) for node in status["nodes"]]
-    return [f"{node} -> {peer}  {way}" for node, by_peer in ways for peer, way in sorted(by_peer.items())]
+    transports = [(node["node"], node.get("hands_over", {})) for node in status["nodes"]]
+    return [
+        f"{node} -> {peer}  {transport}" for node, by_peer in transports for peer, transport in sorted(by_peer.items())
+    ]

@@ -82,18 +82,18 @@ def check_served(name: HubName, folder: Path) -> None:
     try:
         config_from_hf(folder)
     except ConfigError as error:
-        told = error.message.replace(str(folder / "config.json"), "config.json").removeprefix(f"{folder}: ")
-        raise ConfigError(f"--model {name}: {told}") from None
+        reason = error.message.replace(str(folder / "config.json"), "config.json").removeprefix(f"{folder}: ")
+        raise ConfigError(f"--model {name}: {reason}") from None
 
 
 def check_gguf_architecture(repository: Repository) -> None:
     """Check the architecture that the hub reports for the GGUF files. Loading checks the file itself."""
     from shared.model.config import GGUF_ARCHITECTURES
 
-    told = repository.architecture
-    if told and told not in GGUF_ARCHITECTURES:
+    architecture = repository.architecture
+    if architecture and architecture not in GGUF_ARCHITECTURES:
         raise ConfigError(
-            f"--model {repository.name}: GGUF architecture {told!r} is not supported, "
+            f"--model {repository.name}: GGUF architecture {architecture!r} is not supported, "
             f"only {', '.join(GGUF_ARCHITECTURES)}"
         )
 

@@ -88,8 +88,8 @@ def ask_hub(name: HubName, hub: Hub) -> Repository:
 
 
 def architecture_of(gguf: Any) -> str:
-    told = gguf.get("architecture") if isinstance(gguf, dict) else None
-    return told if isinstance(told, str) else ""
+    architecture = gguf.get("architecture") if isinstance(gguf, dict) else None
+    return architecture if isinstance(architecture, str) else ""
 
 
 def recall(name: HubName, hub: Hub) -> Repository:

@@ -96,10 +96,10 @@ def pieces(response: HTTPResponse) -> Iterator[str]:
     for line in response:
         if not line.startswith(b"data: {"):
             continue
-        told = json.loads(line.removeprefix(b"data: "))
-        if error := told.get("error"):
+        event = json.loads(line.removeprefix(b"data: "))
+        if error := event.get("error"):
             raise ConfigError(f"the answer broke off: {error.get('message') if isinstance(error, dict) else error}")
-        for choice in told.get("choices", ()):
+        for choice in event.get("choices", ()):
             if text := (choice.get("delta") or {}).get("content"):
                 yield text
             is_whole = is_whole or bool(choice.get("finish_reason"))

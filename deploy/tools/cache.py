@@ -41,11 +41,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(str(error)) from None
     except RuntimeError:
         raise ConfigError("there is no home folder; set XDG_CACHE_HOME") from None
-    print("\n".join(told(found, str(folder.path), "removed from" if args.action == "clear" else "in")))
+    print("\n".join(listing(found, str(folder.path), "removed from" if args.action == "clear" else "in")))
     return 0
 
 
-def told(found: Sequence[Listed], path: str, where: str) -> list[str]:
+def listing(found: Sequence[Listed], path: str, where: str) -> list[str]:
     if not found:
         return [f"no packed weights in {path}"]
     whole = sum(one.num_bytes for one in found)

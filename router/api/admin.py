@@ -92,7 +92,7 @@ class AdminHandlers:
             "limits": self._limits.left(now),
             "nodes": nodes,
             "unreachable": unreachable,
-            **self._registry.told_apart(now),
+            **self._registry.misfit_status(now),
         }
         await connection.answer(200, msgspec.json.encode(answer))
 

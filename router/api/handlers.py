@@ -305,7 +305,7 @@ class Handlers:
             }
             for node in self._registry
         ]
-        return {"nodes": nodes, **self._registry.told_apart(now)}
+        return {"nodes": nodes, **self._registry.misfit_status(now)}
 
     def _may_see(self, connection: Connection) -> bool:
         try:

@@ -26,7 +26,7 @@ from shared.wire.messages import Abort, Generate, Key, SequenceEnd
 
 MAX_EXCUSED = 4  # limit on a request's failed attempts that are not charged
 KILLER_ALARM = "two nodes have died while they ran the same request"
-KILLER_TOLD = "two nodes have died while they ran this request: it is not tried again"
+KILLER_REASON = "two nodes have died while they ran this request: it is not tried again"
 
 
 class Attempts:
@@ -37,7 +37,7 @@ class Attempts:
         identity: tuple[str, int],
         placer: Placer,
         journal: Journal,
-        told: AbortLog,
+        aborts: AbortLog,
         suspects: SuspectRequests,
         tickets: Tickets,
         admission: AdmissionQueue,
@@ -49,7 +49,7 @@ class Attempts:
         self._router_id, self._router_epoch = identity
         self._placer = placer
         self._journal = journal
-        self._told = told
+        self._aborts = aborts
         self._suspects = suspects
         self._tickets = tickets
         self._admission = admission
@@ -147,7 +147,7 @@ class Attempts:
         verdict = self._suspects.judge(node, [*just_left, *(req for req in requests if req.runs_on(node))])
         if verdict.culprit is not None:
             effects.alarms.append(Alarm(KILLER_ALARM, node.node_id))
-            self.fail(verdict.culprit, RequestKillsNodes(KILLER_TOLD, subject=verdict.culprit.rid), effects)
+            self.fail(verdict.culprit, RequestKillsNodes(KILLER_REASON, subject=verdict.culprit.rid), effects)
         for request in sorted(requests, key=lambda request: request not in verdict.suspects):
             if request is not verdict.culprit:
                 is_free = verdict.spares_others and request not in verdict.suspects
@@ -251,7 +251,7 @@ class Attempts:
         for sequence in request.sequences:
             sequence.is_closed = True
         for node in request.attempt.nodes:
-            self._told.remember(node.peer, to_wire(self.key(request, 0)), now)
+            self._aborts.remember(node.peer, to_wire(self.key(request, 0)), now)
         request.attempt.release()
         self._suspects.forget(request)
         self._journal.remove(request.rid)
@@ -263,7 +263,7 @@ class Attempts:
 
     def stop(self, node: RegisteredNode, key: Key, effects: Effects, *, all_sequences: bool) -> None:
         effects.sends.append((node.peer, Abort(key=key, all_sequences=all_sequences)))
-        self._told.remember(node.peer, key, effects.now)
+        self._aborts.remember(node.peer, key, effects.now)
 
     def key(self, request: OpenRequest, seq_index: int) -> RequestKey:
         return RequestKey(self._router_id, self._router_epoch, request.rid, request.attempt.number, seq_index)

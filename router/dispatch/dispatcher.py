@@ -57,14 +57,14 @@ class Dispatcher:
         self._placer = placer
         self._journal = journal
         self._limits = limits
-        told, suspects, self.tickets = AbortLog(), SuspectRequests(registry), Tickets()
+        aborts, suspects, self.tickets = AbortLog(), SuspectRequests(registry), Tickets()
         sources = PrefixSources(registry, self.tickets, limits.assumed_token_s) if limits.pulls_prefixes else None
         self._admission = AdmissionQueue(registry, journal, limits.max_open, limits.max_queued)
         self._attempts = Attempts(
             identity,
             placer,
             journal,
-            told,
+            aborts,
             suspects,
             self.tickets,
             self._admission,
@@ -73,7 +73,7 @@ class Dispatcher:
             resume_wait_s=limits.resume_wait_s,
         )
         self._moves = Moves(registry, placer, suspects)
-        self._progress = Progress(identity, registry, journal, self._attempts, placer.pairs, told)
+        self._progress = Progress(identity, registry, journal, self._attempts, placer.pairs, aborts)
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
         """Queue all these requests of one tenant, or none of them.

@@ -26,14 +26,14 @@ class Progress:
         journal: Journal,
         attempts: Attempts,
         pairs: Pairs,
-        told: AbortLog,
+        aborts: AbortLog,
     ) -> None:
         self._router_id, self._router_epoch = identity
         self._registry = registry
         self._journal = journal
         self._attempts = attempts
         self._pairs = pairs
-        self._told = told
+        self._aborts = aborts
 
     def tokens(self, message: Tokens, now: float) -> Effects:
         effects = Effects(now)
@@ -206,7 +206,7 @@ class Progress:
         return None
 
     def _stop_stray(self, node: RegisteredNode, whole: Key, effects: Effects) -> None:
-        if not self._told.knows(node.peer, whole):
+        if not self._aborts.knows(node.peer, whole):
             effects.alarms.append(Alarm("tokens for a request that is not open", node.node_id))
-        if self._told.is_due(node.peer, whole, effects.now):
+        if self._aborts.is_due(node.peer, whole, effects.now):
             self._attempts.stop(node, whole, effects, all_sequences=True)

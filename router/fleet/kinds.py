@@ -25,7 +25,7 @@ class Kind:
     fingerprint: Fingerprint
     node_ids: dict[str, None] = field(default_factory=dict)  # in order of arrival
     apart: dict[Kind, str] = field(default_factory=dict)  # kind that does not fit -> first differing field
-    alike: list[Kind] = field(default_factory=list)  # kinds of its role that only have a neighbouring protocol
+    neighbours: list[Kind] = field(default_factory=list)  # kinds of its role that only have a neighbouring protocol
 
     @property
     def first(self) -> str:
@@ -52,8 +52,8 @@ class Kinds:
         self._kinds.pop((kind.role, kind.fingerprint), None)
         for other in kind.apart:
             other.apart.pop(kind, None)
-        for other in kind.alike:
-            other.alike.remove(kind)
+        for other in kind.neighbours:
+            other.neighbours.remove(kind)
 
     def _add(self, name: tuple[str, Fingerprint]) -> Kind:
         kind = Kind(*name)
@@ -62,8 +62,8 @@ class Kinds:
             if differs is not None:
                 kind.apart[other] = other.apart[kind] = differs
             elif kind.role == other.role and other_pages(kind.fingerprint, other.fingerprint) is None:
-                kind.alike.append(other)
-                other.alike.append(kind)
+                kind.neighbours.append(other)
+                other.neighbours.append(kind)
         self._kinds[name] = kind
         return kind
 

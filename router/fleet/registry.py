@@ -128,12 +128,12 @@ class RegisteredNode:
         return 1.0 if weight > 1.0 and slowness.is_quiet and self.is_idle else weight
 
     @property
-    def weighed_sequences(self) -> float:
+    def weighted_sequences(self) -> float:
         weight = self.weight
         return self.sequences if weight == 1.0 else (self.sequences + 1) * weight - 1
 
     @property
-    def weighed_tokens(self) -> float:
+    def weighted_tokens(self) -> float:
         return self.prompt_tokens * self.weight
 
     @property
@@ -249,7 +249,7 @@ class Registry:
         return node
 
     def _peers(self, node: RegisteredNode, now: float) -> Iterator[Slowness]:
-        kinds = (node.kind, *node.kind.alike)
+        kinds = (node.kind, *node.kind.neighbours)
         others = (self._nodes[name] for kind in kinds for name in kind.node_ids if name != node.node_id)
         return (other.figures.slowness for other in others if other.can_take(now))
 
@@ -322,7 +322,7 @@ class Registry:
     def misfits(self) -> list[Misfit]:
         return self._kinds.misfits()
 
-    def told_apart(self, now: float) -> dict[str, object]:
+    def misfit_status(self, now: float) -> dict[str, object]:
         """Return pairs of nodes that don't fit, and nodes without requests: for /ready and /admin/status."""
         misfits = [{"a": a, "b": b, "differs": name} for a, b, name in self.misfits()]
         return {"misfits": misfits, "strangers": self.strangers.shown(now)}

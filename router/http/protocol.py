@@ -309,13 +309,13 @@ class LimitedProtocol(HttpToolsProtocol):
         is_own = self.cycle is None or self._has_its_answer() or self._is_reading_first()
         self._tell_gone()
         if says_so and is_own:
-            self.transport.write(self._told(error))
+            self.transport.write(self._refusal_bytes(error))
             self._linger()
         else:
             self.transport.close()
         self.loop.call_later(LINGER_S, self._hang_up)
 
-    def _told(self, error: BatonError) -> bytes:
+    def _refusal_bytes(self, error: BatonError) -> bytes:
         is_head = self.parser.get_method() == b"HEAD"
         return refusal(error, self._rules.retry_after_s, self.server_state.default_headers, has_body=not is_head)
 

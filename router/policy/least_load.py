@@ -45,9 +45,9 @@ def least_picked(nodes: Sequence[RegisteredNode]) -> Picked:
 
 
 prompt_tokens = attrgetter("prompt_tokens")
-weighed_sequences, weighed_tokens = attrgetter("weighed_sequences"), attrgetter("weighed_tokens")
+weighted_sequences, weighted_tokens = attrgetter("weighted_sequences"), attrgetter("weighted_tokens")
 waiting_tokens, dispatched_first = attrgetter("report.waiting_tokens"), attrgetter("ours.dispatched", "turn", "node_id")
 MEASURES: dict[str, tuple[Measure, ...]] = {
-    "prefill": (weighed_tokens, weighed_sequences),
-    "decode": (weighed_sequences, waiting_tokens),
+    "prefill": (weighted_tokens, weighted_sequences),
+    "decode": (weighted_sequences, waiting_tokens),
 }

@@ -12,7 +12,7 @@ from operator import attrgetter
 from router.fleet.prompt_cost import speeds_of
 from router.fleet.registry import RegisteredNode
 from router.policy.interface import Picked, Reason, Wanted
-from router.policy.least_load import least_picked, lowest, prompt_tokens, weighed_sequences
+from router.policy.least_load import least_picked, lowest, prompt_tokens, weighted_sequences
 
 CLOSE = 1.25  # costs within this ratio count as equal: measurements are not more exact
 MORE_PICKED = 1.25  # a node is passed over if its past picks exceed this * (equal nodes' mean) + 1
@@ -56,9 +56,9 @@ def cheapest(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: Wan
 
 def least_busy(nodes: Sequence[RegisteredNode], saved: dict[str, int], wanted: Wanted) -> list[RegisteredNode]:
     """Return the nodes with cached tokens and nearly the fewest sequences, else the least busy nodes."""
-    least = min(map(weighed_sequences, nodes))
-    near = [node for node in nodes if weighed_sequences(node) <= MORE_SEQUENCES * least + 1 and saved[node.peer]]
-    return near or list(lowest(lowest(nodes, weighed_sequences), prompt_tokens))
+    least = min(map(weighted_sequences, nodes))
+    near = [node for node in nodes if weighted_sequences(node) <= MORE_SEQUENCES * least + 1 and saved[node.peer]]
+    return near or list(lowest(lowest(nodes, weighted_sequences), prompt_tokens))
 
 
 def tie(nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:

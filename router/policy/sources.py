@@ -98,7 +98,7 @@ class PrefixSources:
 def lends(source: RegisteredNode, asker: RegisteredNode) -> bool:
     """Return whether the source lends pages to nodes like the asker."""
     lends_to_neighbours = source.hello.fingerprint.protocol >= FIRST_LENDER
-    return source.kind is asker.kind or (lends_to_neighbours and source.kind in asker.kind.alike)
+    return source.kind is asker.kind or (lends_to_neighbours and source.kind in asker.kind.neighbours)
 
 
 def can_dial(asker: Hello, source: Hello) -> bool:

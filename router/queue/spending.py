@@ -131,7 +131,7 @@ class Ledger:
         self._number = 0
         self._due, self._repeat_at = now, now
         self._since_ms: dict[str, int] = {}
-        self._told: dict[str, Row] = {}  # rows as they were last written, the oldest first
+        self._written: dict[str, Row] = {}  # rows as they were last written, the oldest first
         self._lives: dict[str, Life] = {}  # by the other router's id
         self.differences: list[LimitDifference] = []  # found by the last `read`
         self._oldest_epoch = 0  # an unknown router's epoch must be newer, so forgotten epochs are not read again
@@ -165,16 +165,16 @@ class Ledger:
 
     def _chosen(self, rows: Mapping[str, Row], now: float) -> list[Row]:
         """Return the next body's rows: changed rows first, then the rows that were written longest ago."""
-        known = [name for name in self._told if name in rows]
-        in_turn = [name for name in rows if name not in self._told] + known
-        changed = [name for name in in_turn if self._told.get(name) != rows[name]]
+        known = [name for name in self._written if name in rows]
+        in_turn = [name for name in rows if name not in self._written] + known
+        changed = [name for name in in_turn if self._written.get(name) != rows[name]]
         if not changed and now < self._repeat_at:
             return []
         both = dict.fromkeys([*changed, *in_turn])
         chosen = [rows[name] for name in islice(both, MAX_ROWS)]
         for row in chosen:
-            self._told.pop(row.name, None)
-            self._told[row.name] = row
+            self._written.pop(row.name, None)
+            self._written[row.name] = row
         return chosen
 
     def _by_name(self) -> dict[str, Tenant]:

@@ -14,17 +14,17 @@ class AbortLog:
     """Maps (peer, key of the first sequence) to the time of the last Abort."""
 
     def __init__(self) -> None:
-        self._told: OrderedDict[tuple[str, Key], float] = OrderedDict()
+        self._sent: OrderedDict[tuple[str, Key], float] = OrderedDict()
 
     def remember(self, peer: str, key: Key, now: float) -> None:
-        self._told[(peer, key)] = now
-        self._told.move_to_end((peer, key))
-        while len(self._told) > MAX_REMEMBERED:
-            self._told.popitem(last=False)
+        self._sent[(peer, key)] = now
+        self._sent.move_to_end((peer, key))
+        while len(self._sent) > MAX_REMEMBERED:
+            self._sent.popitem(last=False)
 
     def knows(self, peer: str, key: Key) -> bool:
-        return (peer, key) in self._told
+        return (peer, key) in self._sent
 
     def is_due(self, peer: str, key: Key, now: float) -> bool:
-        told = self._told.get((peer, key))
-        return told is None or now - told >= REPEAT_S
+        sent_at = self._sent.get((peer, key))
+        return sent_at is None or now - sent_at >= REPEAT_S

@@ -101,10 +101,10 @@ def _compiled(sandbox: TemplateSandbox, name: str, source: str) -> jinja2.Templa
 
 def _reason(template: jinja2.Template, error: Exception) -> str:
     where = f"(its line {_line(template, error.__traceback__)})"
-    told = str(error)[:MAX_REASON_CHARS]
+    reason = str(error)[:MAX_REASON_CHARS]
     if isinstance(error, TemplateRefusal):
-        return f"the model's chat template refuses these messages: {told} {where}"
-    return f"the model's chat template fails on these messages: {type(error).__name__}: {told} {where}"
+        return f"the model's chat template refuses these messages: {reason} {where}"
+    return f"the model's chat template fails on these messages: {type(error).__name__}: {reason} {where}"
 
 
 def _line(template: jinja2.Template, trace: TracebackType | None) -> int:

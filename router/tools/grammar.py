@@ -149,10 +149,10 @@ class _Grammar:
 
     def _add_text(self, calls: Sequence[CallRules]) -> None:
         self._rules["TEXT"] = text_without(*filter(self._markers.is_special, self._row.begins))
-        ways = ("TEXT", *self._marked_ways(), *self._bare_ways(calls))
-        self._rules["answer"] = " | ".join(ways)
+        alternatives = ("TEXT", *self._marked_alternatives(), *self._bare_alternatives(calls))
+        self._rules["answer"] = " | ".join(alternatives)
 
-    def _marked_ways(self) -> Iterator[str]:
+    def _marked_alternatives(self) -> Iterator[str]:
         """Yield alternatives of an answer: text, a marker, then calls. Their rules go to `self._rules`."""
         for index, mark in enumerate(self._markers.written(self._row.begins)):
             if self._markers.is_special(mark):
@@ -161,7 +161,7 @@ class _Grammar:
                 self._rules[f"begins_{index}[lazy]"] = f"TEXT {literal(mark)}"
                 yield f"begins_{index} calls"
 
-    def _bare_ways(self, calls: Sequence[CallRules]) -> Iterator[str]:
+    def _bare_alternatives(self, calls: Sequence[CallRules]) -> Iterator[str]:
         """Yield alternatives of an answer: calls without a marker."""
         if not self._row.may_begin_bare:
             return

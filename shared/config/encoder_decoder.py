@@ -22,8 +22,8 @@ def decoder_start_id(folder: Path, config: Mapping[str, Any]) -> int:
 
     Look in the same places as transformers, in the same order."""
     generation = read_json_if_there(folder / "generation_config.json")
-    told = [generation.get(START), config.get(START), config.get("pad_token_id")]
-    index = next((value for value in told if value is not None), None)
+    candidates = [generation.get(START), config.get(START), config.get("pad_token_id")]
+    index = next((value for value in candidates if value is not None), None)
     if not isinstance(index, int) or index < 0:
         raise ConfigError(f"{folder / 'config.json'}: {START} is {index!r}, so the decoder's text can't begin")
     return index

@@ -9,6 +9,7 @@ A padding row has request row 0, page 0 and length 0, and emits nothing. No requ
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ class Buckets:
 
     def shapes(self) -> list[Shape]:
         """Return all shapes, largest first, so that later graphs fit into the first one's memory."""
-        every = [Shape(batch, width, way) for batch in self.batches for width in self.widths for way in (False, True)]
+        every = [Shape(*sizes) for sizes in itertools.product(self.batches, self.widths, (False, True))]
         return sorted(every, key=lambda shape: (shape.batch * shape.width, shape), reverse=True)
 
     def shape_of(self, plan: StepPlan, params: Params[np.ndarray]) -> Shape | str:
@@ -69,7 +70,7 @@ class Buckets:
             if is_so:
                 return why
         batch = self.batches[bisect.bisect_left(self.batches, plan.batch_size)]
-        return Shape(batch, plan.width, bool((params["way"] == FILTERED).any()))
+        return Shape(batch, plan.width, bool((params["mode"] == FILTERED).any()))
 
 
 def has_edits(params: Params[np.ndarray]) -> bool:

@@ -157,8 +157,8 @@ class GraphRunner:
             self._capture_all()
         except RuntimeError as error:  # memory may be full; if the device is lost, the next step fails, too
             logger.warning("no CUDA graphs for steps smaller than %s: %s", list(self._captured)[-1:], error)
-        told = (2 * len(self._captured), len(self._buckets.shapes()), time.monotonic() - started)
-        logger.info("captured %d CUDA graphs of %d kinds of steps in %.1f s", *told)
+        figures = (2 * len(self._captured), len(self._buckets.shapes()), time.monotonic() - started)
+        logger.info("captured %d CUDA graphs of %d kinds of steps in %.1f s", *figures)
 
     def _capture_all(self) -> None:
         device = self._worker.future_map.new_seq_lens_buf.device
@@ -183,7 +183,7 @@ class GraphRunner:
         plan = frame_of(shape, self._buckets.most_tokens, keeps_history=keeps)
         host = step_arrays(plan, NOTHING)
         params = params_of(plan.sampling, worker.model.spec.vocab_size)
-        blind = params | {"way": np.full(shape.batch, ANY if shape.filtered else UNFILTERED, np.int64)}
+        blind = params | {"mode": np.full(shape.batch, ANY if shape.filtered else UNFILTERED, np.int64)}
         own = row_arrays(plan, params) | {STEP: np.zeros(1, np.int64)}
         places = self._places(own, [*named_tables(plan.layout.page_tables)], shape.batch)
         arrays = host.on_device(_on_device(host.named(), device), host_lengths(plan))

@@ -20,12 +20,12 @@ EXACT = True  # see noise.py
 
 
 @triton.jit
-def score_kernel(logits, scores, positions, rows, way, temperature, seeds, stride, vocab_size):
+def score_kernel(logits, scores, positions, rows, mode, temperature, seeds, stride, vocab_size):
     output = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + output)
     values = tl.load(logits + output * stride + ids, mask=ids < vocab_size, other=0.0)
-    if tl.load(way + row) != GREEDY:
+    if tl.load(mode + row) != GREEDY:
         first, second = row_keys(tl.load(seeds + row), tl.load(positions + output) + 1)
         values += tl.load(temperature + row) * gumbel(noise_bits(first, second, ids))
     tl.store(scores + output * vocab_size + ids, values, mask=ids < vocab_size)
@@ -35,18 +35,18 @@ def score_candidates(
     logits: torch.Tensor,
     positions: torch.Tensor,
     rows: torch.Tensor,
-    way: torch.Tensor,
+    mode: torch.Tensor,
     temperature: torch.Tensor,
     seeds: torch.Tensor,
 ) -> torch.Tensor:
     """Return scores (E, vocab) float32.
 
-    logits: (E, vocab) float32, rows of any stride. positions, rows: (E,) int64. way, seeds: (B,) int64.
+    logits: (E, vocab) float32, rows of any stride. positions, rows: (E,) int64. mode, seeds: (B,) int64.
     temperature: (B,) float32, see shared/sample/params.py."""
     num, vocab_size = logits.shape
     scores = torch.empty((num, vocab_size), dtype=torch.float32, device=logits.device)
     grid = (num, triton.cdiv(vocab_size, BLOCK.value))
-    columns = (positions, rows, way, temperature, seeds)
+    columns = (positions, rows, mode, temperature, seeds)
     launch(score_kernel, grid, logits, scores, *columns, logits.stride(0), vocab_size)
     return scores
 

@@ -63,13 +63,13 @@ def tell_kernel(
     output = tl.program_id(0).to(tl.int64)
     wanted = tl.load(num_best + output)
     splits, places = tl.arange(0, SPLITS), tl.arange(0, CANDIDATES)
-    told = tl.full((), 0.0, tl.float32)
-    top, log_total = told, told
+    logprob = tl.full((), 0.0, tl.float32)
+    top, log_total = logprob, logprob
     if wanted >= 0:
         top = value_of(key_of(tl.max(tl.load(heads + output * SPLITS + splits), 0)))
         log_total = log_mass(tl.sum(tl.load(masses + output * SPLITS + splits), 0))
-        told = (tl.load(logits + output * stride + tl.load(chosen + output)) - top) - log_total
-    tl.store(logprobs + output, told)
+        logprob = (tl.load(logits + output * stride + tl.load(chosen + output)) - top) - log_total
+    tl.store(logprobs + output, logprob)
     is_there = (places < SPLITS * width) & (places % tl.maximum(width, 1) < wanted)
     ranks = tl.load(best + output * SPLITS * width + places, mask=is_there, other=NO_RANK)
     last = tl.full((), (1 << 63) - 1, tl.int64)

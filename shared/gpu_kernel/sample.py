@@ -57,7 +57,7 @@ class Draws:
     """E outputs' parameters, on the device. See shared/sample/params.py."""
 
     rows: torch.Tensor  # (E,) int64
-    way: torch.Tensor  # (B,) int64
+    mode: torch.Tensor  # (B,) int64
     scale: torch.Tensor  # (B,) float32
     top_k: torch.Tensor  # (B,) int64
     top_p: torch.Tensor  # (B,) float32
@@ -122,14 +122,14 @@ def largest_kernel(logits, heads, stride, vocab_size, SPLITS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num"])
-def weigh_kernel(
-    logits, heads, masses, rows, way, scale, top_k, top_p, k_state, k_sums, stride, vocab_size, num,
+def mass_kernel(
+    logits, heads, masses, rows, mode, scale, top_k, top_p, k_state, k_sums, stride, vocab_size, num,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Program (e, s) writes the weight of split s's ids above top-k's threshold to masses[e, s] int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
-    if (tl.load(way + row) == FILTERED) & (tl.load(top_p + row) < 1.0):
+    if (tl.load(mode + row) == FILTERED) & (tl.load(top_p + row) < 1.0):
         bound, _ = _of_top_k(k_state, k_sums, output, num, tl.load(top_k + row) < vocab_size, SPLITS)
         best, factor = value_of(key_of(_head(heads, output, SPLITS))), tl.load(scale + row)
         begin, end = ids_of_split(split, vocab_size, SPLITS)
@@ -160,7 +160,7 @@ def _first_goal(output, row, top_k, top_p, masses, k_state, k_sums, best, factor
 
 @triton.jit(do_not_specialize=["num", "step"])
 def search_kernel(
-    logits, heads, masses, state, sums, k_state, k_sums, rows, way, scale, top_k, top_p, stride, vocab_size, num, step,
+    logits, heads, masses, state, sums, k_state, k_sums, rows, mode, scale, top_k, top_p, stride, vocab_size, num, step,
     BY_MASS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Program (e, s) of pass `step` counts or weighs split s's ids by the next four bits of their keys.
@@ -170,7 +170,7 @@ def search_kernel(
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
     is_cut = tl.load(top_p + row) < 1.0 if BY_MASS else tl.load(top_k + row) < vocab_size
-    if (tl.load(way + row) == FILTERED) & is_cut:
+    if (tl.load(mode + row) == FILTERED) & is_cut:
         best, factor = value_of(key_of(_head(heads, output, SPLITS))), tl.load(scale + row)
         if step == 0:
             prefix = tl.full((), 0, tl.int64)
@@ -220,20 +220,20 @@ def _what_stays(output, split, row, top_k, top_p, k_state, k_sums, p_state, p_su
 
 @triton.jit(do_not_specialize=["num"])
 def draw_kernel(
-    logits, heads, drawn, positions, rows, way, scale, log_min_p, seeds, top_k, top_p, k_state, k_sums, p_state, p_sums,
-    stride, vocab_size, num, FILTERS: tl.constexpr, SPLITS: tl.constexpr,
+    logits, heads, drawn, positions, rows, mode, scale, log_min_p, seeds, top_k, top_p, k_state, k_sums, p_state,
+    p_sums, stride, vocab_size, num, FILTERS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """`drawn`: (E, SPLITS) int64."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + output)
     head = _head(heads, output, SPLITS)
-    best, row_way = value_of(key_of(head)), tl.load(way + row)
+    best, row_mode = value_of(key_of(head)), tl.load(mode + row)
     result = head
-    if (row_way != GREEDY) & (tl.abs(best) < float("inf")):
+    if (row_mode != GREEDY) & (tl.abs(best) < float("inf")):
         factor, floor = tl.load(scale + row), tl.load(log_min_p + row)
         key, equals, seen = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
         if FILTERS:  # noqa: SIM102 (a constant: the other half is not compiled)
-            if row_way == FILTERED:
+            if row_mode == FILTERED:
                 key, equals, seen = _what_stays(
                     output, split, row, top_k, top_p, k_state, k_sums, p_state, p_sums, best, factor, vocab_size, num,
                     SPLITS,
@@ -296,7 +296,7 @@ def draw_ids(
         found = _search_both(logits, heads, draws) if filters else (heads,) * 4
         drawn = torch.empty_like(heads)
         launch(
-            draw_kernel, (num, splits), logits, heads, drawn, positions, draws.rows, draws.way, draws.scale,
+            draw_kernel, (num, splits), logits, heads, drawn, positions, draws.rows, draws.mode, draws.scale,
             draws.log_min_p, draws.seeds, draws.top_k, draws.top_p, *found, *sizes, FILTERS=filters, SPLITS=splits,
         )  # fmt: skip
     ids = torch.empty(num, dtype=torch.int64, device=logits.device)
@@ -312,10 +312,10 @@ def _search_both(logits: torch.Tensor, heads: torch.Tensor, draws: Draws) -> tup
     state = torch.empty((2, passes, num, 2), dtype=torch.int64, device=device)
     sums = torch.empty((2, passes, num, splits, DIGITS.value), dtype=torch.int64, device=device)
     masses = torch.empty((num, splits), dtype=torch.int64, device=device)
-    cut = (draws.rows, draws.way, draws.scale, draws.top_k, draws.top_p)
+    cut = (draws.rows, draws.mode, draws.scale, draws.top_k, draws.top_p)
     for by_mass in (False, True):
         if by_mass:
-            launch(weigh_kernel, (num, splits), logits, heads, masses, *cut, state[0], sums[0], *sizes, SPLITS=splits)
+            launch(mass_kernel, (num, splits), logits, heads, masses, *cut, state[0], sums[0], *sizes, SPLITS=splits)
         for step in range(passes):
             launch(
                 search_kernel, (num, splits), logits, heads, masses, state[int(by_mass)], sums[int(by_mass)],

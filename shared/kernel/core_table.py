@@ -229,6 +229,6 @@ def take_lock(handle: int) -> bool:
 def read_owner(path: Path) -> Owner | None:
     """Return the file's owner, or None if the file is gone or not written yet."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return Owner(told["node"], tuple(told["own"]), tuple(told["borrows"]))
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return Owner(fields["node"], tuple(fields["own"]), tuple(fields["borrows"]))
     return None

@@ -58,9 +58,9 @@ def kernel(**options: Any) -> Callable[[F], F]:
 def processor_features() -> dict[str, bool]:
     """Return the processor features that compiled code may use."""
     settings: Any = config
-    name, told = settings.CPU_NAME, settings.CPU_FEATURES
-    if told is not None:
-        return {feature[1:]: feature[0] == "+" for feature in told.split(",") if feature}
+    name, features = settings.CPU_NAME, settings.CPU_FEATURES
+    if features is not None:
+        return {feature[1:]: feature[0] == "+" for feature in features.split(",") if feature}
     return dict(llvm.get_host_cpu_features()) if name in (None, "host") else {}
 
 

@@ -81,8 +81,8 @@ def _check_fields(folder: Path, raw: Mapping[str, Any], family: str) -> None:
     known = USED | NO_MATTER | set(FAMILY_FIELDS[family].split())
     strange = sorted(name for name, value in raw.items() if name not in known and not _is_empty(value))
     if strange:
-        told = ", ".join(f"{name} {raw[name]!r}"[:80] for name in strange)
-        raise ConfigError(f"{folder / 'config.json'}: not supported for {family}: {told}")
+        listed = ", ".join(f"{name} {raw[name]!r}"[:80] for name in strange)
+        raise ConfigError(f"{folder / 'config.json'}: not supported for {family}: {listed}")
 
 
 def _is_empty(value: Any) -> bool:

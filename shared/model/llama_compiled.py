@@ -228,7 +228,7 @@ class CompiledLlama:
         words, split, threads = self._words, self._at.take_residual, self._team.size
         for part, num_rows in ((slice(split), num_tokens), (slice(split, None), num_last)):
             words[part, NUM_ROWS], words[part, NUM_SHARES] = num_rows, shares_of(num_rows, MOST_ROWS, threads)
-        for (work, is_last), tasks in self._alike.items():
+        for (work, is_last), tasks in self._same_work.items():
             num_rows = num_last if is_last else num_tokens
             words[np.ix_(tasks, product.DEALT)] = num_rows, *cut(work, num_rows, threads)
 
@@ -263,12 +263,12 @@ class CompiledLlama:
             words[0, blocks.WEIGHT] = weights.embed.data_ptr()
         for index, layer in enumerate(self._layers):
             self._fill_layer(index, weights.layers[layer])
-        self._alike: dict[
+        self._same_work: dict[
             tuple[ProductWork, bool], list[int]
         ] = {}  # tasks of products with equal work and numbers of rows
         for task, linear in self._products():
             linear.fill(words[task])
-            self._alike.setdefault((linear.work, task >= at.take_residual), []).append(task)
+            self._same_work.setdefault((linear.work, task >= at.take_residual), []).append(task)
         if not self._span.is_last:
             return
         words[at.last_norm, blocks.WEIGHT] = weights.norm.data_ptr()

@@ -221,7 +221,7 @@ def _opened(path: Path) -> Iterator[int]:
 def _locked(folder: int, wait_s: float) -> Iterator[None]:
     """Hold the folder's lock. Raises BlockingIOError after `wait_s`."""
     fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    give_up, has_told = time.monotonic() + wait_s, False
+    give_up, has_logged = time.monotonic() + wait_s, False
     try:
         while True:
             try:
@@ -230,9 +230,9 @@ def _locked(folder: int, wait_s: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= give_up:
                     raise
-            if not has_told:
+            if not has_logged:
                 _log.info("another process packs weights: waiting for it")
-                has_told = True
+                has_logged = True
             time.sleep(LOOK_S)
         yield
     finally:

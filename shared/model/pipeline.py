@@ -80,6 +80,6 @@ def split_hashlm(model: HashLM, num_stages: int) -> tuple[Model, tuple[Stage, ..
 def build_pipeline(opened: OpenedModel, num_stages: int, heads_every_row: bool) -> StagedModel:
     spans = cut(opened.source.config, num_stages, heads_every_row)
     parts = build_spans(opened, torch.device("cpu"), spans)
-    told = ", ".join(f"{span.first}..{span.end - 1}" for span in spans)
-    logging.getLogger(__name__).info("layers of the stages: %s", told)
+    listed = ", ".join(f"{span.first}..{span.end - 1}" for span in spans)
+    logging.getLogger(__name__).info("layers of the stages: %s", listed)
     return StagedModel(parts)

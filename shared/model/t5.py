@@ -130,7 +130,7 @@ class T5Model:
         """Write all decoder layers' cross keys and values at these tokens' positions."""
         stack, residual = self._weights.encoder, self._weights.embed[ids]
         places = torch.arange(len(ids))
-        bias = self._bias(stack, places, places, both_ways=True)
+        bias = self._bias(stack, places, places, bidirectional=True)
         for layer in stack.layers:
             normed = self._norm(residual, layer.attention.norm)
             keys, values = self._keys_values(layer.attention, normed)
@@ -145,7 +145,7 @@ class T5Model:
         """Return (n, H) for ids (n,). `first`: the first id's position."""
         stack, residual, end = self._weights.decoder, self._weights.embed[ids], first + len(ids)
         queries, keys_at = torch.arange(first, end), torch.arange(encoder_len, end)
-        bias = self._bias(stack, queries, keys_at, both_ways=False)
+        bias = self._bias(stack, queries, keys_at, bidirectional=False)
         bias = bias.masked_fill(keys_at[None, None] > queries[None, :, None], -math.inf)
         for index, layer in enumerate(stack.layers):
             assert layer.cross is not None
@@ -192,20 +192,20 @@ class T5Model:
         squares = hidden.float().pow(2).mean(dim=-1, keepdim=True)
         return (hidden * torch.rsqrt(squares + self.config.norm_eps)).to(self._dtype) * weight
 
-    def _bias(self, stack: Stack, queries: torch.Tensor, keys: torch.Tensor, both_ways: bool) -> torch.Tensor:
+    def _bias(self, stack: Stack, queries: torch.Tensor, keys: torch.Tensor, bidirectional: bool) -> torch.Tensor:
         distance = keys[None] - queries[:, None]
-        buckets = bucket_of(distance, self.config.num_buckets, self.config.max_distance, both_ways)
+        buckets = bucket_of(distance, self.config.num_buckets, self.config.max_distance, bidirectional)
         return stack.bias[buckets].permute(2, 0, 1).float()
 
 
-def bucket_of(distance: torch.Tensor, num_buckets: int, max_distance: int, both_ways: bool) -> torch.Tensor:
+def bucket_of(distance: torch.Tensor, num_buckets: int, max_distance: int, bidirectional: bool) -> torch.Tensor:
     """Map key position minus query position to a bucket.
 
     Half of the buckets have one distance each; the other buckets widen logarithmically, up to max_distance.
-    `both_ways`: whether later keys have buckets of their own.
+    `bidirectional`: whether later keys have buckets of their own.
     """
     base = torch.zeros_like(distance)
-    if both_ways:
+    if bidirectional:
         num_buckets //= 2
         base = (distance > 0).long() * num_buckets
         distance = distance.abs()

@@ -106,8 +106,8 @@ def adapters_of(spec: ModelSpec) -> tuple[str, ...]:
     Raise ConfigError if the prefix cache's keys have too few bits for the adapters or the vocabulary.
     """
     if spec.vocab_size > MAX_VOCAB or len(spec.adapters) > MAX_ADAPTERS:
-        told = f"{len(spec.adapters)} adapters and a vocabulary of {spec.vocab_size}"
-        raise ConfigError(f"{told}: at most {MAX_ADAPTERS} and {MAX_VOCAB} are supported")
+        sizes = f"{len(spec.adapters)} adapters and a vocabulary of {spec.vocab_size}"
+        raise ConfigError(f"{sizes}: at most {MAX_ADAPTERS} and {MAX_VOCAB} are supported")
     return tuple(adapter.digest for adapter in spec.adapters)
 
 

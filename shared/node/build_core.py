@@ -45,9 +45,9 @@ def build_core(
     loaded = load(parts, device, cores, others.model_group, gpu)
     seconds = round(time.monotonic() - started, 2)
     spec = loaded.model.spec
-    told = {"model": spec.name, "dtype": spec.dtype, "weights": spec.weight_dtype, "kv": spec.kv_dtype}
+    formats = {"model": spec.name, "dtype": spec.dtype, "weights": spec.weight_dtype, "kv": spec.kv_dtype}
     parted = {"ranks": size, "stages": num_stages, "mapped_mib": loaded.mapped_bytes >> 20}
-    log.info("model loaded", **told, **parted, seconds=seconds)
+    log.info("model loaded", **formats, **parted, seconds=seconds)
     overlap = parts.sched.overlap and streams != "inline"
     on_start = partial(torch.set_num_threads, cores.threads)
     made = make_streams(streams, on_thread_start=on_start, notify=notify, gpu=gpu, num_stages=num_stages)

@@ -98,7 +98,7 @@ def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callab
         log.warning("no structured output: the vocabulary can't be read", why=error.message)
         return None
     if not vocabulary.eos_ids or len(vocabulary.tokens) != spec.vocab_size:
-        told = {"ends": len(vocabulary.eos_ids), "vocabulary": len(vocabulary.tokens), "model": spec.vocab_size}
-        log.warning("no structured output: the vocabulary does not fit the model", **told)
+        counts = {"ends": len(vocabulary.eos_ids), "vocabulary": len(vocabulary.tokens), "model": spec.vocab_size}
+        log.warning("no structured output: the vocabulary does not fit the model", **counts)
         return None
     return Grammars(GrammarCompiler(vocabulary), vocabulary.eos_ids, notify)

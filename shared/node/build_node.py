@@ -64,7 +64,7 @@ def build_node(
         clock=time.monotonic,
         wire_counts=links.counts,
         wake=links.wakeup.set,
-        cores=cores.told,
+        cores=cores.describe_cores,
         make_group=partial(open_group, host=parts.node.bind_host, device=core.pool.device, wake=links.wakeup.set),
     )
     return Node(ctx, make_side(ctx))

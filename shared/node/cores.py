@@ -14,7 +14,7 @@ from shared.model.interface import Model
 from shared.observe.log import Logger
 
 CLEAR_UP_S = 1.0
-MOST_TOLD = 1000  # limit on a description, in characters
+MAX_DESCRIPTION = 1000  # limit on a description, in characters
 NO_CPUS = "it was given no --cpus"
 NO_BORROW = "it was given no --borrow"
 NO_NUMBA = "numba is missing"
@@ -85,17 +85,17 @@ class NodeCores:
             self._cleared_at = now
             self._table.clear_up()
 
-    def told(self) -> str:
+    def describe_cores(self) -> str:
         own = ",".join(map(str, self._plan.cpus))
         if not self._computes or not own:
             return ""
         if self._table is None or self.why_fixed:
             return f"{own}; it uses only these: {self.why_fixed}"
         lent = [use for use in self._table.uses() if use.core in self._plan.cpus and use.guest is not None]
-        told = [own, *(f"{use.core} is lent to {use.guest}" for use in lent)]
+        parts = [own, *(f"{use.core} is lent to {use.guest}" for use in lent)]
         if borrowed := self._table.borrowed():
-            told.append(f"borrowed: {','.join(map(str, borrowed))}")
-        return "; ".join(told)[:MOST_TOLD]
+            parts.append(f"borrowed: {','.join(map(str, borrowed))}")
+        return "; ".join(parts)[:MAX_DESCRIPTION]
 
     def close(self) -> None:
         self.team.close()

@@ -53,7 +53,7 @@ class GpuUse:
         named = {"weights": self.weights, "largest_step": self.largest_step, "reserve": self.reserve, "kv": pool}
         return {name: gib(num_bytes) for name, num_bytes in {**named, "total": self.total}.items()}
 
-    def told(self) -> str:
+    def describe_memory(self) -> str:
         return (
             f"weights take {gib(self.weights)}, the largest step {gib(self.largest_step)} and the reserve "
             f"{gib(self.reserve)} of {gib(self.total)}, of which {gib(self.free)} are free"

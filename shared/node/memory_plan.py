@@ -55,7 +55,7 @@ def plan_memory(
             f"KV of one request of {wanted} tokens needs {gib(need)}, and the KV pool has {gib(room)}, for "
             f"{max(0, fits)} tokens: give it more with --kv-bytes (a page of {memory.page_size} tokens takes "
             f"{page_bytes} bytes) or {share}, or use a shorter --max-context, a narrower --kv-dtype or a smaller model"
-            + ("" if gpu is None else f"; {gpu.told()}")
+            + ("" if gpu is None else f"; {gpu.describe_memory()}")
         )
     check_offload(memory, page_bytes, device, available)
     return MemoryPlan(
@@ -78,8 +78,9 @@ def gpu_pool_bytes(memory: MemoryConfig, gpu: GpuUse) -> int:
     left = gpu.left_for_kv(memory.gpu_mem_fraction)
     if left < max(1, memory.kv_bytes):
         raise ConfigError(
-            f"{gib(max(1, memory.kv_bytes) - left)} of the GPU's memory are missing: {gpu.told()}, and this node may "
-            f"use {gib(int(memory.gpu_mem_fraction * gpu.total))} (--gpu-mem-fraction {memory.gpu_mem_fraction:g})"
+            f"{gib(max(1, memory.kv_bytes) - left)} of the GPU's memory are missing: {gpu.describe_memory()}, "
+            f"and this node may use {gib(int(memory.gpu_mem_fraction * gpu.total))} "
+            f"(--gpu-mem-fraction {memory.gpu_mem_fraction:g})"
             + (f", and --kv-bytes is {gib(memory.kv_bytes)}" if memory.kv_bytes else "")
             + "; use a smaller model, --weight-dtype int8 or fp8, a smaller --chunk-size or --max-running"
         )

@@ -175,7 +175,7 @@ class ClusterMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         place = ["node", "role"]
         self._pages = Gauge("baton_kv_pages", "KV pages by state", [*place, "state"], registry=registry)
-        self._pool_pages = tuple(Gauge(name, told, place, registry=registry) for name, told in POOL_PAGES)
+        self._pool_pages = tuple(Gauge(name, help_text, place, registry=registry) for name, help_text in POOL_PAGES)
         self._rows = Gauge("baton_request_rows", "Request rows by state", [*place, "state"], registry=registry)
         self._waiting = Gauge("baton_waiting_requests", "Requests that wait for memory", place, registry=registry)
         self._width = Gauge(

@@ -16,12 +16,12 @@ from shared.sample.interface import SamplingBatch
 A = TypeVar("A", np.ndarray, torch.Tensor)
 # `*_ends` (B + 1,): row b's entries are [ends[b], ends[b + 1]).
 Params: TypeAlias = dict[str, A]
-GREEDY, FILTERED, PLAIN = 0, 1, 2  # ways: take the largest logit; draw among some ids; draw among all ids
-# the host's ways of all rows, if only the device knows them: GREEDY or PLAIN; any way
+GREEDY, FILTERED, PLAIN = 0, 1, 2  # modes: take the largest logit; draw among some ids; draw among all ids
+# the host's modes of all rows, if only the device knows them: GREEDY or PLAIN; any mode
 UNFILTERED, ANY = 3, 4
 OTHERWISE = ("top_k", "min_tokens")  # get another form
 # read to draw a token
-DRAWING = ("way", "temperature", "scale", *(one.array for one in FILTERS), "seeds")
+DRAWING = ("mode", "temperature", "scale", *(one.array for one in FILTERS), "seeds")
 
 
 def params_of(batch: SamplingBatch, vocab_size: int) -> Params[np.ndarray]:
@@ -41,7 +41,7 @@ def params_of(batch: SamplingBatch, vocab_size: int) -> Params[np.ndarray]:
     prompt_lens = batch.prompt_lens.astype(np.int64)
     return {
         **{one.array: batch.array(one) for one in NUMBERS if one.name not in OTHERWISE},  # float32 or int32
-        "way": np.where(greedy, GREEDY, np.where(is_filtered, FILTERED, PLAIN)),
+        "mode": np.where(greedy, GREEDY, np.where(is_filtered, FILTERED, PLAIN)),
         "scale": scale,  # float32, 1 / temperature; 0 for greedy rows
         "top_k": top_k,  # the vocabulary size without top-k
         "is_penalised": np.logical_or.reduce(penalties).astype(np.int64),  # 0 or 1

@@ -1,7 +1,7 @@
 """Sample on torch tensors of any device. The ids equal the numba kernels'.
 
 The code never waits for the device or copies to it. Every tensor is on the device of `logits`. The host knows how many
-outputs draw in each way. If only the device knows, each output is drawn in every way (`is_blind`). Integer sums and
+outputs draw in each mode. If only the device knows, each output is drawn in every mode (`is_blind`). Integer sums and
 elementwise floats have the same bits on every device.
 """
 
@@ -53,7 +53,7 @@ class OutputRows:
 
     @property
     def is_blind(self) -> bool:
-        return bool((self.host["way"] >= UNFILTERED).any())
+        return bool((self.host["mode"] >= UNFILTERED).any())
 
     def take(self, outputs: torch.Tensor, wanted: npt.NDArray[np.bool_]) -> OutputRows:
         return OutputRows(self.host_rows[wanted], self.host, self.rows[outputs], self.params)
@@ -82,12 +82,12 @@ def sample_torch(
     masks: DeviceMasks | None = None,
 ) -> SampleOutput:
     edited = _edit(logits, rows, positions, history, masks)
-    way = rows.host["way"][rows.host_rows]
+    mode = rows.host["mode"][rows.host_rows]
     ids = _draw_blindly(edited, rows, positions) if rows.is_blind else torch.zeros_like(rows.rows)
     for name, draw in ((GREEDY, _argmax_of), (FILTERED, _draw_filtered), (PLAIN, _draw)):
-        wanted = way == name
+        wanted = mode == name
         if wanted.any():
-            where = rows.pick(wanted, rows.params["way"] == name)
+            where = rows.pick(wanted, rows.params["mode"] == name)
             ids[where] = draw(edited[where], rows.take(where, wanted), positions[where])
     num_best, host_best = rows.params["num_logprobs"][rows.rows], rows.host["num_logprobs"][rows.host_rows]
     return with_logprobs_torch(logits, host_best, num_best, ids)
@@ -259,13 +259,13 @@ def rank_candidates_torch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     first = sample_torch(logits, rows, positions, history).ids.unsqueeze(1)
     scores = _edit(logits, rows, positions, history)
-    is_warm = rows.host["way"][rows.host_rows] != GREEDY
+    is_warm = rows.host["mode"][rows.host_rows] != GREEDY
     if rows.is_blind:
         noise = _noise(rows, positions, torch.arange(logits.shape[1], device=logits.device))
-        warmth = torch.where(rows.of("way") == GREEDY, 0.0, rows.of("temperature"))
+        warmth = torch.where(rows.of("mode") == GREEDY, 0.0, rows.of("temperature"))
         scores = scores + warmth * noise
     elif is_warm.any():
-        where = rows.pick(is_warm, rows.params["way"] != GREEDY)
+        where = rows.pick(is_warm, rows.params["mode"] != GREEDY)
         warm = rows.take(where, is_warm)
         noise = _noise(warm, positions[where], torch.arange(logits.shape[1], device=logits.device))
         scores = scores.index_copy(0, where, scores[where] + warm.of("temperature") * noise)
@@ -283,11 +283,11 @@ def _draw(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> to
 
 
 def _draw_blindly(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:
-    way = rows.params["way"][rows.rows]
-    ids = torch.where(way == GREEDY, _argmax(logits), _draw(logits, rows, positions))
-    if not (rows.host["way"] == ANY).any():
+    mode = rows.params["mode"][rows.rows]
+    ids = torch.where(mode == GREEDY, _argmax(logits), _draw(logits, rows, positions))
+    if not (rows.host["mode"] == ANY).any():
         return ids
-    return torch.where(way == FILTERED, _draw_filtered(logits, rows, positions), ids)
+    return torch.where(mode == FILTERED, _draw_filtered(logits, rows, positions), ids)
 
 
 def _draw_filtered(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:

@@ -37,8 +37,8 @@ def rank_candidates_triton(
     params, positions = rows.params, positions.contiguous()
     scores = _edited(logits, rows, positions, history, None)
     first = _drawn(scores, rows, positions)[1].unsqueeze(1)
-    if (rows.host["way"][rows.host_rows] != GREEDY).any():
-        columns = (rows.rows.contiguous(), params["way"], params["temperature"], params["seeds"])
+    if (rows.host["mode"][rows.host_rows] != GREEDY).any():
+        columns = (rows.rows.contiguous(), params["mode"], params["temperature"], params["seeds"])
         scores = score_candidates(scores, positions, *columns)
     wanted = torch.full((len(rows),), num, dtype=torch.int64, device=logits.device)
     _, best, log_probs = tell_logprobs(scores, find_heads(scores), wanted, num, first)
@@ -86,11 +86,11 @@ def _edited(
 
 def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     own, heads = rows.host_rows, find_heads(edited)
-    way = rows.host["way"][own]
+    mode = rows.host["mode"][own]
     cuts = is_cut(rows.host, edited.shape[1])[own]
     # ANY: a graph is captured, and only the device knows how each row draws
-    filters = bool((((way == FILTERED) & cuts) | (way == ANY)).any())
-    ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((way != GREEDY).any()), filters=filters)
+    filters = bool((((mode == FILTERED) & cuts) | (mode == ANY)).any())
+    ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((mode != GREEDY).any()), filters=filters)
     return heads, ids
 
 

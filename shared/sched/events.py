@@ -97,14 +97,14 @@ class HandoffUnpinned:
 
 
 @dataclass(frozen=True, slots=True)
-class PullGaveWay:
+class PullPreempted:
     """A prefix pull gave its memory to other requests. This node will compute the prompt. The pull's row stays held."""
 
     row: int
 
 
 @dataclass(frozen=True, slots=True)
-class LoanGaveWay:
+class LoanPreempted:
     """Local requests need the memory of cached pages that were lent to another node. The pages are unpinned."""
 
     name: tuple[str, int]
@@ -119,8 +119,8 @@ SchedEvent = (
     | PrefillDone
     | GrantRevoked
     | HandoffUnpinned
-    | PullGaveWay
-    | LoanGaveWay
+    | PullPreempted
+    | LoanPreempted
 )
 
 

@@ -19,7 +19,7 @@ HERE = ""  # the source of prompts that this node computes
 Page = tuple[str, bytes]  # source and identity
 
 
-class PrefixesUnderWay:
+class PrefixesInFlight:
     def __init__(self, budget: PageBudget, settings: SchedSettings) -> None:
         self._budget = budget
         self._page_size = settings.page_size

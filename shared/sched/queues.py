@@ -16,10 +16,10 @@ from shared.kv.manager import KVManager
 from shared.sched.answer_lengths import LengthEstimator
 from shared.sched.batch import ScheduleBatch
 from shared.sched.chunking import ChunkedPrompt
-from shared.sched.events import Ended, GrantRevoked, LoanGaveWay, PullGaveWay, SchedCounters, SchedEvent
+from shared.sched.events import Ended, GrantRevoked, LoanPreempted, PullPreempted, SchedCounters, SchedEvent
 from shared.sched.offload import ColdTier, NoOffload, Offload
 from shared.sched.page_budget import PageBudget
-from shared.sched.prefixes import PrefixesUnderWay
+from shared.sched.prefixes import PrefixesInFlight
 from shared.sched.settings import SchedSettings
 from shared.sched.suspects import Suspects
 
@@ -41,7 +41,7 @@ class Queues:
         self.handed_off: dict[RequestKey, Request] = {}
         self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered
         self.oldest_offer: int | None = None  # decode node: the arrival of the oldest Offer that waits for memory
-        self.prefixes = PrefixesUnderWay(self.budget, settings)
+        self.prefixes = PrefixesInFlight(self.budget, settings)
         self.lengths = LengthEstimator()
         self.suspects = Suspects()
         self.counters = SchedCounters()
@@ -139,7 +139,7 @@ class Queues:
         if name is None:
             return False
         self.budget.take_back(name)
-        self.events.append(LoanGaveWay(name))
+        self.events.append(LoanPreempted(name))
         return True
 
     def give_up_pull(self) -> bool:
@@ -148,7 +148,7 @@ class Queues:
         if row is None:
             return False
         self.budget.hold_pulled(row)
-        self.events.append(PullGaveWay(row))
+        self.events.append(PullPreempted(row))
         return True
 
     def _revoke_grant(self, req: Request, retracted: bool) -> None:

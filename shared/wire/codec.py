@@ -133,8 +133,8 @@ def _check(message: AnyMessage, limits: WireLimits) -> None:
     elif isinstance(message, Ready):
         if not len(message.pages) == len(message.generations) == len(message.digests):
             raise WireError("Ready: pages, generations and digests differ in number")
-        ways = (message.inline, message.pool is not None, bool(message.handle), message.staged_bytes > 0)
-        if ways.count(True) != 1:
+        routes = (message.inline, message.pool is not None, bool(message.handle), message.staged_bytes > 0)
+        if routes.count(True) != 1:
             raise WireError("Ready: pages must come in one way: inline, from a pool, through a library, or staged")
     elif isinstance(message, Prebuilt) and message.committed == 0:
         raise WireError("Prebuilt: no committed tokens")

@@ -376,7 +376,7 @@ def assert_clean(*nodes: Node) -> None:
         else:
             assert isinstance(side, DecodeSide)
             assert not side.prealloc.requests() and not side.transfers.open and not side.transfers.copies.held
-            assert not side.transfers.groups.num_under_way and not side.transfers.groups._waiting
+            assert not side.transfers.groups.num_in_flight and not side.transfers.groups._waiting
 
 
 def expected(job: Job, seq_index: int = 0) -> list[int]:

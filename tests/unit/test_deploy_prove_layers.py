@@ -15,7 +15,7 @@ import transformers
 from deploy import cli
 from deploy.tools.prove import client as prove_client
 from deploy.tools.prove import command, layers
-from deploy.tools.prove.layers import PLAIN, LayerRow, Way, name_layer, replay, way_of
+from deploy.tools.prove.layers import PLAIN, LayerRow, ReplayMode, mode_of, name_layer, replay
 from shared.core.errors import ConfigError
 from shared.model.llama import LlamaModel
 from shared.model.load import load_model
@@ -38,10 +38,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("way", [Way(16, 1 << 30, True), Way(16, 7, False), Way(64, 24, True), Way(4, 256, True)])
+@pytest.mark.parametrize(
+    "mode",
+    [ReplayMode(16, 1 << 30, True), ReplayMode(16, 7, False), ReplayMode(64, 24, True), ReplayMode(4, 256, True)],
+)
 @pytest.mark.parametrize("answer", [ANSWER, []])
-def test_where_nothing_is_wrong_no_layer_differs(folder: Path, way: Way, answer: list[int]) -> None:
-    said = name_layer(str(folder), "float32", PROMPT, answer, way)
+def test_where_nothing_is_wrong_no_layer_differs(folder: Path, mode: ReplayMode, answer: list[int]) -> None:
+    said = name_layer(str(folder), "float32", PROMPT, answer, mode)
     assert f"no layer of {NUM_LAYERS} differs" in said
 
 
@@ -58,7 +61,7 @@ def damaging(layer: int) -> Callable[[LayerRow], None]:
 @pytest.mark.parametrize("layer", range(NUM_LAYERS))
 def test_a_damaged_page_is_blamed_on_its_layer(folder: Path, layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LayerRow, "move", damaging(layer))
-    said = name_layer(str(folder), "float32", PROMPT, ANSWER, Way(16, 256, True))
+    said = name_layer(str(folder), "float32", PROMPT, ANSWER, ReplayMode(16, 256, True))
     assert f"layer {layer} of {NUM_LAYERS}" in said and "is the first whose output differs, by 0.0" in said
 
 
@@ -75,10 +78,10 @@ def test_a_model_without_layers_is_refused() -> None:
         name_layer("hashlm", "float32", PROMPT, ANSWER, PLAIN)
 
 
-def test_the_way_is_read_from_its_flags() -> None:
-    assert way_of(("--prefill", "0", "--decode", "1")) == Way(16, 256, False)
-    assert way_of(("--prefill", "1", "--page-size", "64", "--chunk-size", "24")) == Way(64, 24, True)
-    assert way_of(()).hands_over
+def test_the_mode_is_read_from_its_flags() -> None:
+    assert mode_of(("--prefill", "0", "--decode", "1")) == ReplayMode(16, 256, False)
+    assert mode_of(("--prefill", "1", "--page-size", "64", "--chunk-size", "24")) == ReplayMode(64, 24, True)
+    assert mode_of(()).hands_over
 
 
 class Forgetful(BaseHTTPRequestHandler):

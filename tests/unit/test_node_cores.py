@@ -72,7 +72,7 @@ compiled = functools.cache(lambda: compile_task(count))
 
 def test_a_node_holds_its_cores_while_it_computes_and_rests(watcher: CoreTable) -> None:
     cores, said = taken(CorePlan(threads=1, cpus=(1,), borrow=(0, 1)))
-    assert cores.team.size == 2 and said == "" and cores.told() == "1"
+    assert cores.team.size == 2 and said == "" and cores.describe_cores() == "1"
     assert holders(watcher) == {0: (), 1: ()}
     compute(cores)
     cores.settle(CompiledLlama.__new__(CompiledLlama), Logger("n", io.StringIO()))
@@ -96,7 +96,7 @@ def test_who_borrows_nothing_lends_nothing(watcher: CoreTable, plan: CorePlan, w
     assert cores.team.size == plan.threads and holders(watcher) == {2: ("decode-0",), 3: ("decode-0",)}
     compute(cores)
     cores.rest()
-    assert holders(watcher) == {2: ("decode-0",), 3: ("decode-0",)} and why in cores.told()
+    assert holders(watcher) == {2: ("decode-0",), 3: ("decode-0",)} and why in cores.describe_cores()
     cores.close()
 
 
@@ -104,7 +104,7 @@ def test_who_borrows_nothing_lends_nothing(watcher: CoreTable, plan: CorePlan, w
 def test_ranks_and_stages_keep_all_their_cores(watcher: CoreTable, parallel: ParallelConfig) -> None:
     cores, said = taken(CorePlan(threads=2, cpus=(0, 1), borrow=(0, 1, 2, 3)), parallel)
     assert holders(watcher) == {0: ("decode-0",), 1: ("decode-0",)}
-    assert IN_STEP in said and cores.told() == f"0,1; it uses only these: {IN_STEP}"
+    assert IN_STEP in said and cores.describe_cores() == f"0,1; it uses only these: {IN_STEP}"
     assert cores.team.size == 1, "each has its own"
     cores.close()
 
@@ -114,25 +114,27 @@ def test_a_model_that_is_not_one_program_keeps_its_cores(watcher: CoreTable) -> 
     cores, _ = taken(CorePlan(threads=1, cpus=(1,), borrow=(0, 1)))
     compute(cores)
     cores.settle(HashLM(), Logger("n", io.StringIO()))
-    assert holders(watcher)[1] == ("decode-0",) and NO_PROGRAM in cores.told()
+    assert holders(watcher)[1] == ("decode-0",) and NO_PROGRAM in cores.describe_cores()
     cores.rest()
     assert holders(watcher)[1] == ("decode-0",)
     for _ in range(20):
         compute(cores)
-        assert cores.told() == f"1; it uses only these: {NO_PROGRAM}" and watcher._words[0, 0] == 0, "it takes none"
+        assert cores.describe_cores() == f"1; it uses only these: {NO_PROGRAM}" and watcher._words[0, 0] == 0, (
+            "it takes none"
+        )
     cores.close()
 
 
 def test_without_numba_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.node.cores.has_numba", lambda: False)
     cores, _ = taken(CorePlan(threads=1, cpus=(1,), borrow=(0, 1)))
-    assert cores.told() == f"1; it uses only these: {NO_NUMBA}" and not any(folder.iterdir())
+    assert cores.describe_cores() == f"1; it uses only these: {NO_NUMBA}" and not any(folder.iterdir())
     cores.close()
 
 
 def test_without_cpus_nobody_is_told(folder: Path) -> None:
     cores, said = taken(CorePlan(threads=2))
-    assert cores.why_fixed == NO_CPUS and cores.team.size == 2 and said == "" and cores.told() == ""
+    assert cores.why_fixed == NO_CPUS and cores.team.size == 2 and said == "" and cores.describe_cores() == ""
     cores.close()
     assert not any(folder.iterdir())
 
@@ -140,7 +142,9 @@ def test_without_cpus_nobody_is_told(folder: Path) -> None:
 def test_without_a_table_the_plan_stays_fixed_and_it_says_so(folder: Path) -> None:
     (folder / core_table.FOLDER.format(os.getuid())).touch()
     cores, said = taken(CorePlan(threads=1, cpus=(1,), borrow=(0, 1)))
-    assert cores.team.size == 1 and "not a private folder" in said and "1; it uses only these: " in cores.told()
+    assert (
+        cores.team.size == 1 and "not a private folder" in said and "1; it uses only these: " in cores.describe_cores()
+    )
     compute(cores)
     cores.close()
 
@@ -155,9 +159,9 @@ def test_what_is_borrowed_is_told(watcher: CoreTable) -> None:
     cores, _ = taken(CorePlan(threads=1, cpus=(1,), borrow=(0, 1)))
     slot = 1
     watcher._words[0, 0] = slot + 1
-    assert cores.told() == "1; borrowed: 0"
+    assert cores.describe_cores() == "1; borrowed: 0"
     watcher._words[0, 0], watcher._words[1, 0] = 0, watcher.slot + 1
-    assert cores.told() == "1; 1 is lent to watcher"
+    assert cores.describe_cores() == "1; 1 is lent to watcher"
     watcher._words[1, 0] = 0
     cores.close()
 

@@ -215,7 +215,7 @@ def test_nodes_of_neighbouring_versions_are_peers() -> None:
     site.registry.remove(site.nodes.pop("b"))
     site.registry.remove(site.nodes.pop("c"))
     assert site.rounds(1.0, d=slow(3.0)).share() is Share.WHOLE, "these are peers no more"
-    assert not site.nodes["d"].kind.alike, "kinds that come and go don't pile up"
+    assert not site.nodes["d"].kind.neighbours, "kinds that come and go don't pile up"
 
 
 @pytest.mark.parametrize("what", ["drains", "is silent", "is avoided"])

@@ -23,7 +23,7 @@ from tests.support.virtual_gpu.kernels import kernels_on  # noqa: E402
 WAYS = (SamplingParams(4, temperature=0.8), SamplingParams(5, temperature=0.7, top_k=9, top_p=0.8))
 OF_A_STEP = {
     "prepare_kernel", "places_kernel", "rope_write_kernel", "attend_split_kernel", "add_norm_kernel", "gate_kernel",
-    "largest_kernel", "search_kernel", "weigh_kernel", "draw_kernel", "choose_kernel",
+    "largest_kernel", "search_kernel", "mass_kernel", "draw_kernel", "choose_kernel",
 }  # fmt: skip
 
 

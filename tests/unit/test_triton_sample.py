@@ -106,18 +106,18 @@ def test_equal_logits_are_cut_by_id_over_all_splits(monkeypatch: pytest.MonkeyPa
 UNEDITED = [knobs for knobs in KNOBS if knobs.keys() <= {"temperature", "top_k", "top_p", "min_p"}]
 
 
-@pytest.mark.parametrize("way", [UNFILTERED, ANY])
+@pytest.mark.parametrize("mode", [UNFILTERED, ANY])
 @pytest.mark.parametrize("sample", [sampler_triton.sample_triton, sample_torch])
-def test_in_a_graph_the_device_alone_knows_how_rows_draw(sample: Any, way: int) -> None:
+def test_in_a_graph_the_device_alone_knows_how_rows_draw(sample: Any, mode: int) -> None:
     """The host knows a frame's parameters, and a kind that stands for those of all steps."""
-    kinds = [knobs for knobs in UNEDITED if way == ANY or knobs.keys() <= {"temperature"}]
+    kinds = [knobs for knobs in UNEDITED if mode == ANY or knobs.keys() <= {"temperature"}]
     batch = SamplingBatch.build([make_params(kind) for kind in kinds], list(range(len(kinds))), [4] * len(kinds))
     row_of, positions = np.arange(len(batch)), torch.arange(len(batch)) + 5
     logits = torch.randn(len(batch), VOCAB, generator=torch.Generator().manual_seed(3)) * 2.5
     expected = sample_tensors(logits, batch, row_of, positions, None).ids
     rows = rows_on(batch, row_of, logits)
     frame = SamplingBatch.build([make_params({})] * len(batch), [0] * len(batch), [0] * len(batch))
-    blind = params_of(frame, VOCAB) | {"way": np.full(len(batch), way, np.int64)}
+    blind = params_of(frame, VOCAB) | {"mode": np.full(len(batch), mode, np.int64)}
     assert torch.equal(sample(logits, replace(rows, host=blind), positions, None).ids, expected)
 
 

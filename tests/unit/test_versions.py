@@ -77,7 +77,7 @@ def test_neighbours_with_other_numerics_serve_apart(monkeypatch: pytest.MonkeyPa
         rig.join("decode", f"{name}-d", fingerprint=fingerprint)
     sent = [(rig.open()[0], rig.opened.sends[0][0]) for _ in range(8)]
     assert {(peer, generate.decode_node) for generate, peer in sent} == {("new-p@1", "new-d"), ("old-p@1", "old-d")}
-    misfits = rig.registry.told_apart(rig.now)["misfits"]
+    misfits = rig.registry.misfit_status(rig.now)["misfits"]
     assert isinstance(misfits, list) and {"a": "new-d", "b": "old-p", "differs": "numerics"} in misfits
 
 
@@ -93,7 +93,7 @@ def test_new_parameters_go_to_nodes_that_know_them(monkeypatch: pytest.MonkeyPat
     rig.now += 10.0
     assert [*failures(rig.opened), *failures(rig.dispatcher.tick(rig.now))] == [NoNodes.code]
     rig.join("prefill", "old-p", fingerprint=OLD)
-    assert rig.registry.told_apart(rig.now) == {"misfits": [], "strangers": []}
+    assert rig.registry.misfit_status(rig.now) == {"misfits": [], "strangers": []}
     rig.join("decode", "new", fingerprint=NEW)
     rig.join("prefill", "new-p", fingerprint=NEW)
     for _ in range(4):

@@ -52,9 +52,9 @@ def check_device(device: GpuDevice, facts: GpuFacts) -> list[Finding]:
         return [Finding("gpu", where, BROKEN, device.problem, advice)]
     found = [*check_copies(device, where), *check_logits(device, where), *check_memory(device, where)]
     if device.capability < LEAST_CAPABILITY:
-        told = ".".join(map(str, device.capability))
+        capability = ".".join(map(str, device.capability))
         found.append(
-            Finding("gpu", where, LOOK, f"compute capability {told}: bfloat16 is slow there", "--dtype float32")
+            Finding("gpu", where, LOOK, f"compute capability {capability}: bfloat16 is slow there", "--dtype float32")
         )
     if device.sharing_problem:
         what = f"another process can't open its memory: {device.sharing_problem}"

@@ -108,8 +108,8 @@ def check_mean(node: str, mean: float, means: dict[str, float]) -> list[Finding]
     if mean > SLOW_HANDOFF_S:
         return [Finding("hand-offs", node, LOOK, what, BUSY)]
     if others and mean > NOTICEABLE_S and mean > FAR_OFF * statistics.median(others):
-        told = f"{what}; {1000 * statistics.median(others):.0f} ms from the other prefill nodes"
-        return [Finding("hand-offs", node, LOOK, told, "compare its machine and network with the others'")]
+        slower = f"{what}; {1000 * statistics.median(others):.0f} ms from the other prefill nodes"
+        return [Finding("hand-offs", node, LOOK, slower, "compare its machine and network with the others'")]
     return []
 
 

@@ -23,7 +23,7 @@ def check_machine(machine: MachineFacts) -> list[Finding]:
         *or_well(check_memory(machine), "memory", HERE, f"{machine.available_bytes // MIB} MiB available"),
         *or_well(check_disks(machine.disks), "disk", HERE, "enough room on all disks in use"),
         *check_files(machine),
-        *check_told(machine.daemons),
+        *check_settings(machine.daemons),
     ]
 
 
@@ -55,7 +55,7 @@ def check_daemons(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
     return found
 
 
-def check_told(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
+def check_settings(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
     return [
         Finding("config", say(daemon), LOOK, f"its settings are not fully known: {daemon.problem}",
                 f"run this as root or uid {daemon.uid}; if that user can't read it, the daemon can't start again")

@@ -121,8 +121,8 @@ def check_refused(before: dict[tuple[str, str], float], after: dict[tuple[str, s
         if not count:
             continue
         if reason == REFUSED_KEY and count == before.get((node, reason), 0.0):
-            told = f"{count:.0f} refused, none of them now: {what} (bare connections count, ours too)"
-            found.append(Finding("counters", node, OK, told))
+            past = f"{count:.0f} refused, none of them now: {what} (bare connections count, ours too)"
+            found.append(Finding("counters", node, OK, past))
         else:
             found.append(Finding("counters", node, LOOK, f"{count:.0f} refused: {what}", advice))
     return found

@@ -25,7 +25,7 @@ OUT_OF_SIGHT = "its working folder can't be read, and {} is relative to it"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DaemonSettings:
     """The settings that every daemon has and the checks need."""
 
     cores: CorePlan = field(default_factory=CorePlan)
@@ -64,42 +64,42 @@ def read_daemon(
     pid: int, command: str, argv: Sequence[str], uid: int, cores: tuple[int, ...], folder: Path | None
 ) -> DaemonFacts:
     """`folder`: the daemon's working folder; None if unknown."""
-    told, problem = read_told(argv, folder)
-    keys = place(told.security.keys, folder, uid) if told.security.keys else ""
+    settings, problem = read_settings(argv, folder)
+    keys = place(settings.security.keys, folder, uid) if settings.security.keys else ""
     return DaemonFacts(
         pid=pid,
         command=command,
         uid=uid,
         cores=cores,
-        threads=told.cores.threads,
-        spins=told.cores.wait_policy == "active",
+        threads=settings.cores.threads,
+        spins=settings.cores.wait_policy == "active",
         keys=keys or "",
-        problem=problem or ("" if keys is not None else OUT_OF_SIGHT.format(told.security.keys)),
+        problem=problem or ("" if keys is not None else OUT_OF_SIGHT.format(settings.security.keys)),
     )
 
 
-def read_told(argv: Sequence[str], folder: Path | None) -> tuple[Told, str]:
+def read_settings(argv: Sequence[str], folder: Path | None) -> tuple[DaemonSettings, str]:
     """Return (settings, why they may be incomplete). If the config file is unreadable, use only the flags."""
     try:
         given, config = parse(argv)
     except argparse.ArgumentError as error:
-        return Told(), str(error)
+        return DaemonSettings(), str(error)
     file = Path(config) if folder is None else folder / config
     is_hidden = bool(config) and not file.is_absolute()
     problem = OUT_OF_SIGHT.format(config) if is_hidden else ""
     for source in (file if config and not is_hidden else None, None):
         try:
-            return load(Told, given, source), problem
+            return load(DaemonSettings, given, source), problem
         except ConfigError as error:
             problem = problem or error.message
-    return Told(), problem
+    return DaemonSettings(), problem
 
 
 def parse(argv: Sequence[str]) -> tuple[Values, str]:
     """Return (flags, the value of --config)."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", default="")
-    add_flags(parser, Told)
+    add_flags(parser, DaemonSettings)
     args, _ = parser.parse_known_args(list(argv))
     return given_values(args), args.config
 

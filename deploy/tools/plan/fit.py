@@ -6,6 +6,7 @@ Errors are relative, so a step that the operating system delayed can't dominate 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +35,8 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[Profiled
 
 def columns(shape: StepShape, knots: Sequence[int]) -> Floats:
     """Return the costs' factors: 1, the filled share of each interval between knots, samples, pairs, and keys."""
-    way = [min(1.0, max(0.0, (shape.tokens - low) / (high - low))) for low, high in zip(knots, knots[1:], strict=False)]
-    return np.asarray([1.0, *way, shape.samples, shape.pairs, shape.keys])
+    shares = [min(1.0, max(0.0, (shape.tokens - low) / (high - low))) for low, high in pairwise(knots)]
+    return np.asarray([1.0, *shares, shape.samples, shape.pairs, shape.keys])
 
 
 def solve(parts: Floats, times: Floats) -> Floats:
@@ -73,7 +74,7 @@ def into_bounds(parts: Floats, wanted: Floats, x: Floats, is_free: npt.NDArray[n
         out = is_free & (goal <= 0)
         if not out.any():
             return goal
-        way = np.min(x[out] / np.maximum(x[out] - goal[out], LEAST))
-        x = x + way * (goal - x)
+        step = np.min(x[out] / np.maximum(x[out] - goal[out], LEAST))
+        x = x + step * (goal - x)
         is_free &= x > LEAST
         x[~is_free] = 0.0

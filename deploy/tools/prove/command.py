@@ -99,14 +99,14 @@ def layer_of(
     found: tuple[str, str, Difference], cells: Sequence[Cell], reference: Answers, args: argparse.Namespace
 ) -> str:
     core_plan.apply(CorePlan())
-    from deploy.tools.prove.layers import name_layer, way_of  # loads torch
+    from deploy.tools.prove.layers import mode_of, name_layer  # loads torch
 
     name, _, first = found
     flags = next(cell.flags for cell in cells if cell.name == name)
     case = next(index for index, one in enumerate(CASES) if one.name == first.case)
     wanted = reference[case][first.choice]
     print(f"layers: loading {args.model} ...", flush=True)
-    return name_layer(args.model, args.dtype, wanted.prompt_ids, wanted.ids[: first.position], way_of(flags))
+    return name_layer(args.model, args.dtype, wanted.prompt_ids, wanted.ids[: first.position], mode_of(flags))
 
 
 def judge(reference: Answers, passes: Sequence[Answers]) -> dict[str, list[Difference]]:

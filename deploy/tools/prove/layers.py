@@ -28,7 +28,7 @@ MOVED_BY = 3  # page numbers in the other pool are larger by this number
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ReplayMode:
     """A cell's settings, as far as one process can replay them."""
 
     page_size: int
@@ -36,24 +36,24 @@ class Way:
     hands_over: bool
 
 
-PLAIN = Way(page_size=MemoryConfig().page_size, chunk_size=1 << 30, hands_over=False)
+PLAIN = ReplayMode(page_size=MemoryConfig().page_size, chunk_size=1 << 30, hands_over=False)
 
 
-def way_of(flags: Sequence[str]) -> Way:
+def mode_of(flags: Sequence[str]) -> ReplayMode:
     pairs = dict(zip(flags, flags[1:], strict=False))
-    return Way(
+    return ReplayMode(
         page_size=int(pairs.get("--page-size", MemoryConfig().page_size)),
         chunk_size=int(pairs.get("--chunk-size", 0)) or CPU.chunk_size,
         hands_over=pairs.get("--prefill") != "0",
     )
 
 
-def name_layer(model_name: str, dtype: str, prompt: Sequence[int], answer: Sequence[int], way: Way) -> str:
+def name_layer(model_name: str, dtype: str, prompt: Sequence[int], answer: Sequence[int], mode: ReplayMode) -> str:
     """Return the verdict. `answer`: the tokens before the differing one."""
     model = load_model(model_name, LoadOptions(dtype, threads=num_threads(CorePlan()), kernels="separate"))
     if not isinstance(model, LlamaModel):
         raise ConfigError(f"--layers: {model_name} has no layers that could be compared")
-    wanted, got = replay(model, prompt, answer, PLAIN), replay(model, prompt, answer, way)
+    wanted, got = replay(model, prompt, answer, PLAIN), replay(model, prompt, answer, mode)
     return verdict(wanted, got)
 
 
@@ -73,16 +73,16 @@ def verdict(wanted: torch.Tensor, got: torch.Tensor) -> str:
     return f"replayed alone, {where} is the first whose output differs, by {by}; into the head it is {at_end}"
 
 
-def replay(model: LlamaModel, prompt: Sequence[int], answer: Sequence[int], way: Way) -> torch.Tensor:
+def replay(model: LlamaModel, prompt: Sequence[int], answer: Sequence[int], mode: ReplayMode) -> torch.Tensor:
     """Return the last token's layer inputs, (L + 1, H) float32."""
     num_layers = model.config.num_layers
-    steps = [list(prompt[at : at + way.chunk_size]) for at in range(0, len(prompt), way.chunk_size)]
-    row = LayerRow(model, len(prompt) + len(answer), way.page_size)
+    steps = [list(prompt[at : at + mode.chunk_size]) for at in range(0, len(prompt), mode.chunk_size)]
+    row = LayerRow(model, len(prompt) + len(answer), mode.page_size)
     with torch.inference_mode():
         for number, ids in enumerate(steps):
             is_last = number + 1 == len(steps) and not answer
             seen = row.step(ids, tuple(range(num_layers)) if is_last else ())
-        if way.hands_over:
+        if mode.hands_over:
             row.move()
         for number, token in enumerate(answer):
             seen = row.step([token], tuple(range(num_layers)) if number + 1 == len(answer) else ())

@@ -43,7 +43,7 @@ ENDS = (
 )
 DEALER_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECT_RETRIED | ENDS
 ROUTER_EVENTS = zmq.EVENT_ACCEPTED | ENDS
-BIND_TRIES_TOLD = 20
+REPORTED_BIND_TRIES = 20
 logger = logging.getLogger(__name__)
 USER_PROPERTY = "User-Id"  # the public key, set by the authenticator
 HANDSHAKE_MS = 10_000  # longest time for a handshake
@@ -266,7 +266,7 @@ class RouterSocket:
             self.socket.bind(self.endpoint)
         except zmq.ZMQError as error:
             self._bind_tries += 1
-            if self._bind_tries == BIND_TRIES_TOLD:
+            if self._bind_tries == REPORTED_BIND_TRIES:
                 logger.error("can't listen at %s again (%s); will go on trying", self.endpoint, error.strerror)
         else:
             self._is_bound, self._bind_tries = True, 0
