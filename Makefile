@@ -66,10 +66,10 @@ lint: setup-dev
 	@$(BIN)/python tests/tiers.py lint
 
 bench: setup-dev
-	@$(BIN)/python -m $(if $(PEERS),tests.bench.peers.run --rows '$(ROWS)',tests.bench.run)
+	@$(BIN)/python -m $(if $(PEERS),benchmarks.peers.run --rows '$(ROWS)',benchmarks.run)
 
 pictures: setup-dev
-	@$(BIN)/python -m tests.bench.pictures
+	@$(BIN)/python -m benchmarks.pictures
 
 mutants: setup-dev
 	@$(BIN)/python tests/mutants/run.py

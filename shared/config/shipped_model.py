@@ -1,4 +1,4 @@
-"""What Baton sets for the shipped model, as tests/bench/first_answers.py measured."""
+"""What Baton sets for the shipped model, as benchmarks/first_answers.py measured."""
 
 from __future__ import annotations
 

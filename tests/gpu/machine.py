@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.run import cpu_name, num_cores
 from shared.device.torch_cuda import TorchCuda
-from tests.bench.run import cpu_name, num_cores
 
 PACKAGES = ("triton", "numpy", "numba", "transformers")
 

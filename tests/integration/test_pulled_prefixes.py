@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.sse_client import stream_completion
 from shared.core.sampling_params import SamplingParams
-from tests.bench.sse_client import stream_completion
 from tests.support.cluster import ROOT, Cluster, baton_up
 from tests.support.core_rig import Job
 from tests.support.metrics_page import NODE

@@ -204,11 +204,12 @@ def most(sizes: Mapping[str, int], above: int) -> list[str]:
 
 
 def report(root: Path) -> Iterable[str]:
-    product, tests = modules_in(root, PRODUCT), modules_in(root, ["tests"])
+    product = modules_in(root, PRODUCT)
+    others = {folder: modules_in(root, [folder]) for folder in ("benchmarks", "tests")}
     yield "| | files / lines | file median, max | fn median, p99, max | fn doc | comment | words per line |"
     yield "|---|---|---|---|---|---|---|"
     parts = {package: [module for module in product if module.package == package] for package in PRODUCT}
-    yield from (row(name, part) for name, part in {**parts, "**product**": product, "tests": tests}.items() if part)
+    yield from (row(name, part) for name, part in {**parts, "**product**": product, **others}.items() if part)
     for title, lines in lists(product):
         yield f"\n{title}: {len(lines)}"
         yield from (f"- {line}" for line in lines)

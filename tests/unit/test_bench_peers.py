@@ -18,11 +18,11 @@ import psutil
 import pytest
 from rich.console import Console
 
-from tests.bench.peers import engines, environments, kept, needed, run, servers, traffic
-from tests.bench.peers.needed import QUIET_MACHINE, ROWS, Row, judge, units_of
-from tests.bench.peers.plan import Job, Peers, Sizes, jobs
-from tests.bench.peers.prompts import KINDS, draft_prompts
-from tests.bench.sse_client import Stream
+from benchmarks.peers import engines, environments, kept, needed, run, servers, traffic
+from benchmarks.peers.needed import QUIET_MACHINE, ROWS, Row, judge, units_of
+from benchmarks.peers.plan import Job, Peers, Sizes, jobs
+from benchmarks.peers.prompts import KINDS, draft_prompts
+from benchmarks.sse_client import Stream
 from tests.clients.environment import NotInstalled
 from tests.gpu.book import Book
 from tests.support.patience import HANG_GUARD_S
@@ -297,7 +297,7 @@ def test_a_package_is_unpacked_without_its_top_folder(tmp_path: Path):
 
 def test_make_bench_alone_is_what_it_was():
     """This may itself run under make, which would then print its folder."""
-    for given, expected in (([], "tests.bench.run"), (["PEERS=1"], "tests.bench.peers.run --rows ''")):
+    for given, expected in (([], "benchmarks.run"), (["PEERS=1"], "benchmarks.peers.run --rows ''")):
         command = [
             "make",
             "-n",

@@ -13,11 +13,11 @@ from subprocess import PIPE
 
 import pytest
 
-from tests.bench import beside_smg, open_streams
-from tests.bench.beside_smg import check_streams, wait_for_models
-from tests.bench.open_streams import Child, is_good
-from tests.bench.sse_client import stream_completion
-from tests.bench.stream_clients import Counts, Stream
+from benchmarks import beside_smg, open_streams
+from benchmarks.beside_smg import check_streams, wait_for_models
+from benchmarks.open_streams import Child, is_good
+from benchmarks.sse_client import stream_completion
+from benchmarks.stream_clients import Counts, Stream
 
 HEAD = b"HTTP/1.1 %s\r\nContent-Type: text/event-stream\r\n\r\n"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); signal.pause()"

@@ -30,6 +30,7 @@ FOR_TESTS = [
 ]
 # These run in an environment of their own: the mutation library's, each client's.
 CLIENT_PROGRAMS = {ROOT / "tests" / "clients" / client.program for client in CLIENTS if client.kind is Kind.PIP}
+BESIDE = ("benchmarks", "tests")  # beside what ships
 ELSEWHERE = {ROOT / "tests" / "mutants" / "draw.py", *CLIENT_PROGRAMS}
 TARGETS = (
     "help",
@@ -104,8 +105,8 @@ def imports_of(folders: tuple[str, ...]) -> set[str]:
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
                 found.add(node.module.split(".")[0])
-    own = {file.stem for file in (ROOT / "tests").rglob("*.py")} | {"tests"} | set(PACKAGES)
-    own |= {folder.name for folder in (ROOT / "tests").rglob("*") if folder.is_dir()}
+    beside = [path for folder in BESIDE for path in (ROOT / folder).rglob("*")]
+    own = {path.stem for path in beside if path.is_dir() or path.suffix == ".py"} | {*BESIDE, *PACKAGES}
     return (
         found - set(sys.stdlib_module_names) - {"compression"} - own
     )  # this one is in the library from Python 3.14 on
@@ -115,12 +116,12 @@ def imports_of(folders: tuple[str, ...]) -> set[str]:
     ("folders", "declared"),
     [
         (PACKAGES, PROJECT["dependencies"] + EXTRAS["load"] + EXTRAS["ray"]),
-        (("tests",), PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["load"]),
+        (BESIDE, PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["load"]),
     ],
 )
 def test_every_import_is_a_declared_dependency(folders, declared):
     names = {canonicalize_name(Requirement(text).name) for text in declared} | NOT_DECLARED
-    if folders == ("tests",):
+    if folders == BESIDE:
         names.add("packaging")  # pytest itself needs it
     modules = packages_distributions()
     undeclared = {

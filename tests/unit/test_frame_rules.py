@@ -17,7 +17,7 @@ from shared.config.load import all_concerns
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("baton_serve", "router", "prefill_node", "decode_node", "shared", "deploy")
 SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
+TESTS = sorted(file for folder in ("benchmarks", "tests") for file in (ROOT / folder).rglob("*.py"))
 ASSETS = sorted(
     f for p in PACKAGES for e in ("js", "css", "html", "cpp", "cu", "h") for f in (ROOT / p).rglob(f"*.{e}")
 )
@@ -164,7 +164,7 @@ def test_names_of_modules():
     junk = {"utils.py", "util.py", "common.py", "helpers.py", "misc.py"}
     assert not [relative(file) for file in SOURCES if file.name in junk or file.parent.name in ("utils", "common")]
     assert not set(PACKAGES) & set(sys.stdlib_module_names)
-    assert not [relative(file) for file in (ROOT / "tests").rglob("__init__.py")]
+    assert not [relative(file) for file in TESTS if file.name == "__init__.py"]
     assert [file.name for file in (ROOT / "shared").glob("*.py")] == ["__init__.py"]
 
 

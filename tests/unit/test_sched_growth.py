@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from benchmarks.growth import study, thrash
 from deploy.cluster.admin import table
 from deploy.tools.plan.run import model_flags
 from deploy.tools.plan.sim_cluster import SimCluster
@@ -31,7 +32,6 @@ from shared.sched.growth import Growth
 from shared.sched.queues import Queues
 from shared.sched.scheduler import Scheduler
 from shared.sched.settings import SchedSettings
-from tests.bench.growth import study, thrash
 from tests.support import plan_cases as made
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from tests.support.node_pair import Net, assert_clean, make_node

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import transformers as library
 
+from benchmarks.engine_core import run_dry, submit
 from shared.device.streams import make_streams
 from shared.engine.boundary import PinnedCopies
 from shared.model.config import LlamaConfig
@@ -18,7 +19,6 @@ from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
 from shared.node.graph_spec import GraphSpec
 from shared.sched.settings import SchedSettings
-from tests.bench.engine_core import run_dry, submit
 from tests.gpu.failed_steps import no_failed_steps
 from tests.gpu.place import Place
 from tests.gpu.plan import NotHere
