@@ -2,7 +2,7 @@
 a node's loss, and the Hellos of many nodes.
 
     python -m benchmarks.router [--json F]              this checkout
-    PYTHONPATH=OTHER python -P benchmarks/router.py     another one, by this file
+    PYTHONPATH=OTHER:. python -P benchmarks/router.py   another one, by this file
 
 Tokens come in steps of 32 rows; 64 streams run on two decode nodes. Without sockets their way is: bytes, message,
 dispatcher, journal, mailbox, and the task that waits there (`alone_us`: as whole_us, in steps of one row). With sockets
