@@ -48,10 +48,10 @@ MIB = 1 << 20
 PAGE_BYTES = 368_640  # SmolLM2-135M: 30 layers x (k, v) x 3 heads x 16 slots x 64 x bfloat16
 PAGES_PER_MESSAGE = 4  # the receiver copies one message while the next comes in
 KEY = to_wire(RequestKey("bench", 1, "rid", 0, 0))
-PEER_OF = {"tcp": "d@1", "ipc": "d@2", "keys": "d@3"}
-NEEDED = {"shm": 0.5, "zmq tcp": 0.6, "zmq ipc": 0.6}  # of its baseline, from 8 MiB on
-BASELINE = {"shm": "memcpy", "zmq tcp": "raw tcp", "zmq ipc": "raw unix", "zmq keys": "zmq tcp", "seal": "zmq tcp"}
-WAYS = ("tcp", "ipc", "keys")  # keys: over TCP, encrypted
+PEER_OF = {"tcp": "d@1", "keys": "d@2"}
+NEEDED = {"shm": 0.5, "zmq tcp": 0.6}  # of its baseline, from 8 MiB on
+BASELINE = {"shm": "memcpy", "zmq tcp": "raw tcp", "zmq keys": "zmq tcp", "seal": "zmq tcp"}
+WAYS = ("tcp", "keys")  # keys: over TCP, encrypted
 
 
 def make_pool(num_pages: int, shared: bool) -> KVPool:
@@ -85,10 +85,10 @@ def serve(folder: Path, num_pages: int) -> None:
     shm = ShmSender(pool).describe(range(1, num_pages + 1)).ready(KEY, 1, 0)
     described = FrameSender(pool).describe(range(1, num_pages + 1))
     plain, keyed = NodeLinks("p", 1), NodeLinks("p", 1, options=with_keys(folder, "p"))
-    links = {"tcp": plain, "ipc": plain, "keys": keyed}
+    links = {"tcp": plain, "keys": keyed}
     for way in WAYS:
         links[way].dial(PEER_OF[way], (folder / way).read_text())
-    raw = {way: connect_raw((folder / f"raw-{way}").read_text()) for way in ("tcp", "unix")}
+    raw = connect_raw(int((folder / "raw").read_text()))
     for way in WAYS:
         while not links[way].send(PEER_OF[way], shm):
             links[way].poll(0.1)
@@ -99,7 +99,7 @@ def serve(folder: Path, num_pages: int) -> None:
                 links[way].send(PEER_OF[way], part.ready(KEY, 1, part.pages[0] - 1), part.frames)
             links[way].poll(0)
         else:
-            raw[way].sendall(pool.pages_bytes[1 : int(count) + 1].numpy().reshape(-1).data)
+            raw.sendall(pool.pages_bytes[1 : int(count) + 1].numpy().reshape(-1).data)
 
 
 def with_keys(folder: Path, name: str) -> LinkOptions:
@@ -115,14 +115,10 @@ def make_keys(folder: Path) -> None:
     write_private(folder / ALLOWED, AllowedKeys(entries).text)
 
 
-def connect_raw(address: str) -> socket.socket:
-    if address.isdigit():
-        connection = socket.create_connection(("127.0.0.1", int(address)))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
-    unix = socket.socket(socket.AF_UNIX)
-    unix.connect(address)
-    return unix
+def connect_raw(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 # measuring process
@@ -136,7 +132,7 @@ class Receiver:
     src: KVPool
     dst: KVPool
     links: dict[str, NodeLinks]
-    raw: dict[str, socket.socket]
+    raw: socket.socket
     shm_ready: Ready
 
     def __post_init__(self) -> None:
@@ -147,8 +143,7 @@ class Receiver:
     def ways(self) -> dict[str, Callable[[int], None]]:
         ways: dict[str, Callable[[int], None]] = {"memcpy": self.memcpy, "describe": self.describe, "seal": self.seal}
         ways["shm"] = self.pull_shm
-        for way in ("tcp", "unix"):
-            ways[f"raw {way}"] = lambda n, way=way: self.pull_raw(way, n)
+        ways["raw tcp"] = self.pull_raw
         for way in WAYS:
             ways[f"zmq {way}"] = lambda n, way=way: self.pull_zmq(way, n)
         return ways
@@ -176,12 +171,12 @@ class Receiver:
         self.child.stdin.write(f"{way} {n}\n".encode())
         self.child.stdin.flush()
 
-    def pull_raw(self, way: str, n: int) -> None:
-        self.ask(f"raw {way}", n)
+    def pull_raw(self, n: int) -> None:
+        self.ask("raw tcp", n)
         target = self.dst.pages_bytes[1 : n + 1].numpy().reshape(-1).data
         got = 0
         while got < len(target):
-            got += self.raw[way].recv_into(target[got:])
+            got += self.raw.recv_into(target[got:])
 
     def pull_zmq(self, way: str, n: int) -> None:
         self.ask(f"zmq {way}", n)
@@ -198,27 +193,22 @@ class Receiver:
         self.child.wait(10)
         for links in self.links.values():
             links.close()
-        for connection in self.raw.values():
-            connection.close()
+        self.raw.close()
 
 
 def start(folder: Path, num_pages: int) -> Receiver:
     make_keys(folder / "secrets")
-    links = {"tcp": NodeLinks("d", 1), "ipc": NodeLinks("d", 2, f"ipc://{folder}/zmq")}
-    links["keys"] = NodeLinks("d", 3, options=with_keys(folder, "d"))
+    links = {"tcp": NodeLinks("d", 1), "keys": NodeLinks("d", 2, options=with_keys(folder, "d"))}
     tcp = socket.create_server(("127.0.0.1", 0))
-    unix = socket.socket(socket.AF_UNIX)
-    unix.bind(str(folder / "unix"))
-    unix.listen()
-    addresses = {"raw-tcp": str(tcp.getsockname()[1]), "raw-unix": str(folder / "unix")}
-    for name, address in (*addresses.items(), *((way, link.endpoint) for way, link in links.items())):
-        (folder / name).write_text(address)
+    (folder / "raw").write_text(str(tcp.getsockname()[1]))
+    for way, link in links.items():
+        (folder / way).write_text(link.endpoint)
     child = subprocess.Popen(
-        [sys.executable, __file__, "--serve", str(folder), "--pages", str(num_pages)],
+        [sys.executable, "-m", "benchmarks.transfer", "--serve", str(folder), "--pages", str(num_pages)],
         stdin=subprocess.PIPE,
     )
-    raw = {"tcp": tcp.accept()[0], "unix": unix.accept()[0]}
-    tcp.close(), unix.close()
+    raw = tcp.accept()[0]
+    tcp.close()
     readies = [wait_ready(link) for link in links.values()]
     return Receiver(child, make_pool(num_pages + 1, False), make_pool(num_pages + 1, False), links, raw, readies[0])
 

@@ -148,7 +148,7 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool,
             queries = step[QUERIES] + (head * words[NUM_ROWS] + run.first) * group * query_size
             _score_run(key_kind, group, head_dim, query_size, has_amx, step, run, room, keys, values, queries)
             _soften_run(room, run, step[SCORE_BYTES], group, scale)
-            _accumulate_run(value_kind, group, head_dim, has_amx, step, run, room, values)
+            _sum_run(value_kind, group, head_dim, has_amx, step, run, room, values)
             out = words[OUT] + (run.first * num_heads + head * group) * out_bytes
             shares = room.scores + step[SCORE_BYTES] - 4
             store_run(run, room.sums, shares, step[SCORE_BYTES], out, num_heads * out_bytes, group, head_dim, is_half)
@@ -177,7 +177,7 @@ def _score_run(
 
 
 @copied
-def _accumulate_run(
+def _sum_run(
     kind: int, group: int, head_dim: int, has_amx: bool, step: Any, run: Run, room: ByteRoom, values: KvSide
 ) -> None:
     """Add up the weighted values. Their scales are in the weights."""

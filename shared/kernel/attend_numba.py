@@ -54,14 +54,7 @@ from shared.kernel.jit import (
     prefetch,
     store,
 )
-from shared.kernel.simd import (
-    accumulate_block,
-    copy_block,
-    narrow_weights,
-    score_block,
-    score_transposed,
-    transpose_block,
-)
+from shared.kernel.simd import copy_block, narrow_weights, score_block, score_transposed, sum_block, transpose_block
 from shared.kernel.sums import sum_of
 from shared.kernel.vectors import block_lanes, number_bytes_of
 
@@ -176,7 +169,7 @@ def make_attend(
                     score_transposed(group, head_dim, items, queries + i * token_bytes, room.block, found, stride, tops)
             _soften_run(items, room, run, stride, group, lanes, scale)
             fill(room.sums, run.length * group * head_dim, _f32(0.0))
-            _accumulate_own(group, head_dim, items, number_bytes, lanes, row_bytes, step, run, room, values, True)
+            _sum_own(group, head_dim, items, number_bytes, lanes, row_bytes, step, run, room, values, True)
             for start in range(run.shared, run.end, lanes):
                 _fetch(values, run.table, start + lanes, run.end, step, items, row_bytes, lanes)
                 _locate(room.items, room.scales, values, run.table, start, run.end, step, items, row_bytes, lanes)
@@ -185,8 +178,8 @@ def make_attend(
                     oldest = _oldest(run.num_keys + i, run.window)
                     weights = room.scores + i * group * stride + (start - oldest) * number_bytes
                     sums = room.sums + i * group * head_dim * 4
-                    accumulate_block(group, head_dim, items, True, weights, stride, room.block, 0, sums)
-            _accumulate_own(group, head_dim, items, number_bytes, lanes, row_bytes, step, run, room, values, False)
+                    sum_block(group, head_dim, items, True, weights, stride, room.block, 0, sums)
+            _sum_own(group, head_dim, items, number_bytes, lanes, row_bytes, step, run, room, values, False)
             out = words[OUT] + (run.first * num_heads + head * group) * out_bytes
             store_run(run, room.sums, room.tops, lanes * 4, out, num_heads * out_bytes, group, head_dim, is_half)
 
@@ -252,7 +245,7 @@ def _score_own(
 
 
 @copied
-def _accumulate_own(
+def _sum_own(
     group: int, head_dim: int, items: int, number_bytes: int, lanes: int, row_bytes: int, step: Any, run: Run,
     room: RunRoom, values: KvSide, is_early: bool,
 ) -> None:  # fmt: skip
@@ -271,7 +264,7 @@ def _accumulate_own(
                 _copy_edge(weights, stride, room.edge, stop - start, group, lanes)
                 weights, row = room.edge, lanes * 4
             sums = room.sums + i * group * head_dim * 4
-            accumulate_block(group, head_dim, items, False, weights, row, room.items, room.scales, sums)
+            sum_block(group, head_dim, items, False, weights, row, room.items, room.scales, sums)
 
 
 @inlined

@@ -74,7 +74,7 @@ def score_block(
 
 
 @emitted_for_constants
-def accumulate_block(
+def sum_block(
     typing_context: Any,
     group: Any,
     head_dim: Any,
