@@ -1,15 +1,15 @@
 """Mutants drawn by seed from the code that must not break silently: relay, pools, prefix cache, admission, hand-off,
 routing, wire.
 
-    python tests/mutants/sampled.py                       150 of them, about an hour; goes on where it was stopped
+    python tests/mutants/sampled.py                       150 of them; goes on where it was stopped
     python tests/mutants/sampled.py --only 2 --seed 7     two of each area, other ones
     python tests/mutants/sampled.py --again               once more those that were alive: after new tests
     python tests/mutants/sampled.py --arguments           300 wrong arguments instead (see arguments.py), 90 % needed
 
-Cosmic Ray's operators make them (see draw.py). First the area's quick tests try, then, on those left, slower ones and
-all simulations. Killed is what an assertion or an oracle noticed. What breaks in another way (it can't be imported, or
-no test got further than a TypeError) tells nothing of the tests: another one is drawn. A time-out counts as alive.
-SURVIVORS.md argues those that stay alive.
+Cosmic Ray's operators make them (see draw.py). Only cases that run a changed statement are asked (see traced.py): those
+of the first half minute, then, on what is left, those of two minutes in all. Killed is what an assertion or an oracle
+noticed. What breaks in another way (it can't be imported, or no test got further than a TypeError) tells nothing of the
+tests: another one is drawn. A time-out counts as alive. SURVIVORS.md argues those that stay alive.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ import tempfile
 import time
 import venv
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import arguments
-from areas import AREAS, ARGUMENT_AREAS, Area, all_tests
-from catalogue import ROOT, module_of
-from run import copy_tree, replaced
-from trial import ALIVE, BROKEN, KILLED, TIMEOUT, Net, Trials, Verdict
+from areas import AREAS, ARGUMENT_AREAS, Area
+from catalogue import ROOT
+from run import copy_tree
+from traced import OPTIONS, PARTS, Case, Trace, ensure, tests_that_know
+from trial import ALIVE, BROKEN, KILLED, TIMEOUT, Trials, Verdict
 
 COSMIC_RAY = "cosmic-ray==8.7.0"
 SEED = 20260
 MAX_DRAWN = 150  # of an area: more than are wanted, for some will be broken
-OPTIONS = ("--seeds=20",)  # of pytest; seeds of the equivalence test
-UNIT, ALL = "unit tests", "all"  # nets
+QUICK_S, ALL_S = 30.0, 120.0  # seconds of cases, as they were traced
+QUICK, ALL = "quick", "all"  # nets
 
 
 @dataclass(frozen=True)
@@ -146,49 +147,46 @@ def draw(python: Path, root: Path, seed: int) -> dict[Place, str]:
 class Sampling:
     """The rounds over the mutants, inside of a pytest session on the copied tree."""
 
-    def __init__(self, root: Path, areas: Mapping[str, Area], drawn: dict[Place, str], results: Results) -> None:
-        self._root = root
+    def __init__(self, trace: Trace, areas: Mapping[str, Area], drawn: dict[Place, str], results: Results) -> None:
+        self._trace = trace
         self._areas = areas
         self._drawn = drawn
         self._results = results
 
-    def check(self, trials: Trials, net: Net) -> None:
-        """The code as it is passes: else everything would be killed."""
-        verdict = trials.try_code(net)
-        if verdict.outcome != ALIVE:
-            raise RuntimeError(f"this fails without any mutation: {verdict}")
-
-    def unit_round(self, trials: Trials, wanted: dict[str, int]) -> None:
+    def quick_round(self, trials: Trials, wanted: dict[str, int]) -> None:
         """Round robin over the areas, so that a run cut short has some of each."""
         results = self._results
         waiting = {area: [p for p in self._drawn if p.area == area and p not in results.of] for area in self._areas}
         while any(len(results.counted(area)) < wanted[area] and waiting[area] for area in self._areas):
             for name in self._areas:
                 if len(results.counted(name)) < wanted[name] and waiting[name]:
-                    self.try_units(trials, waiting[name].pop(0), UNIT)
+                    place = waiting[name].pop(0)
+                    results.add(self._try(trials, place, QUICK, 0.0, QUICK_S))
 
-    def try_units(self, trials: Trials, place: Place, net: str) -> None:
-        self._results.add(self._try(trials, place, net, self._areas[place.area].quick_net(place.file)))
-
-    def simulation_round(self, trials: Trials) -> None:
-        """Those that the quick unit tests left. A time-out stays one unless somebody says more."""
-        self.check(trials, Net(all_tests(self._areas)[1], cluster_seeds=1))
-        for one in [one for one in self._results.of.values() if one.is_open and one.net == UNIT]:
-            result = self._try(trials, one.place, ALL, self._areas[one.place.area].rest_net())
+    def slow_round(self, trials: Trials) -> None:
+        """The other cases of those that the quick ones left. A time-out stays one unless somebody says more."""
+        for one in [one for one in self._results.of.values() if one.is_open and one.net == QUICK]:
+            result = self._try(trials, one.place, ALL, QUICK_S, ALL_S)
             late = result.verdict.outcome == ALIVE and one.verdict.outcome == TIMEOUT
             self._results.add(replace(result, verdict=one.verdict) if late else result)
 
     def again(self, trials: Trials) -> None:
-        """New unit tests on old survivors; who has passed the simulations need not do so again."""
+        """New tests on old survivors."""
         for one in [one for one in self._results.of.values() if one.is_open]:
-            self.try_units(trials, one.place, one.net)
+            self._results.add(self._try(trials, one.place, one.net, 0.0, QUICK_S if one.net == QUICK else ALL_S))
 
-    def _try(self, trials: Trials, place: Place, name: str, net: Net) -> Result:
-        """The change is in the loaded module and in the file, which tests that start processes read."""
+    def _try(self, trials: Trials, place: Place, net: str, first_s: float, end_s: float) -> Result:
         start, text = time.monotonic(), self._drawn[place]
-        with replaced({self._root / place.file: text}):
-            verdict = trials.try_code(net, module_of(place.file), text)
-        return Result(place, name, verdict, round(time.monotonic() - start, 1))
+        cases = self._trace.cases_that_run(place.file, (ROOT / place.file).read_text(), text)
+        chosen = [case.name for case, spent_s in with_sums(cases) if first_s <= spent_s < end_s]
+        verdict = trials.try_file(chosen, place.file, text)
+        return Result(place, net, verdict, round(time.monotonic() - start, 1))
+
+
+def with_sums(cases: Sequence[Case]) -> list[tuple[Case, float]]:
+    """Each case with the seconds of those before it."""
+    sums = itertools.accumulate((case.seconds for case in cases), initial=0.0)
+    return list(zip(cases, sums, strict=False))
 
 
 def summarize(results: Results, areas: Mapping[str, Area]) -> float:
@@ -207,7 +205,8 @@ def options_of(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--only", type=int, help="so many of each area")
     parser.add_argument("--arguments", action="store_true", help="wrong arguments, over more files")
-    parser.add_argument("--again", action="store_true", help="only those that were alive, with the quick tests")
+    parser.add_argument("--again", action="store_true", help="only those that were alive")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="first: the tests of `make test`")
     parser.add_argument("--results", type=Path, help="JSON lines; a run goes on with what is there")
     parser.add_argument("--environment", type=Path, default=ROOT / "build" / "cosmic-ray", help="of Cosmic Ray")
     return parser.parse_args(argv)
@@ -219,6 +218,9 @@ def main() -> int:
     path = options.results or ROOT / "build" / f"{kind}-{options.seed}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     results = Results(path)
+    tests, parts = tests_that_know(file for area in areas.values() for file in area.files), options.parts
+    ensure(tests, parts)
+    trace = Trace(tests, parts)
     with tempfile.TemporaryDirectory(prefix="baton-sampled-") as folder:
         root = Path(folder)
         copy_tree(root)
@@ -227,21 +229,20 @@ def main() -> int:
         else:
             drawn = draw(mutation_python(options.environment), root, options.seed)
         results.keep(drawn)
-        print(f"{len(drawn)} places, {len(results.of)} tried before; first the code as it is", flush=True)
-        sampling = Sampling(root, areas, drawn, results)
+        print(f"{len(drawn)} places, {len(results.of)} tried before", flush=True)
+        sampling = Sampling(trace, areas, drawn, results)
 
         def work(trials: Trials) -> None:
-            sampling.check(trials, Net(all_tests(areas)[0]))
             if options.again:
                 sampling.again(trials)
             else:
-                sampling.unit_round(trials, {name: options.only or area.wanted for name, area in areas.items()})
+                sampling.quick_round(trials, {name: options.only or area.wanted for name, area in areas.items()})
                 summarize(results, areas)
-                sampling.simulation_round(trials)
+                sampling.slow_round(trials)
 
         os.chdir(root)
         sys.path.insert(0, str(root))
-        Trials(root, work).start([*all_tests(areas)[0], *all_tests(areas)[1]], *OPTIONS)
+        Trials(root, work).start(trace.files(), *OPTIONS)
     return 0 if summarize(results, areas) >= rate else 1
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.mutant_tools import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ROOT / "tests" / "mutants"
+NAMES = ("catalogue", "run", "graft", "trial", "instrument", "traced", "areas", "arguments", "sampled")
 SOURCE = """
 from __future__ import annotations
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ def under(number: int) -> bool:
 
 @pytest.fixture
 def tools(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    yield from loaded(monkeypatch, ("run", "graft", "trial", "areas", "arguments", "sampled"))
+    yield from loaded(monkeypatch, NAMES)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_the_later_valid_result_for_a_place_counts(tools: SimpleNamespace, tmp_p
     path = tmp_path / "results.jsonl"
     results = sampled.Results(path)
     for place, outcome in [(first, trial.ALIVE), (second, trial.BROKEN), (first, trial.KILLED)]:
-        results.add(sampled.Result(place, sampled.UNIT, trial.Verdict(outcome), 1.0))
+        results.add(sampled.Result(place, sampled.QUICK, trial.Verdict(outcome), 1.0))
     again = sampled.Results(path)
     assert again.of == results.of
     assert [one.verdict.outcome for one in again.counted("pools")] == [trial.KILLED] and not again.counted("relay")
@@ -104,13 +104,11 @@ def test_the_later_valid_result_for_a_place_counts(tools: SimpleNamespace, tmp_p
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("AREAS", 150), ("ARGUMENT_AREAS", 300)])
-def test_areas_name_files_and_tests_that_exist(tools: SimpleNamespace, name: str, wanted: int) -> None:
-    areas = getattr(tools.areas, name)
-    quick, rest = tools.areas.all_tests(areas)
-    missing = [name for name in (*quick, *rest) if not (ROOT / name).exists()]
-    missing += [file for area in areas.values() for file in area.files if not (ROOT / file).exists()]
-    assert not missing and all(area.files and area.quick for area in areas.values())
-    assert sum(area.wanted for area in areas.values()) == wanted
+def test_areas_name_files_that_exist_and_tests_know(tools: SimpleNamespace, name: str, wanted: int) -> None:
+    areas = getattr(tools.areas, name).values()
+    assert not [file for area in areas for file in area.files if not (ROOT / file).exists()]
+    assert all(tools.traced.tests_that_know(area.files) for area in areas)
+    assert sum(area.wanted for area in areas) == wanted
 
 
 WRONG = """
