@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from router.fleet.leaving import By
+from router.fleet.leaving import By, Leaving, leaving_also
 from shared.core.errors import NoNodes
 from shared.node.mail import HangUp
 from shared.node.routers.dialled import RouterState
@@ -59,6 +59,12 @@ def test_a_router_off_the_list_keeps_its_streams_to_their_end() -> None:
     assert sorted(site.hung_up) == [("d0@1", B), ("d1@1", B)]
     assert state(second, "d0") == (False, False) and not second.log("is lost")
     assert all(B not in node.ctx.routers.dialled for node in site.nodes.values())
+
+
+def test_who_is_drained_and_unlisted_leaves_for_both_reasons() -> None:
+    """Back on the list it still drains."""
+    both = leaving_also(Leaving(By.LIST), By.US)
+    assert both.by == By.LIST | By.US and both.is_draining
 
 
 def test_a_node_stays_until_the_other_half_of_a_hand_off_comes() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
+from decode_node.shares import Shares
 from shared.core.sampling_params import SamplingParams
 from shared.node.node import Node
 from shared.wire.codec import key_of
@@ -219,3 +222,17 @@ def test_a_tick_that_freed_something_is_followed_by_another() -> None:
     assert d.busy, "a request ended"
     net.tick(name_of(d))
     assert not d.busy, "nothing to do: the node sleeps"
+
+
+def test_a_source_holds_no_more_than_its_share_of_the_pages() -> None:
+    """Another source's hand-offs go on meanwhile, and the first one may be of any size."""
+    kv = SimpleNamespace(page_size=16, allocator=SimpleNamespace(num_total=100))
+    ctx: Any = SimpleNamespace(core=SimpleNamespace(kv=kv), facts=SimpleNamespace(max_running=100))
+    held: Any = SimpleNamespace(source="a", ranges=SimpleNamespace(end=70))
+
+    def allowed(source: str, num_pages: int) -> bool:
+        waiting: Any = SimpleNamespace(source=source, request=SimpleNamespace(num_tokens=16 * num_pages))
+        return Shares(ctx, [held]).allow(waiting)
+
+    assert allowed("a", 5) and not allowed("a", 6)
+    assert allowed("b", 99)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from router.requests.new_request import NewRequest
+from router.tenants.tenant import Tenant
+from shared.core.sampling_params import SamplingParams
 from shared.core.states import PageState, QueueStage, RowState
 from shared.observe.metric_names import NODE_COUNTERS, NODE_HISTOGRAMS
 from shared.observe.metrics import KEPT_S, MAX_REMEMBERED, ClusterMetrics, NodeReport, RequestMetrics, render
 from shared.observe.node_metrics import MAX_SAMPLES, NodeMetrics
+from shared.wire.messages import Heartbeat
+from shared.wire.peers import Received
+from tests.support.router_rig import hello, load
+from tests.unit.test_router_absence import Story
 
 REPORT = NodeReport(
     node="decode-0",
@@ -131,6 +139,26 @@ def test_nothing_is_shown_of_a_node_that_is_gone_for_long(registry):
     assert len(names_on(registry)) == 50, "rates over time need it, and a silent node may come back"
     metrics.sweep({"decode-0"}, KEPT_S + 1)
     assert names_on(registry) == {"decode-0"} and b"decode-1" not in render(registry)
+
+
+def test_a_router_shows_every_node_role_and_tenant():
+    story = Story(silence_s=10 * KEPT_S)
+    story.gateway.handle(Received("p@1", hello("prefill", "p")))
+    for node in story.rig.registry:
+        beat = Heartbeat(node.node_id, 1, msgspec.structs.replace(load(running=8), counters={"steps": 1.0}), False)
+        story.gateway.handle(Received(node.peer, beat))
+    for name in "tu":
+        new = NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), seed=7, tenant=Tenant(name))
+        story.gateway.open([new] * 20)
+    story.tick(2)
+    queued = [story.shown.get_sample_value("baton_queued_requests", {"tenant": name}) for name in "tu"]
+    assert queued[0] and queued[1]
+    picks = (one for metric in story.shown.collect() for one in metric.samples if one.name == "baton_picks_total")
+    assert {one.labels["role"] for one in picks} == {"prefill", "decode"}
+    for _ in range(2):
+        story.rig.now += 2 * KEPT_S
+        story.tick(1)
+    assert all(steps_of(story.shown, name) == 1.0 for name in "abc"), "none of them has gone"
 
 
 def test_a_node_that_comes_back_after_long_counts_on(registry):

@@ -160,6 +160,7 @@ def test_a_changed_limit_counts_from_now_on() -> None:
     limits.of(Tenant("t", tokens_per_minute=100)).charge(100, 0.0)
     refused(limits.of(Tenant("t", tokens_per_minute=100)), 10, 0.0)
     assert refused(limits.of(Tenant("t", tokens_per_minute=1000)), 10, 0.0).retry_after_s == pytest.approx(0.6)
+    assert limits.left(0.6) == [{"tenant": "t", "tokens": 10}], "a limit that it does not have is not shown"
     limits.keep(())
     limits.of(Tenant("t", tokens_per_minute=100)).charge(100, 0.0)
 
@@ -217,5 +218,6 @@ def test_a_failed_run_is_settled_and_a_refused_one_costs_nothing() -> None:
 def test_tenants_that_left_the_file_are_forgotten() -> None:
     clerk = Clerk()
     clerk.run(100, 100)
+    assert clerk.desk.limits.left(0.0) == [{"tenant": "a", "requests": 9, "tokens": 0}]
     clerk.tenants.replace(parse_keys(f'[tenants.b]\nkeys = ["{hash_of("b")}"]\n'))
     assert clerk.metric("baton_tenant_tokens_total") == 0.0 and clerk.desk.limits.left(0.0) == []

@@ -13,6 +13,7 @@ from router.dispatch.gateway import TICK_S, Gateway
 from router.requests.mailbox import Mailbox
 from router.requests.new_request import NewRequest
 from shared.config.silence import link_silence
+from shared.core.errors import Aborted
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
@@ -44,7 +45,8 @@ class Story:
     def __init__(self, max_attempts: int = 1, silence_s: float = 5.0) -> None:
         self.rig = RouterRig(max_attempts=max_attempts, resume_wait_s=5.0, silence_s=silence_s)
         self.link, self.lines = Link(), io.StringIO()
-        log, metrics = Logger("r", self.lines), ClusterMetrics(CollectorRegistry())
+        self.shown = CollectorRegistry()
+        log, metrics = Logger("r", self.lines), ClusterMetrics(self.shown)
         self.gateway = Gateway(
             ("r", 9), self.rig.registry, self.rig.dispatcher, self.link, metrics, log, lambda: self.rig.now
         )
@@ -89,6 +91,12 @@ def test_what_a_frozen_router_missed_costs_no_attempt() -> None:
     story.say_hello(2)
     story.tick(1)
     assert len(story.link.generates) == 4 and not mailbox._news
+
+
+def test_an_answer_of_several_requests_is_aborted_whole() -> None:
+    story = Story()
+    mailbox = story.gateway.open([NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), seed=7)] * 2)
+    assert story.gateway.abort(mailbox.answer_id, Aborted("stop")) and len(mailbox._news) == 2
 
 
 def test_an_absence_that_only_links_count_is_excused_too() -> None:

@@ -147,6 +147,18 @@ def test_prompts_wait_while_nodes_have_many_before_them() -> None:
     assert len(generates(rig.run(prefill, keys[0], 0, [1]))) == 1, "its first token is here"
 
 
+def test_one_prefill_node_with_room_for_prompts_is_enough() -> None:
+    rig = RouterRig()
+    nodes = [rig.join("prefill", "p"), rig.join("prefill", "q"), rig.join("decode", "d")]
+    for node in nodes:
+        report(rig, node)
+    assert [len(rig.open([1] * 5000)) for _ in range(4)] == [1, 1, 1, 1]
+    assert {node.ours.open_prompt_tokens for node in nodes[:2]} == {10_000}
+    assert not rig.open([1] * 5000)
+    key = Key("r", 9, next(one.rid for one in rig.journal.all() if one.attempt.prefill is nodes[0]), 0, 0)
+    assert len(generates(rig.run(nodes[0], key, 0, [1]))) == 1, "the other is as full as before"
+
+
 def test_without_reports_and_without_nodes_nothing_waits() -> None:
     rig = RouterRig(local_tokens=1000)
     node = rig.join("decode", "d")

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from router.fleet.registry import RegisteredNode
-from router.requests.effects import Update
+from router.requests.effects import Alarm, Update
 from router.requests.new_request import NewRequest
 from shared.core.errors import NoNodes, QueueFull
 from shared.core.sampling_params import SamplingParams
@@ -181,6 +181,16 @@ def test_who_goes_on_after_an_abort_is_told_again(rig: RouterRig) -> None:
         assert aborts(effects) == [("d@1", 0, True)] * told and not effects.alarms
 
 
+def test_what_either_node_says_after_the_end_alarms_nobody(rig: RouterRig) -> None:
+    prefill, decode = pair(rig)
+    key = rig.open(n=1)[0].key
+    rig.run(prefill, key, 0, [1])
+    rig.end(decode, key, 1)
+    for node in (prefill, decode):
+        effects = rig.run(node, key, 1, [2])
+        assert not effects.alarms and not effects.sends
+
+
 @pytest.mark.rule("H20")
 def test_keys_that_match_only_in_part_touch_nothing(rig: RouterRig) -> None:
     prefill, decode = pair(rig)
@@ -203,7 +213,8 @@ def test_malformed_runs_are_dropped_with_an_alarm(rig: RouterRig) -> None:
     for effects in (rig.run(prefill, key, -1, [1]), too_few):
         assert [alarm.kind for alarm in effects.alarms] == ["malformed token run"] and not effects.news
     ghost = Tokens("ghost", 1, [TokenRun(key, 0, [1], [])], [])
-    assert rig.dispatcher.tokens(ghost, 0.0).alarms and not rig.dispatcher.tokens(ghost, 0.0).news
+    effects = rig.dispatcher.tokens(ghost, 0.0)
+    assert effects.alarms == [Alarm("tokens of an unknown node", "ghost")] and not effects.news
 
 
 ENDS = [("error", "step_failed", "step_failed", 1), ("error", "handoff_failed", "handoff_failed", 1),
@@ -276,6 +287,43 @@ def test_an_attempt_that_never_left_costs_none() -> None:
         effects = rig.dispatcher.tick(moment + 0.25)
     assert rig.dispatcher.tick(60.0).news, "a deadline ends it"
     rig.check_quiet()
+
+
+def test_an_attempt_that_never_left_waits_for_nodes() -> None:
+    rig = RouterRig(max_attempts=2, resume_wait_s=10.0)
+    nodes = [rig.join("decode", name) for name in "de"]
+    rig.open(n=1)
+    first = next(node for node in nodes if node.ours.open_sequences)
+    rig.registry.remove(first)
+    (generate,) = generates(rig.dispatcher.node_lost(first, "gone", 0.0))
+    (other,) = rig.registry
+    rig.dispatcher.send_refused(other.peer, generate, 1.0)
+    rig.registry.remove(other)
+    assert not rig.dispatcher.node_lost(other, "gone", 1.0).news and not rig.dispatcher.tick(10.5).news
+    assert failures(rig.dispatcher.tick(11.0)) == ["no_nodes"]
+    rig.check_quiet()
+
+
+def test_all_that_wait_for_nodes_start_at_once() -> None:
+    rig = RouterRig(max_attempts=2, resume_wait_s=10.0)
+    node = rig.join("decode", "d")
+    rig.open(n=1, rounds=3)
+    rig.registry.remove(node)
+    assert not rig.dispatcher.node_lost(node, "gone", 0.0).news
+    rig.join("decode", "e")
+    assert len(generates(rig.dispatcher.tick(1.0))) == 3
+
+
+def test_a_prefill_node_s_death_costs_who_is_not_all_handed_over() -> None:
+    rig = RouterRig(max_attempts=2)
+    prefill, decode = pair(rig)
+    key = rig.open(n=2)[0].key
+    for index in range(2):
+        rig.run(prefill, sibling(key, index), 0, [1])
+    rig.run(decode, key, 1, [2])
+    rig.registry.remove(prefill)
+    (again,) = generates(rig.dispatcher.node_lost(prefill, "gone", 1.0))
+    assert again.output_ids == [[1, 2], [1]]
 
 
 def test_deadlines(rig: RouterRig) -> None:

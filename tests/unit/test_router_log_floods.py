@@ -45,6 +45,7 @@ def test_a_node_that_comes_and_goes_fills_no_log() -> None:
         elif number % 3 == 1:
             cluster.gateway.handle(PeerClosed(peer_name("evil", number)))
     assert len(lines(cluster)) <= 3 * NODE_LINES, "it is here, it is lost, it is gone"
+    assert not len(cluster.rig.registry), "its last word was a Goodbye"
 
 
 def test_each_loss_of_a_node_that_flaps_is_logged() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from router.dispatch.moves import MAX_MOVES, MOVE_AFTER_S
 from router.fleet.leaving import By, Leaving
+from router.fleet.node_room import sequences_in
 from router.fleet.registry import RegisteredNode
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
@@ -159,6 +160,19 @@ def test_who_waits_for_memory_goes_where_there_is_room(rig: RouterRig) -> None:
     rig.run(story.b, moved.key, 1, [6])
     rig.end(story.b, moved.key, 2)
     rig.check_quiet()
+
+
+def test_where_several_have_room_the_roomiest_is_taken(rig: RouterRig) -> None:
+    story = Waiting(rig)
+    for name, room in (("c", 200), ("d", 150)):
+        pages(rig.join("decode", name), room)
+    (moved,) = story.tick(MOVE_AFTER_S + 0.25)
+    assert moved.decode_node == "c"
+
+
+def test_a_large_node_may_have_a_quarter_of_its_rows_ahead() -> None:
+    large = msgspec.structs.replace(load(running=800), rows_total=800)
+    assert sequences_in(large, 800) == 1000 and sequences_in(load(running=8), 8) == 10
 
 
 def test_who_has_begun_stays(rig: RouterRig) -> None:

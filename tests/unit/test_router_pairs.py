@@ -213,6 +213,15 @@ def test_it_is_told_a_tick_later_and_once_for_each_failure(rig: RouterRig) -> No
     assert not rig.dispatcher.tick(rig.now).alarms
 
 
+def test_each_of_several_broken_pairs_is_told_once(rig: RouterRig) -> None:
+    p = rig.join("prefill", "p")
+    for name in "de":
+        rig.join("decode", name)
+    for key in [open_one(rig).key for _ in range(2)]:
+        rig.end(p, key, 0, "error", "peer_unreachable")
+    assert len(rig.dispatcher.tick(rig.now).alarms) == 2 and not rig.dispatcher.tick(rig.now).alarms
+
+
 def test_a_node_that_has_died_is_no_broken_pair(rig: RouterRig) -> None:
     """Its partner saw the connection close a moment before this router did."""
     p, d = rig.join("prefill", "p"), rig.join("decode", "d")

@@ -211,6 +211,8 @@ def test_old_figures_count_no_more() -> None:
     assert site.goes_to(600) == "pair", "nothing was handed over for a while"
     site.beat(site.prefill, handoffs=[0.002])
     assert site.prefill.figures.prompts.handoff(site.now) == 0.002, "the bad minute is forgotten"
+    site.beat(site.prefill, handoffs=[0.002, 0.1])
+    assert site.prefill.figures.prompts.handoff(site.now) > 0.002, "all hand-offs of a heartbeat count"
 
 
 def test_a_node_that_was_slow_long_ago_is_tried_again() -> None:

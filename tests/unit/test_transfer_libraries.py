@@ -112,6 +112,15 @@ def test_only_so_many_pools_are_open() -> None:
         receiver.pull(senders[-1].describe([1]).ready(KEY, 1, 0), (), [2])
 
 
+@pytest.mark.parametrize("page", [0, 6])
+def test_a_page_out_of_range_refuses_all_of_them(page: int) -> None:
+    dst, src = pool(0), pool(1)
+    receiver, sender = RemoteReceiver(dst, nixl.Nixl(dst, OurNixl)), RemoteSender(src, nixl.Nixl(src, OurNixl))
+    ready = msgspec.structs.replace(sender.describe([1, 2]).ready(KEY, 1, 0), pages=[1, page])
+    with pytest.raises(HandoffFailed, match="out of range"):
+        receiver.pull(ready, (), [2, 3])
+
+
 @pytest.mark.parametrize("handle", [b"", b"\xc1", b"\x01", msgspec.msgpack.encode(["x", 0, 0, 0, 0, 0])])
 def test_handles_that_are_none_are_refused(handle: bytes) -> None:
     dst = pool(0)

@@ -8,6 +8,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.transfer.frames import FrameReceiver, FrameSender
 from shared.transfer.host_bytes import NUM_SLOTS, PinnedReader, PinnedWriter
-from shared.transfer.interface import READY_BYTES, WHOLE, PageSet, Part
+from shared.transfer.interface import READY_BYTES, WHOLE, PageSet, Part, part_of
 from shared.wire.codec import to_wire
 from tests.support.patience import HANG_GUARD_S
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
@@ -204,3 +205,16 @@ def test_a_writer_zeroes_what_did_not_come() -> None:
     assert len(taken) == half and (taken == 7).all()
     page = target.pages_bytes[4].cpu()
     assert (page[:half] == 7).all() and not page[half:].any()
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "fits"), [(0, 2, True), (1, 1, True), (1, 0, True), (1, 2, False), (2, 0, False)]
+)
+def test_a_part_beyond_our_layers_is_refused(first: int, count: int, fits: bool) -> None:
+    ready: Any = SimpleNamespace(first_layer=first, num_layers=count)
+    pool = KVPool(PLANES, 2, 16)
+    if fits:
+        assert part_of(ready, pool) == Part(first, count)
+    else:
+        with pytest.raises(HandoffFailed):
+            part_of(ready, pool)

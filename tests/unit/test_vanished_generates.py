@@ -11,11 +11,13 @@ import pytest
 from router.dispatch.attempts import MAX_EXCUSED
 from router.dispatch.progress import VANISHED_ALARM
 from router.fleet.registry import RegisteredNode
+from router.fleet.unconfirmed import Unconfirmed
 from router.requests.effects import Effects
 from shared.core.errors import WireError
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Abort, Begun, Generate, Key, Welcome
 from shared.wire.ranges import MAX_NAME
+from shared.wire.taken import Taken
 from shared.wire.unreadable import Unreadable, unreadable
 from tests.support.router_rig import RouterRig, aborts, failures, generates, hello
 from tests.support.wire_samples import GENERATE, WIRE_KEY
@@ -128,6 +130,13 @@ def test_a_welcome_of_the_same_moment_decides_nothing() -> None:
     site.now = 1.0
     node, _ = site.ask()
     assert not site.beat(node, clock_ms=1000).sends
+
+
+def test_each_of_several_vanished_generates_is_told_once() -> None:
+    unconfirmed, keys = Unconfirmed(), [msgspec.structs.replace(WIRE_KEY, rid=rid) for rid in ("1.n", "2.n")]
+    for key in keys:
+        unconfirmed.sent(key, 1)
+    assert unconfirmed.vanished(Taken(2, [])) == keys and not unconfirmed.vanished(Taken(3, []))
 
 
 def test_what_a_heartbeat_lists_has_not_vanished() -> None:
