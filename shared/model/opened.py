@@ -28,7 +28,7 @@ from shared.kernel.libraries import has_amx, multiplies_bytes_best
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
-from shared.model.interface import AdapterSpec, ModelSpec
+from shared.model.interface import AdapterSpec, ModelSpec, StoredWeights
 from shared.model.kernels import AS_DTYPE, Formats, Kernels, attention_shape, pick_kernels
 from shared.model.lora_file import LoraFolder
 from shared.model.packed_folder import PackedFolder
@@ -149,6 +149,7 @@ class OpenedModel:
             adapters=tuple(AdapterSpec(name, folder.digest) for name, folder in self.folders.items()),
             kv_dtype=formats.kv,
             weight_dtype=formats.weights,
+            stored=StoredWeights(*self.source.stored(), self.weights_bytes(config)),
         )
 
 
