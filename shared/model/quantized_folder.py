@@ -6,14 +6,18 @@ config.json (`ignore`, `targets`, `modules_to_not_convert`) are not needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 
 from shared.core.errors import ConfigError
+from shared.kernel.block_weights import BlockFormat, BlockWeights
 from shared.model.config import read_json
-from shared.model.quantized_numbers import Quantized, add_one, fields, fp4_numbers, powers, spread, widen
+from shared.model.quantized_numbers import Quantized, add_one, as_blocks, fields, fp4_numbers, powers, spread, widen
 from shared.model.quantized_scheme import Scheme, scheme_of
 from shared.model.tensor_files import FLOATS, TensorFiles
 
@@ -95,6 +99,18 @@ class QuantizedFiles(TensorFiles):
     def names(self) -> frozenset[str]:
         return self._names
 
+    @functools.cached_property
+    def block_format(self) -> BlockFormat | None:
+        """Return the format of one matrix's blocks. The others have the same, or stay plain."""
+        blocks = self.blocks(min(self._parts, default=""))
+        return None if blocks is None else blocks.format
+
+    def bytes_per_weight(self, form: BlockFormat, plain_bytes: float) -> float:
+        """Return the matrices' mean bytes per weight. `plain_bytes`: of matrices that are not quantised."""
+        sizes = {name: math.prod(self.shape(name)) for name in self._names if len(self.shape(name)) > 1}
+        each = {name: form.bytes_per_weight if name in self._parts else plain_bytes for name in sizes}
+        return sum(sizes[name] * each[name] for name in sizes) / sum(sizes.values())
+
     def described(self) -> str:
         return self.scheme.name
 
@@ -120,13 +136,26 @@ class QuantizedFiles(TensorFiles):
         """Return a tensor: a plain one as in the file, a matrix of the scheme in `dtype`. Raises ConfigError."""
         if name not in self._parts:
             return super().tensor(name)
-        parts = {part: super(QuantizedFiles, self).tensor(own) for part, own in self._parts[name].items()}
-        try:
+        with self._explained(name):
             out = torch.empty(self.shape(name), dtype=dtype)
-            self._widen(parts, out)
+            self._widen(self._read(name), out)
+        return out
+
+    def _read(self, name: str) -> Parts:
+        return {part: super(QuantizedFiles, self).tensor(own) for part, own in self._parts[name].items()}
+
+    @contextlib.contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except (LookupError, ValueError, RuntimeError) as error:
             raise ConfigError(f"{self.path}: the parts of {name} don't fit each other: {error}") from error
-        return out
+
+    def blocks(self, name: str) -> BlockWeights | None:
+        if name not in self._parts or self.scheme.method == "mxfp4":
+            return None
+        with self._explained(name):
+            return as_blocks(self._matrix(self._read(name)))
 
     def _widen(self, parts: Parts, out: torch.Tensor) -> None:
         if self.scheme.method != "mxfp4":
@@ -148,7 +177,7 @@ def scaled_matrix(parts: Parts, scheme: Scheme) -> Quantized:
 
     compressed-tensors packs a signed number as number + 2^(bits - 1), and zero points along the outputs.
     """
-    numbers, zeros = parts[NUMBERS], parts.get(ZERO, 0)
+    numbers, zeros, bits = parts[NUMBERS], parts.get(ZERO, 0), 8
     if numbers.dtype == torch.int32:
         num_outputs, num_inputs = parts[SHAPE].tolist()
         bits = next((one for one in scheme.bits if -(-num_inputs * one // 32) == numbers.shape[1]), 0)
@@ -158,14 +187,14 @@ def scaled_matrix(parts: Parts, scheme: Scheme) -> Quantized:
         zeros = fields(zeros.T, bits, num_outputs).T if isinstance(zeros, torch.Tensor) else 1 << (bits - 1)
     elif numbers.dtype == torch.uint8:
         numbers = fp4_numbers(numbers)
-    return spread(numbers, powers(parts[SCALE]), zeros, parts.get(GROUPS), scheme.block)
+    return spread(numbers, powers(parts[SCALE]), zeros, parts.get(GROUPS), scheme.block, bits)
 
 
 def awq_matrix(parts: Parts) -> Quantized:
     """Words hold eight outputs of one input, in AWQ_ORDER."""
     num_outputs = parts[SCALE].shape[1]
     numbers, zeros = (fields(parts[part], 4, num_outputs, AWQ_ORDER).T for part in (NUMBERS, ZERO))
-    return spread(numbers, parts[SCALE].T, zeros)
+    return spread(numbers, parts[SCALE].T, zeros, bits=4)
 
 
 def gptq_matrix(parts: Parts, scheme: Scheme) -> Quantized:
@@ -174,4 +203,4 @@ def gptq_matrix(parts: Parts, scheme: Scheme) -> Quantized:
     zeros = add_one(parts[ZERO], bits) if scheme.zeros_less_one else parts[ZERO]
     num_outputs = parts[SCALE].shape[1]
     numbers = fields(parts[NUMBERS].T, bits, parts[NUMBERS].shape[0] * 32 // bits)
-    return spread(numbers, parts[SCALE].T, fields(zeros, bits, num_outputs).T, parts.get(GROUPS))
+    return spread(numbers, parts[SCALE].T, fields(zeros, bits, num_outputs).T, parts.get(GROUPS), bits=bits)

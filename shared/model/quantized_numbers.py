@@ -15,7 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
+from shared.kernel.block_weights import CODE_BLOCK, SIGN_BIT, BlockFormat, BlockWeights
+
 WORD = 32  # bits
+BLOCK = CODE_BLOCK  # inputs; codes can stand for such blocks
 AT_ONCE = 1 << 20  # weights that are widened at a time, so that memory holds little besides the result
 # E2M1 (OCP Microscaling Formats 1.0): sign, two bits of exponent, one of mantissa; fp8 has all of its values
 FP4_AS_FP8 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]).to(torch.float8_e4m3fn)
@@ -30,6 +33,7 @@ class Quantized:
     zeros: torch.Tensor | float  # (R, G), or one for all
     rows: int  # outputs of each row of scales
     groups: torch.Tensor  # (K,) int64: each input's column of scales
+    bits: int = 8  # of whole numbers
 
 
 def widen(matrix: Quantized, out: torch.Tensor) -> None:
@@ -50,6 +54,7 @@ def spread(
     zeros: torch.Tensor | float = 0,
     groups: torch.Tensor | None = None,
     block: tuple[int, int] | None = None,
+    bits: int = 8,
 ) -> Quantized:
     """Find the scale of each number. Scales: one, (N,), (N, 1), (N, G), or one for each block. Raises ValueError.
 
@@ -66,7 +71,7 @@ def spread(
         groups = torch.arange(numbers.shape[1]) // columns
     if len(groups) != numbers.shape[1] or int(groups.max()) >= scales.shape[1]:
         raise ValueError(f"{len(groups)} inputs in groups up to {int(groups.max())}")
-    return Quantized(numbers, scales, zeros, rows, groups.long())
+    return Quantized(numbers, scales, zeros, rows, groups.long(), bits)
 
 
 def _step(num_scales: int, size: int, block: int | None) -> int:
@@ -78,6 +83,30 @@ def _step(num_scales: int, size: int, block: int | None) -> int:
     if num_scales < 1 or size % num_scales:
         raise ValueError(f"{num_scales} scales for {size}")
     return size // num_scales
+
+
+def as_blocks(matrix: Quantized) -> BlockWeights | None:
+    """Return the same weights in blocks, or None if these can't hold them: FP4 and fp8 numbers, and act order."""
+    numbers = matrix.numbers
+    if numbers.is_floating_point() or numbers.shape[1] % BLOCK:
+        return None
+    groups = matrix.groups.view(-1, BLOCK)
+    if (groups != groups[:, :1]).any():
+        return None
+    at = torch.arange(len(numbers)) // matrix.rows
+
+    def cells(values: torch.Tensor) -> torch.Tensor:
+        return values[at].float()[:, groups[:, 0]]
+
+    sign = SIGN_BIT if numbers.dtype == torch.int8 else 0
+    numbers, scales = numbers.contiguous().view(torch.uint8) ^ sign, cells(matrix.scales)
+    lows, zero, bits = None, 0, max(4, matrix.bits)
+    if isinstance(matrix.zeros, torch.Tensor):
+        lows = -(cells(matrix.zeros) + sign) * scales
+    else:
+        zero = int(matrix.zeros) + sign
+    form = BlockFormat(f"W{bits}", bits, zero, has_low=lows is not None, half_scales=False, block=BLOCK)
+    return BlockWeights(form, numbers, scales, lows)
 
 
 def fields(words: torch.Tensor, bits: int, count: int, order: Sequence[int] = ()) -> torch.Tensor:

@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 from shared.core.errors import ConfigError
-from shared.kernel.block_weights import BlockWeights
+from shared.kernel.block_weights import BlockWeights, codes_format, has_codes
 from shared.model.config import LlamaConfig
+from shared.model.gguf_file import AMX_INPUTS
 from shared.model.hf_config import config_from_hf
-from shared.model.quantized_folder import open_tensors
+from shared.model.quantized_folder import QuantizedFiles, open_tensors
 from shared.model.tensor_shapes import check_tensors, tensor_shapes
 
 LAYER_NAMES = {
@@ -52,6 +53,7 @@ class SafetensorsFolder:
     def __init__(self, folder: Path) -> None:
         self.config: LlamaConfig = config_from_hf(folder)
         self._files = open_tensors(folder)
+        self.quantised = self._files if isinstance(self._files, QuantizedFiles) else None
         self._check_tensors()
 
     def has(self, name: str) -> bool:
@@ -61,7 +63,25 @@ class SafetensorsFolder:
         return self._files.tensor(hf_name(name, self.config.family))
 
     def blocks(self, name: str) -> BlockWeights | None:
-        return None
+        return self._files.blocks(hf_name(name, self.config.family))
+
+    @property
+    def has_blocks(self) -> bool:
+        return self.quantised is not None and self.quantised.block_format is not None
+
+    @property
+    def has_codes(self) -> bool:
+        """Return whether AMX can multiply codes for the blocks."""
+        form = None if self.quantised is None else self.quantised.block_format
+        return has_codes(form) and self.config.hidden_size % AMX_INPUTS == 0
+
+    def bytes_per_weight(self, plain_bytes: int, in_codes: bool = False) -> float:
+        """Return the matrices' mean bytes per weight in blocks or codes."""
+        if self.quantised is None or self.quantised.block_format is None:
+            return plain_bytes
+        own = self.quantised.block_format
+        form = codes_format(self.config.hidden_size, has_codes(own)) if in_codes else own
+        return plain_bytes if form is None else self.quantised.bytes_per_weight(form, plain_bytes)
 
     def content_hash(self) -> str:
         return self._files.content_hash()

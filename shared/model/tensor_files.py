@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from shared.core.errors import ConfigError
+from shared.kernel.block_weights import BlockWeights
 from shared.model.gguf_file import hash_files
 
 FLOATS = frozenset(["F32", "F16", "BF16", "F64"])
@@ -74,6 +75,10 @@ class TensorFiles:
         with safe_open(self._where[name], framework="pt") as shard:
             tensor: torch.Tensor = shard.get_tensor(name)
         return tensor
+
+    def blocks(self, name: str) -> BlockWeights | None:
+        """Return a matrix in blocks, or None for plain numbers."""
+        return None
 
     def content_hash(self) -> str:
         """Hash the tensors, config.json, and generation_config.json, which may set stop ids."""
