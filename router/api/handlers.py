@@ -332,6 +332,7 @@ class Handlers:
         return own + [self._model_card(name) | {"parent": self._resolver.model_name} for name in names]
 
     def _model_card(self, name: str) -> dict[str, object]:
+        weights = self._registry.weights()
         return {
             "id": name,
             "object": "model",
@@ -340,4 +341,5 @@ class Handlers:
             "max_model_len": self.max_context(),
             "context_length": self.max_context(),
             "sampling_defaults": asdict(self._resolver.defaults),
+            "weights": weights and msgspec.structs.asdict(weights),
         }

@@ -17,7 +17,7 @@ from router.fleet.slowness import Share, Slowness
 from router.fleet.strangers import Strangers
 from router.fleet.unconfirmed import Unconfirmed
 from shared.core.states import RowState
-from shared.wire.messages import CacheEvents, CacheReplay, Heartbeat, Hello, NodeLoad
+from shared.wire.messages import CacheEvents, CacheReplay, Heartbeat, Hello, NodeLoad, Weights
 from shared.wire.others_load import NO_OTHERS, OthersLoad
 
 ROLES = ("prefill", "decode")
@@ -307,6 +307,11 @@ class Registry:
 
     def _contexts(self) -> list[int]:
         return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
+
+    def weights(self) -> Weights | None:
+        """Return what the oldest node says of its weights."""
+        there = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)
+        return next((node.hello.weights for node in there), None)
 
     def adapters(self) -> dict[str, str]:
         """Return each LoRA adapter's digest by name. If nodes differ, the majority decides, so one node can't redefine

@@ -37,7 +37,8 @@ class ModelConfig:
     )
     weight_dtype: str = option(
         "auto",
-        "format of weights; auto: as --dtype; file: a GGUF file's own blocks, fast with VNNI; codes: these, rounded "
+        "format of weights; auto: as --dtype; file: blocks of a GGUF file, or of a folder of 4-bit (AWQ, GPTQ, W4A16) "
+        "or int8 weights, fast with VNNI; codes: these, rounded "
         "for AMX (auto with AMX); int8: a byte per weight (auto with VNNI but no BF16); fp8: one scale per output",
         choices=("auto", "file", "codes", "int8", "fp8"),
     )

@@ -12,7 +12,7 @@ import torch
 from shared.core.errors import ConfigError
 from shared.model.config import LlamaConfig, read_json
 from shared.model.hf_rope import rope_from_hf
-from shared.model.safetensors_folder import TensorFiles
+from shared.model.tensor_files import TensorFiles
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 NUM_AUX = 3

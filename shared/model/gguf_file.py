@@ -136,6 +136,10 @@ class GgufFile:
             return 0
         return self.config.num_heads if kind.startswith("q") else self.config.num_kv_heads
 
+    def stored(self) -> tuple[str, int]:
+        kinds = sorted({tensor.tensor_type.name for tensor in self._matrices})
+        return f"GGUF {', '.join(kinds)}", self.path.stat().st_size
+
     def content_hash(self) -> str:
         """Hash the whole file: up to a second per 5 GB, if the file is in the page cache."""
         return hash_files((self.path,))

@@ -13,6 +13,7 @@ from typing import Any
 from shared.core.errors import ConfigError
 from shared.model.config import MOST_PARTS, ExpertConfig, LayerStyle, LlamaConfig, read_json
 from shared.model.hf_rope import context_of, rope_from_hf, ropes_by_layer
+from shared.model.quantized_scheme import scheme_of
 
 HF_ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -70,8 +71,7 @@ def _family(folder: Path, raw: Mapping[str, Any]) -> str:
 
 
 def _check_fields(folder: Path, raw: Mapping[str, Any], family: str) -> None:
-    if raw.get("quantization_config"):
-        raise ConfigError(f"{folder}: quantised folders are not supported (quantization_config); take the original")
+    scheme_of(raw, folder)  # refuses a scheme that is not read
     wanted, field = ("gelu_pytorch_tanh", "hidden_activation") if family == "gemma3" else ("silu", "hidden_act")
     for name in {"hidden_act", field}:
         if raw.get(name, wanted) != wanted:

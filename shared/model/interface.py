@@ -24,6 +24,15 @@ class AdapterSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """What a model's weights are in its files, and how many bytes they take there and, at most, in memory."""
+
+    format: str
+    file_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Facts about a loaded model. `weights_hash` enters the node's fingerprint."""
 
@@ -37,6 +46,7 @@ class ModelSpec:
     has_encoder: bool = False  # a prompt's last token begins the decoder's text; the other tokens are the encoder's
     kv_dtype: str = "auto"  # "int8" | "fp8": KV in bytes, with a scale per token and head; "auto": in `dtype`
     weight_dtype: str = "auto"  # "file" | "codes" | "int8" | "fp8": the products' weights; "auto": in `dtype`
+    stored: StoredWeights | None = None  # None for models without files
     needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host; no kernel does yet
 
 

@@ -17,7 +17,7 @@ import torch
 from shared.core.errors import ConfigError
 from shared.model.config import LlamaConfig, read_json
 from shared.model.gguf_file import hash_files
-from shared.model.safetensors_folder import TensorFiles
+from shared.model.tensor_files import TensorFiles
 
 CONFIG_NAME = "adapter_config.json"
 USED = frozenset(["peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "init_lora_weights", "bias"])

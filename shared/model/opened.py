@@ -28,7 +28,7 @@ from shared.kernel.libraries import has_amx, multiplies_bytes_best
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
-from shared.model.interface import AdapterSpec, ModelSpec
+from shared.model.interface import AdapterSpec, ModelSpec, StoredWeights
 from shared.model.kernels import AS_DTYPE, Formats, Kernels, attention_shape, pick_kernels
 from shared.model.lora_file import LoraFolder
 from shared.model.packed_folder import PackedFolder
@@ -125,11 +125,11 @@ class OpenedModel:
             return None, 4
         if form == "fp8":
             return 1, 4
-        if form in OF_FILES and isinstance(self.source, GgufFile):
-            in_blocks = self.source.bytes_per_weight(self.dtype.itemsize, in_codes=form == "codes")
+        if form in OF_FILES and in_blocks(self.source):
+            mean = self.source.bytes_per_weight(self.dtype.itemsize, in_codes=form == "codes")
         else:
-            in_blocks = int8_bytes_per_weight(self.source.config, self.dtype.itemsize)
-        return in_blocks, in_blocks
+            mean = int8_bytes_per_weight(self.source.config, self.dtype.itemsize)
+        return mean, mean
 
     def pick_kernels(self, config: LlamaConfig, device: torch.device) -> Kernels:
         asked = self.options
@@ -149,6 +149,7 @@ class OpenedModel:
             adapters=tuple(AdapterSpec(name, folder.digest) for name, folder in self.folders.items()),
             kv_dtype=formats.kv,
             weight_dtype=formats.weights,
+            stored=StoredWeights(*self.source.stored(), self.weights_bytes(config)),
         )
 
 
@@ -173,8 +174,8 @@ def open_named(name: str, options: LoadOptions, device: str = "cpu") -> OpenedMo
 
 
 def settled(options: LoadOptions, source: TensorSource | None = None, device: str = "cpu") -> LoadOptions:
-    """Replace dtype "auto" by bfloat16. On a CPU a GGUF file then keeps its blocks, or becomes codes or int8. With
-    weights in blocks, keys and values become int8 if attention multiplies them as integers.
+    """Replace dtype "auto" by bfloat16. On a CPU a GGUF file then keeps its blocks, or becomes codes or int8; so does a
+    quantised folder that would not fit. With weights in blocks, KV becomes int8 if attention multiplies integers.
 
     Machines with other instructions then disagree.
     """
@@ -182,14 +183,31 @@ def settled(options: LoadOptions, source: TensorSource | None = None, device: st
         return options
     formats = options.formats
     if device == "cpu" and source is not None:
-        if formats.weights == "auto" and in_blocks(source):
-            formats = replace(formats, weights=_best_of_blocks(source, options))
+        if formats.weights == "auto":
+            formats = replace(formats, weights=_own_choice(source, options))
         if formats.kv == "auto" and formats.weights in IN_BLOCKS and keeps_integers(source.config):
             formats = replace(formats, kv="int8")
     return replace(options, dtype="bfloat16", formats=formats)
 
 
-def _best_of_blocks(source: GgufFile, options: LoadOptions) -> str:
+def _own_choice(source: TensorSource, options: LoadOptions) -> str:
+    if isinstance(source, SafetensorsFolder) and not _is_too_large(source, options):
+        return "auto"
+    if in_blocks(source):
+        return _best_of_blocks(source, options)
+    return "int8" if isinstance(source, SafetensorsFolder) else "auto"
+
+
+def _is_too_large(source: SafetensorsFolder, options: LoadOptions) -> bool:
+    """Return whether a quantised folder's widened weights need more than the machine has. With its free memory instead,
+    two nodes of one machine could decide differently."""
+    if source.quantised is None:
+        return False
+    memory, context = options.memory or _host_memory(), context_of(source, options.max_context)
+    return weights_bytes(source.config, torch.bfloat16, context) > memory.total_bytes
+
+
+def _best_of_blocks(source: GgufFile | SafetensorsFolder, options: LoadOptions) -> str:
     if options.kernels in COMPILED and source.has_codes and has_amx():
         return "codes"
     return "int8" if options.kernels in COMPILED and multiplies_bytes_best() else "file"
@@ -199,8 +217,8 @@ def keeps_integers(config: LlamaConfig) -> bool:
     return page_hadamard(attention_shape(config), torch.int8) > 1
 
 
-def in_blocks(source: TensorSource | None) -> TypeGuard[GgufFile]:
-    return isinstance(source, GgufFile) and source.has_blocks
+def in_blocks(source: TensorSource | None) -> TypeGuard[GgufFile | SafetensorsFolder]:
+    return isinstance(source, (GgufFile, SafetensorsFolder)) and source.has_blocks
 
 
 def open_model(path: Path) -> TensorSource:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from shared.core.errors import ConfigError
-from shared.kernel.block_weights import BlockWeights
+from shared.kernel.block_weights import BlockWeights, codes_format, has_codes
 from shared.model.config import LlamaConfig
-from shared.model.gguf_file import hash_files
+from shared.model.gguf_file import AMX_INPUTS
 from shared.model.hf_config import config_from_hf
+from shared.model.quantized_folder import QuantizedFiles, open_tensors
 from shared.model.tensor_shapes import check_tensors, tensor_shapes
 
 LAYER_NAMES = {
@@ -39,7 +38,6 @@ GEMMA_NAMES = {
     "mlp_norm": "pre_feedforward_layernorm.weight",
     "mlp_post_norm": "post_feedforward_layernorm.weight",
 }
-FLOATS = frozenset(["F32", "F16", "BF16", "F64"])
 NOT_WEIGHTS = "rotary_emb.inv_freq"  # a table in older files
 MODEL_NAMES = {
     "embed": "model.embed_tokens.weight",
@@ -49,67 +47,13 @@ MODEL_NAMES = {
 }
 
 
-class TensorFiles:
-    """A folder's tensors by name.
-
-    The safetensors library checks that tensors lie in their files and don't overlap.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder
-        self._files = tuple(sorted(folder.glob("*.safetensors")))
-        if not self._files:
-            raise ConfigError(f"{folder} has no *.safetensors file")
-        self._where: dict[str, Path] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._formats: dict[str, str] = {}
-        for path in self._files:
-            try:
-                self._read_header(path)
-            except (OSError, SafetensorError) as error:
-                raise ConfigError(f"can't read {path}: {error}") from error
-
-    def _read_header(self, path: Path) -> None:
-        with safe_open(path, framework="pt") as shard:
-            for name in shard.keys():  # noqa: SIM118, not a dictionary
-                if name in self._where:
-                    raise ConfigError(f"{self.path}: tensor {name} is in {self._where[name].name} and in {path.name}")
-                header = shard.get_slice(name)
-                self._where[name], self._shapes[name] = path, tuple(header.get_shape())
-                self._formats[name] = header.get_dtype()
-
-    def names(self) -> frozenset[str]:
-        return frozenset(self._where)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
-
-    def check_floats(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for tensors of integers or bytes, because their scales are not read."""
-        for name in sorted(names):
-            if self._formats[name] not in FLOATS:
-                raise ConfigError(f"{self.path}: tensor {name} is {self._formats[name]}, only floats are supported")
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor in the file's dtype, rows first (out, in). Raises ConfigError."""
-        if name not in self._where:
-            raise ConfigError(f"{self.path} has no tensor {name}")
-        with safe_open(self._where[name], framework="pt") as shard:
-            tensor: torch.Tensor = shard.get_tensor(name)
-        return tensor
-
-    def content_hash(self) -> str:
-        """Hash the tensors, config.json, and generation_config.json, which may set stop ids."""
-        described = (self.path / name for name in ("config.json", "generation_config.json"))
-        return hash_files((*filter(Path.is_file, described), *self._files))
-
-
 class SafetensorsFolder:
     """A TensorSource over one folder. Raises ConfigError for an unknown tensor."""
 
     def __init__(self, folder: Path) -> None:
         self.config: LlamaConfig = config_from_hf(folder)
-        self._files = TensorFiles(folder)
+        self._files = open_tensors(folder)
+        self.quantised = self._files if isinstance(self._files, QuantizedFiles) else None
         self._check_tensors()
 
     def has(self, name: str) -> bool:
@@ -119,10 +63,31 @@ class SafetensorsFolder:
         return self._files.tensor(hf_name(name, self.config.family))
 
     def blocks(self, name: str) -> BlockWeights | None:
-        return None
+        return self._files.blocks(hf_name(name, self.config.family))
+
+    @property
+    def has_blocks(self) -> bool:
+        return self.quantised is not None and self.quantised.block_format is not None
+
+    @property
+    def has_codes(self) -> bool:
+        """Return whether AMX can multiply codes for the blocks."""
+        form = None if self.quantised is None else self.quantised.block_format
+        return has_codes(form) and self.config.hidden_size % AMX_INPUTS == 0
+
+    def bytes_per_weight(self, plain_bytes: int, in_codes: bool = False) -> float:
+        """Return the matrices' mean bytes per weight in blocks or codes."""
+        if self.quantised is None or self.quantised.block_format is None:
+            return plain_bytes
+        own = self.quantised.block_format
+        form = codes_format(self.config.hidden_size, has_codes(own)) if in_codes else own
+        return plain_bytes if form is None else self.quantised.bytes_per_weight(form, plain_bytes)
 
     def content_hash(self) -> str:
         return self._files.content_hash()
+
+    def stored(self) -> tuple[str, int]:
+        return self._files.described(), self._files.num_bytes
 
     def _check_tensors(self) -> None:
         family = self.config.family
@@ -131,8 +96,13 @@ class SafetensorsFolder:
         if self.config.tie_embeddings:
             self._check_tied()
             there.discard(MODEL_NAMES["head"])
+        there -= {name for name in there - wanted.keys() if self._is_zero_bias(name)}
         check_tensors(self._files.path, family, wanted, {name: self._files.shape(name) for name in there})
         self._files.check_floats(there)
+
+    def _is_zero_bias(self, name: str) -> bool:
+        """Some GPTQ programs write a bias for each matrix. If it is 0, answers don't depend on it."""
+        return name.endswith("_proj.bias") and not self._files.tensor(name).any()
 
     def _check_tied(self) -> None:
         if MODEL_NAMES["head"] not in self._files.names():

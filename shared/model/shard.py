@@ -167,6 +167,9 @@ class ShardSource:
             return tensor[first : first + self.config.kv_size].contiguous()
         return share(tensor, self._rank, self._size)
 
+    def stored(self) -> tuple[str, int]:
+        return self._source.stored()
+
     def content_hash(self) -> str:
         """Return the whole model's hash, which must not depend on the number of ranks."""
         return self._source.content_hash()

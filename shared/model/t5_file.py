@@ -12,8 +12,8 @@ import torch
 from shared.config.encoder_decoder import decoder_start_id
 from shared.core.errors import ConfigError
 from shared.model.config import read_json
-from shared.model.safetensors_folder import TensorFiles
 from shared.model.t5 import Attention, FeedForward, Stack, T5Config, T5Layer, T5Model, T5Weights
+from shared.model.tensor_files import TensorFiles
 
 FEED_FORWARDS = {"relu": (False, False), "gated-relu": (True, False), "gated-gelu": (True, True)}  # (gated, gelu)
 # Older files repeat the embedding, and have a bias table for cross-attention that T5 does not use.

@@ -38,6 +38,7 @@ class TensorSource(Protocol):
     def tensor(self, name: str) -> torch.Tensor: ...
     def blocks(self, name: str) -> BlockWeights | None: ...  # None for plain numbers
     def content_hash(self) -> str: ...
+    def stored(self) -> tuple[str, int]: ...  # the number format in the files, and their size in bytes
 
 
 class PackedWeights(Protocol):

@@ -45,7 +45,10 @@ def build_core(
     loaded = load(parts, device, cores, others.model_group, gpu)
     seconds = round(time.monotonic() - started, 2)
     spec = loaded.model.spec
-    formats = {"model": spec.name, "dtype": spec.dtype, "weights": spec.weight_dtype, "kv": spec.kv_dtype}
+    formats: dict[str, object] = {"model": spec.name, "dtype": spec.dtype, "weights": spec.weight_dtype}
+    formats["kv"] = spec.kv_dtype
+    if (stored := spec.stored) is not None:
+        formats |= {"stored": stored.format, "file_mib": stored.file_bytes >> 20, "memory_mib": stored.memory_bytes >> 20}
     parted = {"ranks": size, "stages": num_stages, "mapped_mib": loaded.mapped_bytes >> 20}
     log.info("model loaded", **formats, **parted, seconds=seconds)
     overlap = parts.sched.overlap and streams != "inline"

@@ -23,6 +23,7 @@ from msgspec import Meta
 from shared.wire.node_parts import Adapter as Adapter
 from shared.wire.node_parts import Fingerprint as Fingerprint
 from shared.wire.node_parts import NodeLoad as NodeLoad
+from shared.wire.node_parts import Weights as Weights
 from shared.wire.others_load import NO_OTHERS, OthersLoad
 from shared.wire.pool_ref import PoolRef
 from shared.wire.ranges import (
@@ -77,6 +78,7 @@ class Hello(Message, frozen=True):
     adapters: Annotated[list[Adapter], Meta(max_length=MAX_NAMES)]
     key_lookahead: Count = 0  # 1: a token's key also covers the next token (core/page_identity.py)
     has_window: bool = False  # the cache drops early pages, and keeps later pages of the same prefix
+    weights: Weights | None = None  # None for models without files
 
 
 class Welcome(Message, frozen=True):

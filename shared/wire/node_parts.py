@@ -33,6 +33,15 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
     digest: Name
 
 
+class Weights(msgspec.Struct, frozen=True):
+    """A model's weights in its files and in a node's memory, for people."""
+
+    stored: Text  # number format in the files
+    held: Text  # number format in memory
+    file_bytes: Count
+    memory_bytes: Count  # at most
+
+
 class NodeLoad(msgspec.Struct, frozen=True):
     """`pages` add up to pages_total, and `rows` add up to rows_total."""
 

@@ -15,6 +15,7 @@ FIRST = 14  # earlier versions work only with themselves
 SINCE: dict[str, int] = {
     "Generate.tenant": 15,
     "Heartbeat.taken": 15,
+    "Hello.weights": 15,
     "NodeLoad.kept_pages": 15,
     "Offer.tenant": 15,
 }

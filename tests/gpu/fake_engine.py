@@ -35,7 +35,7 @@ from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_eagle_head, load_model
 from shared.model.opened import LoadOptions
-from shared.model.safetensors_folder import TensorFiles
+from shared.model.tensor_files import TensorFiles
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
 from shared.sched.settings import SchedSettings

@@ -37,6 +37,9 @@ class MetaSource:
     def blocks(self, name: str) -> BlockWeights | None:
         return None
 
+    def stored(self) -> tuple[str, int]:
+        return "none", 0
+
     def content_hash(self) -> str:
         return "none"
 

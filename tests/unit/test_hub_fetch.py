@@ -238,7 +238,7 @@ def test_no_room_is_said_before_the_weights_are_asked_for(rig: HubRig, files: di
     ("change", "reason"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "architecture 'MambaForCausalLM' is not supported, only Llama"),
-        ({"quantization_config": {"bits": 4}}, "quantised folders are not supported"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config: quant_method 'hqq' is not supported"),
         ({"hidden_size": "x"}, "config.json: missing or wrong field"),
     ],
 )

@@ -104,7 +104,7 @@ def test_windows(changes: dict[str, object], windows: tuple[int, ...], tmp_path:
         ({"scale_emb": 12}, "scale_emb 12"),
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_act": "gelu"}, "only SwiGLU"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised folders"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not supported"),
         ({"partial_rotary_factor": 0.5}, "only a part of each head"),
     ],
 )

@@ -8,15 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shared.kv.window_cache import WindowCache
+from shared.model.interface import ModelSpec
 from shared.node.context import NodeContext
 from shared.node.routers.dialled import INFINITY, DialledRouter, RouterState
 from shared.node.routers.lives import RouterLife, SessionKey
 from shared.node.routers.unanswered import UnansweredRouters
-from shared.wire.messages import Adapter, Goodbye, Hello, Unwelcome, Welcome
+from shared.wire.messages import Adapter, Goodbye, Hello, Unwelcome, Weights, Welcome
 from shared.wire.ranges import MAX_NAME, MAX_NAMES, MAX_TEXT
 
 HELLO_AGAIN_S = 2.0  # after this time without a Welcome, Hello is sent again
 LAST_WORD_S = 0.5  # time from Goodbye to hanging up, which drops queued messages
+
+
+def weights_of(spec: ModelSpec) -> Weights | None:
+    stored = spec.stored
+    if stored is None:
+        return None
+    held = spec.dtype if spec.weight_dtype == "auto" else spec.weight_dtype
+    return Weights(stored.format, held, stored.file_bytes, stored.memory_bytes)
 
 
 class Membership:
@@ -148,6 +157,7 @@ class Membership:
                 adapters=[Adapter(own.name, own.digest) for own in core.spec.adapters],
                 key_lookahead=core.settings.key_lookahead,
                 has_window=isinstance(core.kv.cache, WindowCache),
+                weights=weights_of(core.spec),
             ),
         )
 

@@ -1,0 +1,138 @@
+"""Turn the numbers and scales of a quantised matrix into weights.
+
+All formats follow one rule, for output n and input k:
+
+    weight[n, k] = (number[n, k] - zero[r, g]) * scale[r, g]        r = n // rows, g = groups[k]
+
+The difference is exact. The product is rounded once, to float32, and then once more to the dtype that is asked for. A
+scale of a float format with at most 16 bits gives exact products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shared.kernel.block_weights import CODE_BLOCK, SIGN_BIT, BlockFormat, BlockWeights
+
+WORD = 32  # bits
+BLOCK = CODE_BLOCK  # inputs; codes can stand for such blocks
+AT_ONCE = 1 << 20  # weights that are widened at a time, so that memory holds little besides the result
+# E2M1 (OCP Microscaling Formats 1.0): sign, two bits of exponent, one of mantissa; fp8 has all of its values
+FP4_AS_FP8 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]).to(torch.float8_e4m3fn)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A matrix (N outputs, K inputs)."""
+
+    numbers: torch.Tensor  # (N, K) uint8, int8 or fp8
+    scales: torch.Tensor  # (R, G) of a float dtype
+    zeros: torch.Tensor | float  # (R, G), or one for all
+    rows: int  # outputs of each row of scales
+    groups: torch.Tensor  # (K,) int64: each input's column of scales
+    bits: int = 8  # of whole numbers
+
+
+def widen(matrix: Quantized, out: torch.Tensor) -> None:
+    """Write the weights into `out` (N, K), of a float dtype."""
+    height = max(1, AT_ONCE // max(1, out.shape[1]))
+    for first in range(0, len(out), height):
+        part = slice(first, first + height)
+        numbers = matrix.numbers[part].float()
+        at = torch.arange(first, first + len(numbers)) // matrix.rows
+        zeros = matrix.zeros
+        numbers -= zeros[at].float()[:, matrix.groups] if isinstance(zeros, torch.Tensor) else zeros
+        out[part] = numbers.mul_(matrix.scales[at].float()[:, matrix.groups])
+
+
+def spread(
+    numbers: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | float = 0,
+    groups: torch.Tensor | None = None,
+    block: tuple[int, int] | None = None,
+    bits: int = 8,
+) -> Quantized:
+    """Find the scale of each number. Scales: one, (N,), (N, 1), (N, G), or one for each block. Raises ValueError.
+
+    Only a `block` may be cut off at the edge. `groups` (K,): each input's group, if groups are not neighbours.
+    """
+    if numbers.dim() != 2 or scales.dim() > 2:
+        raise ValueError(f"numbers of shape {tuple(numbers.shape)}, scales of shape {tuple(scales.shape)}")
+    scales = scales.reshape(-1, 1) if scales.dim() < 2 else scales
+    if isinstance(zeros, torch.Tensor):
+        zeros = zeros.reshape(scales.shape)
+    sizes = zip(scales.shape, numbers.shape, block or (None, None), strict=True)
+    rows, columns = (_step(*one) for one in sizes)
+    if groups is None or (groups < 0).any():  # compressed-tensors writes -1 for groups of neighbours
+        groups = torch.arange(numbers.shape[1]) // columns
+    if len(groups) != numbers.shape[1] or int(groups.max()) >= scales.shape[1]:
+        raise ValueError(f"{len(groups)} inputs in groups up to {int(groups.max())}")
+    return Quantized(numbers, scales, zeros, rows, groups.long(), bits)
+
+
+def _step(num_scales: int, size: int, block: int | None) -> int:
+    """Return how many neighbours share a scale."""
+    if num_scales == 1:
+        return size
+    if block is not None and -(-size // block) == num_scales:
+        return block
+    if num_scales < 1 or size % num_scales:
+        raise ValueError(f"{num_scales} scales for {size}")
+    return size // num_scales
+
+
+def as_blocks(matrix: Quantized) -> BlockWeights | None:
+    """Return the same weights in blocks, or None if these can't hold them: FP4 and fp8 numbers, and act order."""
+    numbers = matrix.numbers
+    if numbers.is_floating_point() or numbers.shape[1] % BLOCK:
+        return None
+    groups = matrix.groups.view(-1, BLOCK)
+    if (groups != groups[:, :1]).any():
+        return None
+    at = torch.arange(len(numbers)) // matrix.rows
+
+    def cells(values: torch.Tensor) -> torch.Tensor:
+        return values[at].float()[:, groups[:, 0]]
+
+    sign = SIGN_BIT if numbers.dtype == torch.int8 else 0
+    numbers, scales = numbers.contiguous().view(torch.uint8) ^ sign, cells(matrix.scales)
+    lows, zero, bits = None, 0, max(4, matrix.bits)
+    if isinstance(matrix.zeros, torch.Tensor):
+        lows = -(cells(matrix.zeros) + sign) * scales
+    else:
+        zero = int(matrix.zeros) + sign
+    form = BlockFormat(f"W{bits}", bits, zero, has_low=lows is not None, half_scales=False, block=BLOCK)
+    return BlockWeights(form, numbers, scales, lows)
+
+
+def fields(words: torch.Tensor, bits: int, count: int, order: Sequence[int] = ()) -> torch.Tensor:
+    """Unpack words (M, W) int32 into (M, count) uint8. Field i of a word, from the lowest bits up, is its column
+    `order[i]`, or else i."""
+    per_word = WORD // bits
+    out = torch.empty(len(words), words.shape[1] * per_word, dtype=torch.uint8)
+    for field, column in enumerate(order or range(per_word)):
+        out[:, column::per_word] = (words >> (bits * field)) & ((1 << bits) - 1)
+    return out[:, :count]
+
+
+def add_one(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Add 1 to all fields of int32 words at once, as GPTQModel takes it away: with carries between fields."""
+    ones = ((1 << WORD) - 1) // ((1 << bits) - 1)
+    return words + ones
+
+
+def fp4_numbers(packed: torch.Tensor) -> torch.Tensor:
+    """Unpack bytes (..., n) into fp8 numbers (..., 2 n), lower halves first."""
+    table = FP4_AS_FP8.view(torch.uint8)
+    out = torch.empty(*packed.shape[:-1], packed.shape[-1] * 2, dtype=torch.uint8)
+    out[..., 0::2], out[..., 1::2] = table[(packed & 15).int()], table[(packed >> 4).int()]
+    return out.view(torch.float8_e4m3fn)
+
+
+def powers(scales: torch.Tensor) -> torch.Tensor:
+    """Read bytes as powers of two (E8M0: exponent + 127); other scales are floats already."""
+    return scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales

@@ -1,0 +1,150 @@
+"""Read `quantization_config` of a config.json: how a folder's weights are stored. Loads no torch.
+
+Inputs of products are never rounded, so what a scheme says of activations is not used. Programs that quantize also note
+how they did it; a reader needs no such field. All fields that change what the tensors mean are used or refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.core.errors import ConfigError
+
+Raw = Mapping[str, Any]
+PACKED_BITS = (2, 4, 8)  # widths that divide a word of 32 bits
+COMPRESSED_FORMATS = (
+    "int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
+)  # fmt: skip
+MX_GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    method: str
+    name: str  # for people
+    bits: tuple[int, ...] = ()  # widths of whole numbers in 32-bit words
+    block: tuple[int, int] | None = None  # rows and columns for each scale, where these need not divide the matrix
+    zeros_less_one: bool = False  # the file has each zero point minus 1 (the first version of GPTQ's format)
+
+
+def scheme_of(config: Raw, folder: Path) -> Scheme | None:
+    """Return how the weights of a config.json are stored, or None if they are plain. Raises ConfigError."""
+    raw = config.get("quantization_config")
+    if not raw:
+        return None
+    try:
+        method = raw.get("quant_method")
+        if method not in READERS:
+            raise _Unsupported(f"quant_method {method!r} is not supported, only {', '.join(READERS)}")
+        return READERS[method](raw)
+    except _Unsupported as reason:
+        raise ConfigError(f"{folder}: quantization_config: {reason}") from None
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{folder}: quantization_config has a missing or wrong field: {error}") from error
+
+
+class _Unsupported(Exception):
+    """Something of the scheme is not read; the message says what."""
+
+
+def _need(raw: Raw, name: str, allowed: Sequence[Any], default: Any = None) -> Any:
+    value = raw.get(name)
+    value = default if value is None else value
+    value = value.lower() if isinstance(value, str) else value
+    if value not in allowed:
+        raise _Unsupported(f"{name} {raw.get(name)!r} is not supported, only {', '.join(map(str, allowed))}")
+    return value
+
+
+def _refuse(raw: Raw, *names: str) -> None:
+    for name in names:
+        if raw.get(name):
+            raise _Unsupported(f"{name} {raw[name]!r} is not supported"[:200])
+
+
+def _fp8(raw: Raw) -> Scheme:
+    _need(raw, "fmt", ["e4m3"], "e4m3")
+    _need(raw, "expert_dtype", ["fp8"], "fp8")
+    block = _block(raw.get("weight_block_size"))
+    return Scheme("fp8", "fp8" if block is None else f"fp8 in blocks of {block[0]} x {block[1]}", block=block)
+
+
+def _block(value: Any) -> tuple[int, int] | None:
+    if not value:
+        return None
+    rows, columns = (int(size) for size in (value.split("x") if isinstance(value, str) else value))
+    if min(rows, columns) < 1:
+        raise ValueError(f"a block of {rows} x {columns}")
+    return rows, columns
+
+
+def _awq(raw: Raw) -> Scheme:
+    _need(raw, "w_bit" if "w_bit" in raw else "bits", [4])
+    _need(raw, "version", ["gemm"], "gemm")
+    _need(raw, "zero_point", [True], True)
+    if raw.get("backend") == "llm-awq":  # packs in another order
+        _refuse(raw, "backend")
+    return Scheme("awq", "AWQ 4 bits", bits=(4,))
+
+
+def _gptq(raw: Raw) -> Scheme:
+    bits = _need(raw, "bits", PACKED_BITS)
+    version = _need(raw, "checkpoint_format" if raw.get("checkpoint_format") else "format", ["gptq", "gptq_v2"], "gptq")
+    _refuse(raw, "is_marlin_format", "rotation", "adapter")
+    if any(not str(pattern).startswith("-:") for pattern in raw.get("dynamic") or ()):  # "-:" leaves modules plain
+        _refuse(raw, "dynamic")
+    order = ", act order" if raw.get("desc_act") else ""
+    return Scheme("gptq", f"GPTQ {bits} bits{order}", bits=(bits,), zeros_less_one=version == "gptq")
+
+
+def _mxfp4(raw: Raw) -> Scheme:
+    return Scheme("mxfp4", "MXFP4")
+
+
+def _compressed(raw: Raw) -> Scheme:
+    _refuse(raw, "transform_config")
+    _need(raw.get("sparsity_config") or {}, "format", ["dense"], "dense")
+    groups = [_compressed_group(group, raw) for group in raw["config_groups"].values() if _weights_of(group)]
+    blocks = {block for _, _, block in groups if block is not None}
+    if len(blocks) > 1:
+        raise _Unsupported(f"config_groups with blocks of {len(blocks)} sizes are not supported")
+    names = " and ".join(dict.fromkeys(name for name, _, _ in groups))
+    bits = tuple(dict.fromkeys(bits for _, bits, _ in groups))
+    return Scheme("compressed-tensors", f"compressed-tensors {names}", bits, next(iter(blocks), None))
+
+
+def _weights_of(group: Any) -> Raw | None:
+    if not isinstance(group, Mapping):  # the name of a preset with its targets
+        raise _Unsupported(f"config_groups of {group!r} are not supported, only written-out ones")
+    weights: Raw | None = group.get("weights")
+    return weights
+
+
+def _compressed_group(group: Raw, raw: Raw) -> tuple[str, int, tuple[int, int] | None]:
+    """Return a group's name, bits and block."""
+    weights = group["weights"]
+    stored = _need(group if group.get("format") else raw, "format", COMPRESSED_FORMATS)
+    kind, bits = _need(weights, "type", ["int", "float"], "int"), int(weights.get("num_bits", 8))
+    strategy = _need(weights, "strategy", ["tensor", "channel", "group", "block"], "tensor")
+    _refuse(weights, "dynamic")
+    if kind == "int":
+        _need(weights, "num_bits", PACKED_BITS if stored == "pack-quantized" else range(2, 9), 8)
+    elif (stored, bits) != ("mxfp4-pack-quantized", 4):
+        _need(weights, "num_bits", [8], 8)
+    if stored.startswith("mx"):
+        _need(weights, "group_size", [MX_GROUP])
+    inputs = (group.get("input_activations") or {}).get("num_bits", 16)
+    return f"W{bits}A{inputs} ({kind}, {strategy})", bits, _block(weights.get("block_structure"))
+
+
+READERS: Mapping[str, Callable[[Raw], Scheme]] = {
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "compressed-tensors": _compressed,
+    "awq": _awq,
+    "gptq": _gptq,
+    "mxfp4": _mxfp4,
+}
