@@ -31,7 +31,8 @@ LONG_RUN = "2000"  # seeds: from here on rare events are demanded
 BIN = Path(sys.executable).parent
 SECONDS = ROOT / "build" / "seconds"
 REQUIREMENTS = ROOT / "tests" / "requirements.txt"
-PIP_INSTALL = (sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries=1")
+# without dependencies, because some of these packages want older versions of others than Baton has
+PIP_INSTALL = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check", "--retries=1")
 INSTALL_TIMEOUT_S = 600.0
 GUARD_TIMES = 8.0  # a tier may take this many times a quiet machine's seconds: slow ones, beside other work, take 4
 MIN_GUARD_S = 300.0  # and never less than this: where a second is expected, a busy disk alone may take many

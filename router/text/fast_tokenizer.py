@@ -22,10 +22,12 @@ class FastTokenizer:
         literal: Collection[str],
         facts: VocabFacts,
         bos_id: int | None,
+        eos_id: int | None = None,
     ) -> None:
+        """`bos_id` begins and `eos_id` ends a text that is encoded with `add_special`; None: neither."""
         self.facts = facts
         self._inner = inner
-        self._bos_id = bos_id
+        self._bos_id, self._eos_id = bos_id, eos_id
         self._bytes = byte_table(
             inner.get_vocab(with_added_tokens=True), frozenset(literal), entry_bytes, facts.vocab_size
         )
@@ -35,6 +37,8 @@ class FastTokenizer:
         ids: list[int] = encoded(self._inner, text, add_special=add_special).ids
         if add_special and self._bos_id is not None and (not ids or ids[0] != self._bos_id):
             ids.insert(0, self._bos_id)
+        if add_special and self._eos_id is not None:
+            ids.append(self._eos_id)
         return ids
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:

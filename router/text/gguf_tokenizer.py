@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
 
 from router.text.chat_template import DEFAULT, JinjaTemplate
 from router.text.control_tokens import guarded
@@ -15,12 +15,28 @@ from router.text.conversation import Scalar
 from router.text.fast_tokenizer import FastTokenizer
 from router.text.hashlm import PlainTemplate
 from router.text.interface import ChatTemplate, TextModel, VocabFacts
+from router.text.sentencepiece_bpe import has_space_prefix, sentencepiece_bpe
+from router.text.word_splits import TAKES_WHOLE_WORDS, pre_tokenizer
 from shared.config.gguf_metadata import read_pairs
 from shared.config.text_settings import TextConfig
-from shared.config.vocab_bytes import byte_level_decoder
-from shared.config.vocabulary import CONTROL_TYPE, USER_DEFINED_TYPE, gguf_eos_ids, of_type
+from shared.config.vocabulary import (
+    SENTENCEPIECE,
+    USER_DEFINED_TYPE,
+    gguf_entries,
+    gguf_eos_ids,
+    gguf_field,
+    gguf_kind,
+    gguf_literals,
+    gguf_special,
+    gguf_spelling,
+    of_type,
+)
 from shared.core.errors import ConfigError
 
+ARCHITECTURE = "general.architecture"
+DESCRIBED = (".context_length", ARCHITECTURE)  # ends of keys
+# Phi 3's control tokens take the spaces after them, except these.
+PHI3_KEEPS_SPACES = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 TEMPLATE_KEY = "tokenizer.chat_template"  # the keys of named templates end in .NAME
 TOKEN_KEYS = {
     "bos_token": "bos",
@@ -32,47 +48,41 @@ TOKEN_KEYS = {
     "mask_token": "mask",
 }
 
-_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWEN2_SPLIT = rf"{_LETTERS}|\p{{N}}|{_REST}"
-LLAMA3_SPLIT = rf"{_LETTERS}|\p{{N}}{{1,3}}|{_REST}"
-
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    return read_pairs(path, lambda name: name.startswith("tokenizer.") or name.endswith(".context_length"))
-
-
-def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if name in ("smollm", "starcoder", "refact", "command-r"):
-        words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-    if name in ("gpt-2", "default"):
-        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if name in ("qwen2", "deepseek-r1-qwen"):
-        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"), byte_level])
-    if name in ("llama-bpe", "llama3", "llama-v3"):
-        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3_SPLIT), "isolated"), byte_level])
-    raise ConfigError(f"how the GGUF file splits words ({name!r}) is not known here; use the model's folder")
+    return read_pairs(path, lambda name: name.startswith("tokenizer.") or name.endswith(DESCRIBED))
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Build a byte-level BPE tokenizer. Raise ConfigError if the file has another kind of tokenizer."""
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise ConfigError(f"the GGUF file has a tokenizer of kind {kind!r}; only byte-level BPE ('gpt2') is read here")
-    entries: list[str] = metadata["tokenizer.ggml.tokens"]
-    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
-    vocab = {entry: index for index, entry in enumerate(entries)}
-    merges = [_split_merge(merge) for merge in metadata["tokenizer.ggml.merges"]]
-    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in ("llama-bpe", "llama3")))
+    """Build the tokenizer. Raise ConfigError if the file has another kind of tokenizer."""
+    build = sentencepiece_bpe if gguf_kind(metadata) == SENTENCEPIECE else byte_level_bpe
+    inner = build(metadata)
+    inner.add_special_tokens([_control_token(metadata, entry) for entry in gguf_special(metadata)])
+    # SentencePiece finds these after it has replaced spaces, but then a prefix would be part of them
+    late = gguf_kind(metadata) == SENTENCEPIECE and not has_space_prefix(metadata)
+    inner.add_tokens([AddedToken(entry, normalized=late) for entry in of_type(metadata, USER_DEFINED_TYPE)])
+    return inner
+
+
+def _control_token(metadata: Mapping[str, Any], entry: str) -> AddedToken:
+    is_phi3 = metadata.get(ARCHITECTURE) == "phi3" and gguf_kind(metadata) == SENTENCEPIECE
+    return AddedToken(entry, normalized=False, rstrip=is_phi3 and entry not in PHI3_KEEPS_SPACES)
+
+
+def byte_level_bpe(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    pre = pre_of(metadata)
+    vocab = {entry: i for i, entry in enumerate(gguf_entries(metadata))}
+    merges = [_split_merge(merge) for merge in gguf_field(metadata, "tokenizer.ggml.merges")]
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in TAKES_WHOLE_WORDS))
     if pre == "qwen2":
         inner.normalizer = normalizers.NFC()
     inner.pre_tokenizer = pre_tokenizer(pre)
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(t, normalized=False) for t in of_type(metadata, CONTROL_TYPE)])
-    inner.add_tokens([AddedToken(t, normalized=False) for t in of_type(metadata, USER_DEFINED_TYPE)])
     return inner
+
+
+def pre_of(metadata: Mapping[str, Any]) -> str:
+    return str(metadata.get("tokenizer.ggml.pre", "default"))
 
 
 def load_gguf(path: Path, options: TextConfig, edit: Callable[[str], str] = str) -> TextModel:
@@ -80,21 +90,20 @@ def load_gguf(path: Path, options: TextConfig, edit: Callable[[str], str] = str)
     metadata = read_metadata(path)
     if metadata.get(TEMPLATE_KEY):
         metadata[TEMPLATE_KEY] = edit(metadata[TEMPLATE_KEY])
-    entries: list[str] = metadata["tokenizer.ggml.tokens"]
-    special = of_type(metadata, CONTROL_TYPE)
+    entries, special = gguf_entries(metadata), gguf_special(metadata)
     index = {entry: i for i, entry in enumerate(entries)}
-    bos_id = metadata.get("tokenizer.ggml.bos_token_id")
     tokenizer = FastTokenizer(
         build_tokenizer(metadata),
-        entry_bytes=byte_level_decoder(),
-        literal=[*special, *of_type(metadata, USER_DEFINED_TYPE)],
+        entry_bytes=gguf_spelling(metadata),
+        literal=gguf_literals(metadata),
         facts=VocabFacts(
             vocab_size=len(entries),
             eos_ids=gguf_eos_ids(metadata),
             special_ids=frozenset(index[entry] for entry in special),
             context_length=_context_length(metadata),
         ),
-        bos_id=bos_id if metadata.get("tokenizer.ggml.add_bos_token", False) else None,
+        bos_id=metadata.get("tokenizer.ggml.bos_token_id") if _adds_bos(metadata) else None,
+        eos_id=metadata.get("tokenizer.ggml.eos_token_id") if metadata.get("tokenizer.ggml.add_eos_token") else None,
     )
     tokens = _template_tokens(metadata, entries)
     return TextModel(
@@ -103,6 +112,12 @@ def load_gguf(path: Path, options: TextConfig, edit: Callable[[str], str] = str)
         control_tokens=guarded(options, special),
         about={**tokens, "model_max_length": tokenizer.facts.context_length},
     )
+
+
+def _adds_bos(metadata: Mapping[str, Any]) -> bool:
+    """Older files don't say it."""
+    by_default = gguf_kind(metadata) == SENTENCEPIECE or pre_of(metadata) in TAKES_WHOLE_WORDS
+    return bool(metadata.get("tokenizer.ggml.add_bos_token", by_default))
 
 
 def _split_merge(merge: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+METASPACE = "\u2581"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -52,7 +53,7 @@ def byte_level_decoder() -> Callable[[str], bytes]:
 
 def metaspace_bytes(entry: str) -> bytes:
     single = _BYTE_TOKEN.fullmatch(entry)
-    return bytes((int(single[1], 16),)) if single else entry.replace("\u2581", " ").encode()
+    return bytes((int(single[1], 16),)) if single else entry.replace(METASPACE, " ").encode()
 
 
 def byte_table(

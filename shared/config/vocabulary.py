@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from shared.config.gguf_metadata import read_pairs
 from shared.config.json_file import read_json_if_there
 from shared.config.model_path import ModelKind, resolve_model
 from shared.config.pieces import make_pieces
-from shared.config.vocab_bytes import Vocabulary, byte_level_decoder, byte_table, metaspace_bytes
+from shared.config.vocab_bytes import METASPACE, Vocabulary, byte_level_decoder, byte_table, metaspace_bytes
 from shared.core.errors import ConfigError
 
-CONTROL_TYPE = 3  # GGUF's number for control tokens
-USER_DEFINED_TYPE = 4
+TEXT_TYPE, UNKNOWN_TYPE, CONTROL_TYPE, USER_DEFINED_TYPE = 1, 2, 3, 4  # GGUF's numbers for kinds of tokens
+BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # GGUF's names for kinds of tokenizers
+TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
 HASHLM_FIRST_CHAR, HASHLM_EOS = 32, 95
 
 
@@ -83,24 +84,69 @@ def token_content(token: object) -> str:
 
 def gguf_vocabulary(path: Path) -> Vocabulary:
     metadata = read_pairs(path, lambda name: name.startswith("tokenizer."))
-    if metadata.get("tokenizer.ggml.model") != "gpt2":
-        raise ConfigError(f"{path} has an unsupported tokenizer; only byte-level BPE is read")
-    entries: list[str] = metadata["tokenizer.ggml.tokens"]
-    control = of_type(metadata, CONTROL_TYPE)
+    entries, special = gguf_entries(metadata), gguf_special(metadata)
     index = {entry: i for i, entry in enumerate(entries)}
-    names = frozenset((*control, *of_type(metadata, USER_DEFINED_TYPE)))
     return Vocabulary(
-        tokens=tuple(byte_table(index, names, byte_level_decoder(), len(entries))),
+        tokens=tuple(byte_table(index, gguf_literals(metadata), gguf_spelling(metadata), len(entries))),
         eos_ids=gguf_eos_ids(metadata),
-        special_ids=frozenset(index[entry] for entry in control),
+        special_ids=frozenset(index[entry] for entry in special),
     )
 
 
-def of_type(metadata: Mapping[str, Any], kind: int) -> list[str]:
+def gguf_kind(metadata: Mapping[str, Any]) -> str:
+    """Raise ConfigError for a kind of tokenizer that is not read."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind not in (BYTE_LEVEL, SENTENCEPIECE):
+        raise ConfigError(
+            f"the GGUF file has a tokenizer of kind {kind!r}; only byte-level BPE ({BYTE_LEVEL!r}) and SentencePiece "
+            f"({SENTENCEPIECE!r}) are read here"
+        )
+    return str(kind)
+
+
+def gguf_spelling(metadata: Mapping[str, Any]) -> Callable[[str], bytes]:
+    """Return what turns entries into bytes."""
+    return byte_level_decoder() if gguf_kind(metadata) == BYTE_LEVEL else metaspace_bytes
+
+
+def gguf_field(metadata: Mapping[str, Any], name: str) -> list[Any]:
+    if name not in metadata:
+        raise ConfigError(f"the GGUF file lacks {name}, so its tokenizer can't be built")
+    found: list[Any] = metadata[name]
+    return found
+
+
+def gguf_entries(metadata: Mapping[str, Any]) -> list[str]:
+    """Return all entries by id. SentencePiece's user-defined entries are as in a text: with spaces instead of "▁"."""
+    entries = gguf_field(metadata, "tokenizer.ggml.tokens")
+    if metadata.get("tokenizer.ggml.model") != SENTENCEPIECE:
+        return entries
+    types = metadata.get("tokenizer.ggml.token_type") or []
+    plain = {i for i, own in enumerate(types) if own == USER_DEFINED_TYPE}
+    return [entry.replace(METASPACE, " ") if i in plain else entry for i, entry in enumerate(entries)]
+
+
+def gguf_special(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the entries that are never text."""
+    return of_type(metadata, CONTROL_TYPE, UNKNOWN_TYPE)
+
+
+def gguf_literals(metadata: Mapping[str, Any]) -> frozenset[str]:
+    """Return the entries whose bytes are their text."""
+    return frozenset(of_type(metadata, CONTROL_TYPE, UNKNOWN_TYPE, USER_DEFINED_TYPE))
+
+
+def of_type(metadata: Mapping[str, Any], *kinds: int) -> list[str]:
     types = metadata.get("tokenizer.ggml.token_type", [])
-    return [entry for entry, own in zip(metadata["tokenizer.ggml.tokens"], types, strict=False) if own == kind]
+    return [entry for entry, own in zip(gguf_entries(metadata), types, strict=False) if own in kinds]
 
 
 def gguf_eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ids that end an answer. Many files name only the end of a document, so the control tokens that end a
+    turn of a chat are added by their spelling."""
     names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    return tuple(dict.fromkeys(int(metadata[name]) for name in names if name in metadata))
+    ids = [int(metadata[name]) for name in names if name in metadata]
+    if "tokenizer.ggml.tokens" in metadata:
+        entries, special = gguf_entries(metadata), set(gguf_special(metadata))
+        ids += [i for i, entry in enumerate(entries) if entry in TURN_ENDS and entry in special]
+    return tuple(dict.fromkeys(ids))
