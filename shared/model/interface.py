@@ -37,7 +37,8 @@ class ModelSpec:
     has_encoder: bool = False  # a prompt's last token begins the decoder's text; the other tokens are the encoder's
     kv_dtype: str = "auto"  # "int8" | "fp8": KV in bytes, with a scale per token and head; "auto": in `dtype`
     weight_dtype: str = "auto"  # "file" | "codes" | "int8" | "fp8": the products' weights; "auto": in `dtype`
-    needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host; no kernel does yet
+    needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host; our kernels don't
+    library: str = ""  # the library that runs the layers, and its version; "": Baton does
 
 
 class LayerMarks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -83,6 +84,10 @@ class TensorFiles:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
+
+    def num_numbers(self) -> int:
+        """Return how many numbers all tensors hold together."""
+        return sum(map(math.prod, self._shapes.values()))
 
     def check_floats(self, names: Iterable[str]) -> None:
         """Raise ConfigError for tensors of integers or bytes, because their scales are not read."""
