@@ -19,8 +19,10 @@ from shared.core.errors import ConfigError
 Say = Callable[[str], None]
 
 
-def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
-    """Return the model's local path. Always fetch a named GGUF file: it also holds the tokenizer."""
+def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool, library: str = "auto") -> Path:
+    """Return the model's local path. Always fetch a named GGUF file: it also holds the tokenizer.
+
+    `library`: --model-library."""
     with explained(name, hub):
         repository = find_files(name, hub, say)
         check_listing(name, repository.sizes)
@@ -30,7 +32,7 @@ def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
             return repository.folder / name.file
         describe(repository, matching(DESCRIPTION, repository.sizes))
         if with_weights:
-            check_served(name, repository.folder)
+            check_served(name, repository.folder, library)
         complete(repository, wanted_files(repository, with_weights), say)
         return repository.folder
 
@@ -73,14 +75,20 @@ def wanted_files(repository: Repository, with_weights: bool) -> list[str]:
     return [*matching(TEXT, sizes), *weights]
 
 
-def check_served(name: HubName, folder: Path) -> None:
+def check_served(name: HubName, folder: Path, library: str) -> None:
     """Raise ConfigError if no node could load the model that config.json describes."""
     from shared.model.hf_config import config_from_hf
+    from shared.model.library.choice import uses_library
 
     if has_encoder(read_json_if_there(folder / "config.json")):
         return
     try:
-        config_from_hf(folder)
+        if not uses_library(folder, library):
+            config_from_hf(folder)
+            return
+        from shared.model.library.loading import checked_config  # imports the library
+
+        checked_config(folder)
     except ConfigError as error:
         reason = error.message.replace(str(folder / "config.json"), "config.json").removeprefix(f"{folder}: ")
         raise ConfigError(f"--model {name}: {reason}") from None

@@ -12,7 +12,10 @@ from shared.config.settings import ModelConfig
 
 def with_local_model(nodes: NodeParts) -> NodeParts:
     name = parse_hub_name(nodes.model.model)
-    return nodes if name is None else replace(nodes, model=renamed(nodes.model, name, fetched(name, nodes.hub.offline)))
+    if name is None:
+        return nodes
+    path = fetched(name, nodes.hub.offline, library=nodes.model.model_library)
+    return replace(nodes, model=renamed(nodes.model, name, path))
 
 
 def with_pinned_model(nodes: NodeParts) -> NodeParts:
@@ -41,16 +44,16 @@ def renamed(model: ModelConfig, name: HubName, path: str) -> ModelConfig:
     return replace(model, model=path, served_model_name=model.served_model_name or (name.repo,))
 
 
-def local_path(model: str, offline: bool = False, *, with_weights: bool = True) -> str:
+def local_path(model: str, offline: bool = False, *, with_weights: bool = True, library: str = "auto") -> str:
     name = parse_hub_name(model)
-    return model if name is None else fetched(name, offline, with_weights=with_weights)
+    return model if name is None else fetched(name, offline, with_weights=with_weights, library=library)
 
 
-def fetched(name: HubName, offline: bool, *, with_weights: bool = True) -> str:
+def fetched(name: HubName, offline: bool, *, with_weights: bool = True, library: str = "auto") -> str:
     from deploy.hub.fetch import fetch
     from deploy.hub.hub import hub_of_environment
 
-    return str(fetch(name, hub_of_environment(offline), say, with_weights=with_weights))
+    return str(fetch(name, hub_of_environment(offline), say, with_weights=with_weights, library=library))
 
 
 def say(line: str) -> None:

@@ -33,6 +33,7 @@ def load_folder(folder: Path, options: TextConfig) -> TextModel:
     inner.no_padding()
     described = read_json_if_there(folder / "tokenizer.json")
     config = read_json_if_there(folder / "config.json")
+    config |= config.get("text_config") or {}  # of models that also see images
     own = read_json_if_there(folder / "tokenizer_config.json")
     added = {int(token["id"]): token for token in described.get("added_tokens", [])}
     special = {index: token for index, token in added.items() if token.get("special")}
@@ -60,7 +61,7 @@ def load_folder(folder: Path, options: TextConfig) -> TextModel:
 
 
 def _context_length(folder: Path, config: Mapping[str, Any]) -> int:
-    length = config.get("max_position_embeddings")
+    length = config.get("max_position_embeddings", config.get("n_positions"))  # GPT-2 has the second name
     if not isinstance(length, int):
         raise ConfigError(f"{folder / 'config.json'} does not say max_position_embeddings")
     return length

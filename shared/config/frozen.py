@@ -1,6 +1,7 @@
-"""Refuse new features on the frozen code paths: pipeline stages (`--pp`) and models with an encoder (T5).
+"""Refuse features by name where a path lacks them.
 
-For each new feature, add a line to the tables below, and call `refuse` where the feature's code begins.
+Pipeline stages (`--pp`) and models with an encoder (T5) are frozen: for each new feature, add a line to their tables,
+and call `refuse` where the feature's code begins. Models that the library transformers runs lack the listed features so far.
 """
 
 from __future__ import annotations
@@ -56,6 +57,20 @@ ENCODER = FrozenPath(
         "--pp": "are not cut into stages",
         "--spec": "have no draft heads; use --spec ngram or none",
         "--tp": "are not split among ranks; use --dp or one process",
+        "--weight-dtype": "keep weights in --dtype",
+    },
+)
+
+LIBRARY = FrozenPath(
+    "models that the library transformers runs",
+    {
+        "--deterministic": "compute with kernels whose results depend on the batch",
+        "--device": "run on the CPU only so far; use --device cpu",
+        "--kv-dtype": "keep KV in --dtype",
+        "--lora": "have no adapters",
+        "--pp": "are not cut into stages",
+        "--spec": "have no draft heads so far; use --spec ngram or none",
+        "--tp": "are not split among ranks so far; use --dp or one process",
         "--weight-dtype": "keep weights in --dtype",
     },
 )

@@ -42,6 +42,12 @@ class ModelConfig:
         "for AMX (auto with AMX); int8: a byte per weight (auto with VNNI but no BF16); fp8: one scale per output",
         choices=("auto", "file", "codes", "int8", "fp8"),
     )
+    model_library: str = option(
+        "auto",
+        "whose layers run the model; auto: Baton's own for the families that it has, and those of the library "
+        "transformers (slower) for all others; transformers: for every model",
+        choices=("auto", "baton", "transformers"),
+    )
     served_model_name: tuple[str, ...] = option(
         (),
         "name that clients use (repeat for several; the first is the default); none: the model's own name",

@@ -15,7 +15,8 @@ from shared.core import launcher
 from shared.core.errors import ConfigError
 
 DISTRIBUTION = "baton-serve"
-PACKAGES = {"load": "matplotlib", "ray": "ray", "nixl": "nixl"}  # extra -> package
+# extra -> its main package
+PACKAGES = {"load": "matplotlib", "models": "transformers", "ray": "ray", "nixl": "nixl"}
 OURS = frozenset({"decode_node", "deploy", "prefill_node", "router", "shared"})
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 ALIGN_BYTES = 64
+KIND_WHOLE, KIND_WINDOW = "whole", "window"  # GroupSpec.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,15 @@ class PlaneSpec:
         """Return the size, padded to align the next plane."""
         raw = math.prod(self.shape) * self.dtype.itemsize
         return -(-raw // ALIGN_BYTES) * ALIGN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """Layers whose KV has one shape, and the planes that hold it. So far all groups of a model share a page list."""
+
+    planes: tuple[PlaneSpec, ...]
+    window: int  # how many tokens the widest layer attends to, the newest included; 0 for all
+    kind: str  # KIND_WHOLE, or KIND_WINDOW if all layers have a window
 
 
 def page_bytes(planes: tuple[PlaneSpec, ...]) -> int:

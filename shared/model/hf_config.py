@@ -95,11 +95,9 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
     if num_layers > MOST_PARTS:
         raise ValueError(f"num_hidden_layers: {num_layers}")
     head_dim = int(raw.get("head_dim", HEAD_DIMS.get(family)) or hidden // heads)
-    generation = folder / "generation_config.json"
-    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
     rope, local_rope = ropes_by_layer(folder, raw) if family == "gemma3" else (rope_from_hf(folder, raw), None)
     return LlamaConfig(
-        name=_name(folder),
+        name=folder_name(folder),
         family=family,
         vocab_size=int(raw["vocab_size"]),
         hidden_size=hidden,
@@ -112,7 +110,7 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
         rope=rope,
         max_context=context_of(raw, rope),
         tie_embeddings=bool(raw.get("tie_word_embeddings", family == "gemma3")),
-        eos_ids=_ids(raw.get("eos_token_id") if eos is None else eos),
+        eos_ids=eos_ids_of(folder, raw.get("eos_token_id")),
         windows=_windows(raw, family, num_layers),
         local_rope=local_rope,
         score_scale=float(raw.get("query_pre_attn_scalar", 256)) ** -0.5 if family == "gemma3" else 0.0,
@@ -122,7 +120,7 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
     )
 
 
-def _name(folder: Path) -> str:
+def folder_name(folder: Path) -> str:
     """Return org/name for a folder in the hub's cache, else the folder's name.
 
     The cache names folders after commits, and nodes with equal weights must pair even if their commits differ.
@@ -130,6 +128,13 @@ def _name(folder: Path) -> str:
     path = folder.resolve()
     repository = path.parents[1].name if path.parent.name == "snapshots" else ""
     return repository.removeprefix("models--").replace("--", "/") or path.name
+
+
+def eos_ids_of(folder: Path, own: Any) -> tuple[int, ...]:
+    """Return the ids that end an answer. `own`: those of config.json, for a folder that says no others."""
+    generation = folder / "generation_config.json"
+    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+    return _ids(own if eos is None else eos)
 
 
 def _biases(raw: Mapping[str, Any], family: str) -> tuple[str, ...]:

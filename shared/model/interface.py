@@ -47,7 +47,8 @@ class ModelSpec:
     kv_dtype: str = "auto"  # "int8" | "fp8": KV in bytes, with a scale per token and head; "auto": in `dtype`
     weight_dtype: str = "auto"  # "file" | "codes" | "int8" | "fp8": the products' weights; "auto": in `dtype`
     stored: StoredWeights | None = None  # None for models without files
-    needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host; no kernel does yet
+    needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host; our kernels don't
+    library: str = ""  # the library that runs the layers, and its version; "": Baton does
 
 
 class LayerMarks:

@@ -1,7 +1,8 @@
 """Open a model's files and settle how to load them.
 
     name, LoadOptions -> open_named -> OpenedModel -> one model | stages | a rank's part
-                                    -> EncoderFolder, or None for HashLM and scripted, which have no files
+                                    -> EncoderFolder | LibraryFolder
+                                    -> None for HashLM and scripted, which have no files
 
 open_named reads only the headers of model files, but reads whole adapters, so that errors show early.
 """
@@ -30,6 +31,7 @@ from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
 from shared.model.interface import AdapterSpec, ModelSpec, StoredWeights
 from shared.model.kernels import AS_DTYPE, Formats, Kernels, attention_shape, pick_kernels
+from shared.model.library.choice import uses_library
 from shared.model.lora_file import LoraFolder
 from shared.model.packed_folder import PackedFolder
 from shared.model.safetensors_folder import SafetensorsFolder
@@ -58,6 +60,7 @@ class LoadOptions:
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders, by clients' names
     formats: Formats = AS_DTYPE
     packed: PackedFolder | None = None  # None: packed weights stay in this process's memory
+    library: str = AUTO  # "baton" or "transformers"; "auto": Baton for its own families
     memory: MemoryInfo | None = None  # memory of the weights' device; None: the host's
 
     def check_memory(self, need: int) -> None:
@@ -92,6 +95,13 @@ def int8_bytes_per_weight(config: LlamaConfig, plain_bytes: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EncoderFolder:
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFolder:
+    """A folder that the library transformers runs."""
+
     path: Path
 
 
@@ -153,7 +163,9 @@ class OpenedModel:
         )
 
 
-def open_named(name: str, options: LoadOptions, device: str = "cpu") -> OpenedModel | EncoderFolder | None:
+def open_named(
+    name: str, options: LoadOptions, device: str = "cpu"
+) -> OpenedModel | EncoderFolder | LibraryFolder | None:
     """Open smollm2, a .gguf file or a Hugging Face folder; return None for hashlm and scripted. Raises ConfigError."""
     path = resolve_model(name).path
     if path is None:
@@ -164,6 +176,8 @@ def open_named(name: str, options: LoadOptions, device: str = "cpu") -> OpenedMo
         raise ConfigError(f"--dtype is {options.dtype!r}; it must be one of {', '.join((AUTO, *DTYPES))}")
     if has_encoder(read_json_if_there(path / "config.json")):
         return EncoderFolder(path)
+    if uses_library(path, options.library):
+        return LibraryFolder(path)
     source = open_model(path)
     options = settled(options, source, device)
     if options.formats.weights in OF_FILES and not in_blocks(source):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shared.config.frozen import ENCODER
+from shared.config.frozen import ENCODER, LIBRARY
 from shared.core.errors import ConfigError
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
@@ -23,7 +23,7 @@ from shared.model.hashlm.stages import split
 from shared.model.interface import Carried, Model, ModelInputs, ModelOutput, Stage
 from shared.model.load import build_spans, warm_up
 from shared.model.lora import LlamaLike
-from shared.model.opened import EncoderFolder, LoadOptions, OpenedModel, open_named
+from shared.model.opened import EncoderFolder, LibraryFolder, LoadOptions, OpenedModel, open_named
 from shared.model.span import cut
 
 
@@ -64,6 +64,8 @@ def load_pipeline(
         return split_hashlm(HashLM(max_context=options.max_context, adapters=options.path_adapters()), num_stages)
     if isinstance(opened, EncoderFolder):
         raise ENCODER.refusal([f"--pp {num_stages}"], of=name)
+    if isinstance(opened, LibraryFolder):
+        raise LIBRARY.refusal([f"--pp {num_stages}"], of=name)
     opened.check_memory(opened.source.config)
     pipeline = build_pipeline(opened, num_stages, heads_every_row)
     warm_up(pipeline)

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import torch
 
-from shared.config.frozen import ENCODER
+from shared.config.frozen import ENCODER, LIBRARY
 from shared.core.errors import ConfigError
 from shared.device.group import RankGroup
 from shared.kernel.attention import AttentionBackend, AttentionInputs
@@ -34,7 +34,7 @@ from shared.model.llama import LlamaModel
 from shared.model.load import warm_up
 from shared.model.lora import load_adapter
 from shared.model.lora_file import LoraPair
-from shared.model.opened import EncoderFolder, LoadOptions, OpenedModel, open_named
+from shared.model.opened import EncoderFolder, LibraryFolder, LoadOptions, OpenedModel, open_named
 from shared.model.weights import TensorSource, load_weights
 
 NORMS = {"norm", "attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm"}
@@ -55,6 +55,8 @@ def load_shard(name: str, options: LoadOptions, group: RankGroup) -> Model:
     opened = open_named(name, options)
     if isinstance(opened, EncoderFolder):
         raise ENCODER.refusal(["--tp"], of=name)
+    if isinstance(opened, LibraryFolder):
+        raise LIBRARY.refusal(["--tp"], of=name)
     model: Model
     if opened is None:
         model = HashLMShard(group, options.max_context, options.path_adapters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -61,6 +62,10 @@ class TensorFiles:
     @property
     def num_bytes(self) -> int:
         return sum(path.stat().st_size for path in self._files)
+
+    def num_numbers(self) -> int:
+        """Return how many numbers all tensors hold together."""
+        return sum(map(math.prod, self._shapes.values()))
 
     def check_floats(self, names: Iterable[str]) -> None:
         """Raise ConfigError for tensors of integers or bytes, because their scales are not read."""

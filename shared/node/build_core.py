@@ -48,7 +48,8 @@ def build_core(
     formats: dict[str, object] = {"model": spec.name, "dtype": spec.dtype, "weights": spec.weight_dtype}
     formats["kv"] = spec.kv_dtype
     if (stored := spec.stored) is not None:
-        formats |= {"stored": stored.format, "file_mib": stored.file_bytes >> 20, "memory_mib": stored.memory_bytes >> 20}
+        formats["stored"] = stored.format
+        formats |= {"file_mib": stored.file_bytes >> 20, "memory_mib": stored.memory_bytes >> 20}
     parted = {"ranks": size, "stages": num_stages, "mapped_mib": loaded.mapped_bytes >> 20}
     log.info("model loaded", **formats, **parted, seconds=seconds)
     overlap = parts.sched.overlap and streams != "inline"

@@ -24,6 +24,7 @@ def load_options(parts: NodeParts, cores: NodeCores | None = None, memory: Memor
         adapters=wanted.adapters,
         formats=formats,
         packed=packed,
+        library=wanted.model_library,
         memory=memory,
         kernels=kernels,
     )

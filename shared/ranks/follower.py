@@ -44,7 +44,13 @@ def load(start: Start, group: RankGroup, threads: int) -> Model:
     formats = Formats(kv=start.kv_dtype, weights=start.weight_dtype)
     packed = packed_of(start.packed_bytes)
     options = LoadOptions(
-        start.dtype, start.max_context, threads, adapters=start.adapters, formats=formats, packed=packed
+        start.dtype,
+        start.max_context,
+        threads,
+        adapters=start.adapters,
+        formats=formats,
+        packed=packed,
+        library=start.library,
     )
     return load_model(start.model, options) if start.is_dp else load_shard(start.model, options, group)
 

@@ -94,6 +94,7 @@ class RankProcesses:
                 dtype=parts.model.dtype,
                 kv_dtype=parts.model.kv_dtype,
                 weight_dtype=parts.model.weight_dtype,
+                library=parts.model.model_library,
                 max_context=parts.model.max_context,
                 packed_bytes=parts.memory.packed_bytes,
                 adapters=parts.model.adapters,

@@ -32,6 +32,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str
     kv_dtype: str
     weight_dtype: str
+    library: str  # --model-library
     max_context: int
     packed_bytes: int  # size limit of the folder of packed weights
     adapters: dict[str, str]  # adapter name -> LoRA folder

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import tokenizers
 
 from tests.support.cluster import Cluster, baton_up
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
+from tests.support.struck_stream import struck_stream
 from tests.support.tiny_t5 import EOS, greedy, text_of, write_tiny_t5
 
 TEXTS = ("the quick baton runs to the sea", "Translate: hello, moon!", "", "a tide is far and slow. " * 12, "moon")
@@ -134,25 +132,8 @@ def test_an_answer_goes_on_where_its_node_died(
     fields = {"prompt": TEXTS[3], "temperature": temperature, "seed": 5, "max_tokens": 400, "ignore_eos": True}
     with baton_up(tmp_path / "up.log", *flags(folder), *more) as cluster:
         unbroken = ids_of(ask(cluster, **fields))[0]
-        broken = stream(cluster, fields, strike_at=30)
+        broken = struck_stream(cluster, {"model": "tiny-t5"} | fields, strike_at=30)
         assert cluster.metrics()["baton_resumed_total", ""] >= 1
     assert broken == unbroken and len(broken) == 400
     if not temperature:
         assert broken[:NUM_TOKENS] == expected[3][1]
-
-
-def stream(cluster: Cluster, fields: dict[str, Any], strike_at: int) -> list[int]:
-    """Kills the decode node once so many tokens are there."""
-    ids: list[int] = []
-    body = {"model": "tiny-t5", "return_token_ids": True, "stream": True} | fields
-    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=HANG_GUARD_S) as answer:
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            assert "error" not in event, event
-            ids += event["choices"][0].get("token_ids") or []
-            if strike_at and len(ids) >= strike_at:
-                strike_at = 0
-                os.kill(cluster.node_pid("--node-id=decode-0"), signal.SIGKILL)
-    return ids

@@ -14,6 +14,7 @@ from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
 from shared.device.events import Ticket
 from shared.kv.manager import page_count
+from shared.model.interface import Model
 from shared.node.core import NodeCore
 from shared.sched.events import Ended, GrantRevoked, PrefillDone
 from shared.sched.prebuilt import Arrival
@@ -155,10 +156,13 @@ def _abort_quietly(core: NodeCore, key: RequestKey) -> None:
     core.queues.events.extend(kept)
 
 
-def make_pair(knobs: CoreKnobs, prefill_pages: int = 600, worlds: tuple[World, World] | None = None) -> CorePair:
+def make_pair(
+    knobs: CoreKnobs, prefill_pages: int = 600, worlds: tuple[World, World] | None = None, model: Model | None = None
+) -> CorePair:
+    """`model`: another than the knobs name, for both cores."""
     first, second = worlds or (None, None)
-    prefill = make_core(replace(knobs, num_pages=prefill_pages, seed=knobs.seed + 1), first)
-    return CorePair(prefill, make_core(knobs, second))
+    prefill = make_core(replace(knobs, num_pages=prefill_pages, seed=knobs.seed + 1), first, model=model)
+    return CorePair(prefill, make_core(knobs, second, model=model))
 
 
 def run_pair(

@@ -22,7 +22,6 @@ from shared.model.hashlm.draft import HashDraft
 from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.stages import split
 from shared.model.interface import AdapterSpec, Carried, Model, ModelInputs, Stage
-from shared.model.scripted import ScriptedLM
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
 from shared.ranks.tp import Ranks
@@ -169,7 +168,7 @@ def make_core(
     world: World | None = None,
     drafter: Drafter | None = None,
     *,
-    model: HashLM | ScriptedLM | None = None,
+    model: Model | None = None,
     ranks: Ranks | None = None,
     grammars: Grammars | None = None,
 ) -> NodeCore:

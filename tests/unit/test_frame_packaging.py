@@ -68,7 +68,7 @@ def pins() -> dict[str, str]:
 
 
 def test_every_requirement_is_pinned_to_a_version_that_fits():
-    for text in PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["load"] + EXTRAS["ray"]:
+    for text in PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["load"] + EXTRAS["models"] + EXTRAS["ray"]:
         wanted = Requirement(text)
         assert wanted.specifier.contains(pins()[canonicalize_name(wanted.name)]), text
 
@@ -115,7 +115,7 @@ def imports_of(folders: tuple[str, ...]) -> set[str]:
 @pytest.mark.parametrize(
     ("folders", "declared"),
     [
-        (PACKAGES, PROJECT["dependencies"] + EXTRAS["load"] + EXTRAS["ray"]),
+        (PACKAGES, PROJECT["dependencies"] + EXTRAS["load"] + EXTRAS["models"] + EXTRAS["ray"]),
         (BESIDE, PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["load"]),
     ],
 )

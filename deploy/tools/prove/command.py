@@ -24,6 +24,7 @@ from deploy.tools.prove.compare import Answers, ComparedRow, Difference, differe
 from shared.config import core_plan, shipped_model
 from shared.config.core_plan import CorePlan
 from shared.config.hub_settings import OFFLINE_HELP
+from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 
 PASSES = ("fresh", "again", "together")
@@ -40,6 +41,8 @@ model and your machine, with the same requests in every way that nodes can run t
 
 Names the first request and token that differ, and how near a tie it was. Exits with 1 if any differs.
 
+If the library transformers runs the model, its logits are first compared with the library's own (--model-library).
+
 --layers also computes the differing token twice in this process: plainly, and in the chunks, pages and hand-off of
 the way that differed. It compares each layer's input and names the first layer whose output differs. Batch mates,
 streams and sockets are not replayed: if no layer differs, look there. For running clusters give --model too.
@@ -53,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model", default=shipped_model.NAME, help="model of the command's own clusters (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--model-library",
+        default="auto",
+        choices=("auto", "baton", "transformers"),
+        help="whose layers run the model (default: %(default)s)",
     )
     parser.add_argument("--offline", action="store_true", help=OFFLINE_HELP)
     parser.add_argument(
@@ -74,7 +83,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--max-tokens is {args.max_tokens}; it must be from 1 to 1024")
     urls = all_of(args.words, args.url)
     if args.layers or not urls:
-        args.model = local_path(args.model, args.offline)
+        args.model = local_path(args.model, args.offline, library=args.model_library)
+    if not urls:
+        print_check(args)
     cells = [Cell(str(one), "as it runs", ()) for one in urls] or chosen_cells(args.cells)
     reference: Answers = ()
     rows: list[ComparedRow] = []
@@ -93,6 +104,20 @@ def run(args: argparse.Namespace) -> int:
     if found and args.layers:
         print("\n" + layer_of(found[0], cells, reference, args))
     return report(found, len(cells))
+
+
+def print_check(args: argparse.Namespace) -> None:
+    """Print what the check of a library's model finds. Raises ConfigError if the model is refused."""
+    from shared.model.library.choice import uses_library
+
+    path = resolve_model(args.model).path
+    if path is None or not uses_library(path, args.model_library):
+        return
+    core_plan.apply(CorePlan())
+    from shared.model.library.loading import load_library_model  # loads torch and the library
+    from shared.model.opened import LoadOptions
+
+    print(f"check: {load_library_model(path, LoadOptions(args.dtype)).report}", flush=True)
 
 
 def layer_of(
@@ -134,6 +159,6 @@ def address_of(cell: Cell, args: argparse.Namespace, *, is_running: bool) -> Ite
         yield cell.name
         return
     with tempfile.TemporaryDirectory(prefix="baton-prove-") as folder:
-        flags = ("--model", args.model, "--dtype", args.dtype, *cell.flags)
+        flags = ("--model", args.model, "--model-library", args.model_library, "--dtype", args.dtype, *cell.flags)
         with own_cluster(flags, Path(folder) / "up.log") as base:
             yield base

@@ -1,0 +1,152 @@
+"""Compare a LibraryModel's logits with the library's own, before it serves anything.
+
+    ours       three rows in ragged chunks over pages, which cross the borders of pages and of short windows
+    the right  the same rows whole, through the library's own "eager" attention
+    noise      how far the library's results differ from each other, by other attention and by shapes
+
+Rounding differs between all of these. A model that differs by more than MOST_NOISE times the noise is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from shared.core.errors import ConfigError
+from shared.kernel.step_layout import HostLengths, Layout
+from shared.kv.pool import KVPool
+from shared.model.interface import ModelInputs
+from shared.model.library.model import LibraryModel, run
+
+PAGE = 8
+LENGTHS = (5, 18, 37)  # tokens of the rows; the longest also crosses windows of up to LONGEST_WINDOW
+LONGEST_WINDOW = 256  # a longer one is checked by the survey alone
+COMPARED = 16  # about how many tokens are compared in the longest row
+MOST_NOISE = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Differences are shares of the largest logit."""
+
+    difference: float
+    noise: float
+
+    @property
+    def bound(self) -> float:
+        return MOST_NOISE * self.noise
+
+    def __str__(self) -> str:
+        return (
+            f"its logits differ by {self.difference:.1e} of the largest from the library's own whole forward, whose "
+            f"attentions differ by {self.noise:.1e} among themselves; the bound is {self.bound:.1e}"
+        )
+
+
+def check_logits(network: PreTrainedModel, model: LibraryModel) -> CheckResult:
+    """Raise ConfigError if the model differs. Leave the network with the model's attention."""
+    rows = draw_rows(model)
+    wanted = compared_positions(len(rows[-1]))
+    with torch.inference_mode():
+        network.set_attn_implementation("eager")
+        right = own_logits(network, rows, wanted)
+        noise = noise_of(network, rows, wanted, right)
+        model.attach()
+        result = CheckResult(difference(paged_logits(model, rows, wanted), right, network.dtype), noise)
+    if not result.difference <= result.bound:  # also if it is NaN
+        raise ConfigError(f"{model.spec.name}: {result}")
+    return result
+
+
+def draw_rows(model: LibraryModel) -> list[torch.Tensor]:
+    windows = [layer.window for layer in model.layers if layer.window <= LONGEST_WINDOW]
+    lengths = (*LENGTHS[:-1], LENGTHS[-1] + max(windows, default=0))
+    draw = torch.Generator().manual_seed(1)
+    return [
+        torch.randint(0, model.spec.vocab_size, (min(length, model.spec.max_context),), generator=draw)
+        for length in lengths
+    ]
+
+
+def compared_positions(longest: int) -> torch.Tensor:
+    """Return about half of them behind the first token that a window hides from."""
+    spread = {1, *range(0, longest, -(-longest // COMPARED)), *range(longest - 1, longest - LENGTHS[-1], -3)}
+    ends = (length - 1 for length in LENGTHS)
+    return torch.tensor(sorted(position for position in {*spread, *ends} if 0 <= position < longest))
+
+
+def difference(ours: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> float:
+    """Return the largest difference, as a share of the largest logit.
+
+    In bfloat16 a tenth of the tokens doesn't count: rounding may give a token other experts than the library's."""
+    by_token = (ours - right).abs().amax(dim=1) / right.abs().max()
+    return float(by_token.quantile(1.0 if dtype == torch.float32 else 0.9))
+
+
+def own_logits(network: PreTrainedModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
+    """Return the library's logits of the wanted tokens, row by row. No token sees the padding behind its row."""
+    ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    logits = run(network, ids, positions, wanted)
+    return torch.cat([one[wanted < len(row)] for one, row in zip(logits, rows, strict=True)])
+
+
+def noise_of(
+    network: PreTrainedModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor, right: torch.Tensor
+) -> float:
+    found = [2 * torch.finfo(network.dtype).eps]  # at least, where only one attention is known
+    longest = rows[-1]
+    for length in (1, 2, len(longest) // 2):  # products of another shape round in another way
+        beginning = own_logits(network, [longest[:length]], wanted[wanted < length])
+        found.append(difference(beginning, right[-len(wanted) :][: len(beginning)], network.dtype))
+    try:
+        network.set_attn_implementation("sdpa")
+    except (ValueError, ImportError):  # some families have only "eager"
+        return max(found)
+    return max(*found, difference(own_logits(network, rows, wanted), right, network.dtype))
+
+
+def paged_logits(model: LibraryModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
+    """Return what `own_logits` returns, by steps over pages."""
+    most = -(-max(map(len, rows)) // PAGE)
+    tables = 1 + torch.randperm(len(rows) * most, generator=torch.Generator().manual_seed(2)).view(len(rows), most)
+    pool = KVPool(model.kv_planes(PAGE), 1 + len(rows) * most, PAGE)
+    found: list[list[torch.Tensor]] = [[] for _ in rows]
+    for parts in ragged_steps([len(row) for row in rows]):
+        inputs, owners = step_inputs(rows, tables.int(), parts, wanted)
+        for owner, logits in zip(owners, model.forward(inputs, pool).logits, strict=True):
+            found[owner].append(logits)
+    pool.close()
+    return torch.stack([logits for row in found for logits in row])
+
+
+def ragged_steps(lengths: Sequence[int]) -> Iterator[dict[int, tuple[int, int]]]:
+    """Yield each step's (begin, end) of the rows that take part. Each row starts one step later than the one before."""
+    cuts = [np.cumsum([0, n // 2, 1, n // 4, 1, n - n // 2 - n // 4 - 2]).tolist() for n in lengths]
+    for step in range(len(lengths) + len(cuts[0]) - 2):
+        ends = {row: cut[step - row : step - row + 2] for row, cut in enumerate(cuts) if step >= row}
+        yield {row: (pair[0], pair[1]) for row, pair in ends.items() if len(pair) == 2 and pair[0] < pair[1]}
+
+
+def step_inputs(
+    rows: Sequence[torch.Tensor], tables: torch.Tensor, parts: dict[int, tuple[int, int]], wanted: torch.Tensor
+) -> tuple[ModelInputs, list[int]]:
+    """Return the inputs, and the row of each wanted token."""
+    begins, ends = zip(*parts.values(), strict=True)
+    bounds = np.cumsum([0, *(end - begin for begin, end in parts.values())]).astype(np.int32)
+    positions = torch.cat([torch.arange(begin, end) for begin, end in parts.values()])
+    owners = [row for row, (begin, end) in parts.items() for _ in range(begin, end)]
+    idx = torch.isin(positions, wanted).nonzero().flatten()
+    layout = Layout(
+        cu_q_lens=torch.from_numpy(bounds),
+        page_tables=(tables[list(parts)],),
+        max_q_len=int(np.diff(bounds).max()),
+        max_seq_len=max(ends),
+        host=HostLengths(bounds, np.asarray(begins, np.int64), 0),
+    )
+    ids = torch.cat([rows[row][begin:end] for row, (begin, end) in parts.items()])
+    return ModelInputs(ids, positions, layout, idx), [owners[index] for index in idx.tolist()]

@@ -1,0 +1,157 @@
+"""Load a folder through the library, and check that its layers and our attention give the library's own results.
+
+folder -> refused by its files? -> network -> survey (what do its layers ask?) -> LibraryModel -> check
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from shared.config.frozen import LIBRARY
+from shared.core.errors import ConfigError
+from shared.model.hf_config import eos_ids_of, folder_name
+from shared.model.interface import ModelSpec
+from shared.model.library.attention import LayerShape, PagedAttention
+from shared.model.library.check import check_logits
+from shared.model.library.model import LibraryModel, run, use_attention
+from shared.model.library.survey import LayerSurvey
+from shared.model.opened import DTYPES, LoadOptions, settled
+from shared.model.tensor_files import TensorFiles
+
+SURVEYED = 8  # tokens of the survey
+LONGROPE = "longrope"
+LIBRARY_VERSION = f"transformers {transformers.__version__}"
+
+logger = logging.getLogger(__name__)
+
+
+def load_library_model(folder: Path, options: LoadOptions) -> LibraryModel:
+    """Raises ConfigError, in one sentence, for a model that the library or our attention can't run."""
+    refuse_flags(folder, options)
+    config = checked_config(folder)
+    files = TensorFiles(folder)
+    dtype = DTYPES[settled(options).dtype]
+    options.check_memory(files.num_numbers() * dtype.itemsize)
+    limit = max_context_of(folder, config)
+    spec = spec_of(folder, config, files, options, limit)
+    network = read_network(folder, config, dtype)
+    survey = survey_of(network, folder, config, limit)
+    model = LibraryModel(network, spec, survey.layers, limit)
+    model.report = f"{LIBRARY_VERSION} runs {told_of(model.layers)}; {check_logits(network, model)}"
+    logger.info("checked against the library: %s", model.report)
+    return model
+
+
+def told_of(layers: Sequence[LayerShape]) -> str:
+    """Describe the layers, equal ones together."""
+    kinds = Counter(layers).items()
+    return ", ".join(f"{count} layers with {kind}" for kind, count in kinds)
+
+
+def refuse_flags(folder: Path, options: LoadOptions) -> None:
+    formats = options.formats
+    asked = {
+        "--lora": bool(options.adapters),
+        "--kv-dtype": formats.kv != "auto",
+        "--weight-dtype": formats.weights != "auto",
+        "--deterministic": options.kernels == "fixed",
+    }
+    LIBRARY.refuse(asked, of=folder.name)
+
+
+def checked_config(folder: Path) -> PreTrainedConfig:
+    """Raise ConfigError for what can be refused without weights. Code in the folder (auto_map) is never run."""
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        told = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"{folder}: {LIBRARY_VERSION} can't read its config.json: {told}") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(f"{folder}: {LIBRARY_VERSION} has no text model of type {config.model_type}")
+    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
+        raise ConfigError(f"{folder}: {config.model_type} keeps a state beside keys and values, which pages can't hold")
+    if getattr(config, "quantization_config", None):
+        raise ConfigError(f"{folder}: quantised folders are not supported (quantization_config); take the original")
+    max_context_of(folder, config)
+    return config
+
+
+def max_context_of(folder: Path, config: PreTrainedConfig) -> int:
+    """Return the number of positions that the network was made for."""
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit < SURVEYED:
+        raise ConfigError(f"{folder / 'config.json'} does not say max_position_embeddings")
+    ropes = getattr(text, "rope_parameters", None) or {}
+    for rope in (ropes, *ropes.values()):  # one, or one for each kind of layer
+        if isinstance(rope, dict) and rope.get("rope_type") == LONGROPE:
+            # Longer texts have other frequencies, which the library takes for the whole step, and for all rows in it.
+            limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
+    return limit
+
+
+def spec_of(folder: Path, config: PreTrainedConfig, files: TensorFiles, options: LoadOptions, limit: int) -> ModelSpec:
+    if options.max_context > limit:
+        raise ConfigError(f"--max-context is {options.max_context}; this model was made for at most {limit}")
+    text = config.get_text_config()
+    return ModelSpec(
+        name=folder_name(folder),
+        vocab_size=text.vocab_size,
+        max_context=options.max_context or limit,
+        dtype=settled(options).dtype,
+        weights_hash=f"{files.content_hash()} by {LIBRARY_VERSION}",  # another version may round in another way
+        eos_ids=eos_ids_of(folder, text.eos_token_id),
+        needs_cpu_seq_lens=PagedAttention.needs_cpu_seq_lens,
+        library=LIBRARY_VERSION,
+    )
+
+
+def read_network(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    transformers.logging.disable_progress_bar()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation="eager",
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    network: PreTrainedModel = loaded[0]
+    missing = loaded[1]["missing_keys"]
+    if missing:  # the library would make them up
+        raise ConfigError(f"{folder} lacks tensors: {', '.join(sorted(missing)[:4])}")
+    network.eval()
+    return network
+
+
+def survey_of(network: PreTrainedModel, folder: Path, config: PreTrainedConfig, limit: int) -> LayerSurvey:
+    """Raise ConfigError for what our attention can't do."""
+    survey = LayerSurvey(limit)
+    use_attention(network, survey, survey.mask)
+    ids = torch.arange(SURVEYED)[None]
+    try:
+        with torch.inference_mode():
+            run(network, ids, ids, torch.tensor([SURVEYED - 1]))
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+        told = f"{config.model_type} can't run from token ids and positions alone: {type(error).__name__}: {error}"
+        raise ConfigError(f"{folder}: {told}") from error
+    survey.check_layers(config.get_text_config().num_hidden_layers)
+    if survey.problems:
+        raise ConfigError(f"{folder}: {config.model_type} can't be served: {survey.problems[0]}")
+    return survey

@@ -1,0 +1,75 @@
+"""The Model whose layers are the library's.
+
+input ids (1, T) -> the library's network -> logits of the wanted tokens
+                      each layer calls PagedAttention, which reads and writes pages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from shared.kv.layout import GroupSpec, PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+from shared.model.library.attention import LayerShape, PagedAttention, group_specs
+
+
+class LibraryModel:
+    """Runs one forward at a time."""
+
+    def __init__(self, network: PreTrainedModel, spec: ModelSpec, layers: Sequence[LayerShape], limit: int) -> None:
+        """`limit`: the number of positions that the network knows, at least the spec's context."""
+        self.spec = spec
+        self.layers = tuple(layers)
+        self.report = ""  # what the check found
+        self._network = network
+        self._attention = PagedAttention(layers)
+        self._last_position = limit - 1
+        self.attach()
+
+    def attach(self) -> None:
+        """Make the network's layers call our attention, as from the start."""
+        use_attention(self._network, self._attention)
+
+    def kv_groups(self, page_size: int) -> tuple[GroupSpec, ...]:
+        return group_specs(self.layers, page_size)
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        return tuple(plane for group in self.kv_groups(page_size) for plane in group.planes)
+
+    def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
+        if len(inputs.input_ids):
+            self._attention.begin(inputs.for_attention(), kv, inputs.layers)
+            # Steps in flight may run past a sequence's end, where tables of positions end. The engine drops those tokens.
+            positions = inputs.positions.clamp(max=self._last_position)
+            logits = run(self._network, inputs.input_ids[None], positions[None], inputs.logits_idx)[0]
+        else:
+            logits = torch.empty(0, self.spec.vocab_size, device=inputs.input_ids.device)
+        return ModelOutput(logits, hidden=logits[:, :0])
+
+
+def use_attention(
+    network: PreTrainedModel, attention: Callable[..., Any], mask: Callable[..., torch.Tensor] | None = None
+) -> None:
+    """Make the network's layers call `attention`, and its masks come from `mask`, or be None.
+
+    The library finds both by a name, so each attention has a name of its own."""
+    name = f"baton_{id(attention)}"
+    AttentionInterface.register(name, attention)
+    if mask is not None:
+        AttentionMaskInterface.register(name, mask)
+    network.set_attn_implementation(name)
+
+
+def run(
+    network: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
+) -> torch.Tensor:
+    """Return logits (B, E, vocab) float32 of the tokens `wanted` (E,) of each row. input_ids, positions: (B, T)."""
+    logits: torch.Tensor = network(
+        input_ids=input_ids, position_ids=positions, use_cache=False, logits_to_keep=wanted
+    ).logits
+    return logits.float()

@@ -1,0 +1,69 @@
+"""Models that the library transformers runs, served by real processes: answers through HTTP are its own `generate`'s,
+however pages travel, and also after a node died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.cluster import Cluster, baton_up
+from tests.support.library_families import NUM_TOKENS, PROMPTS, Said, generate, save, write_tokenizer
+from tests.support.patience import HANG_GUARD_S, SILENCE_S
+from tests.support.struck_stream import struck_stream
+
+WAYS = {
+    "gpt_oss": ("--transport", "shm", "--offload-bytes", "1MiB"),
+    "deepseek_v3": ("--transport", "zmq", "--spec", "ngram", "--layer-parts", "3"),
+    "gemma4_text": ("--transport", "gloo", "--trust-network", "--decode-dp", "2"),
+}
+
+
+@dataclass
+class Served:
+    cluster: Cluster
+    said: list[Said]
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    network = save(request.param, folder)
+    write_tokenizer(folder)
+    flags = ("--model", str(folder), "--dtype", "float32", "--page-size", "8", "--chunk-size", "16")
+    with baton_up(tmp_path_factory.mktemp("up") / "up.log", *flags, *WAYS[request.param]) as cluster:
+        yield Served(cluster, [generate(network, prompt, NUM_TOKENS) for prompt in PROMPTS])
+
+
+def ask(cluster: Cluster, prompt: object, **fields: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": NUM_TOKENS, "return_token_ids": True, "ignore_eos": True}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body | fields, timeout=HANG_GUARD_S)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_greedy_answers_are_the_library_s(served: Served) -> None:
+    """All at once; then again, with prompts that are cached."""
+    for _ in range(2):
+        answer = ask(served.cluster, [list(prompt) for prompt in PROMPTS], temperature=0, logprobs=2)
+        for choice, said in zip(answer["choices"], served.said, strict=True):
+            said.tie(choice["token_ids"])
+    served.cluster.eventually(served.cluster.at_rest, "all pages and rows are back")
+    moved = [value for (name, _), value in served.cluster.metrics().items() if name == "baton_handoff_bytes_total"]
+    assert sum(moved) > 0
+
+
+def test_an_answer_goes_on_where_its_node_died(tmp_path: Path) -> None:
+    save("gemma2", tmp_path / "tiny")
+    write_tokenizer(tmp_path / "tiny")
+    flags = ("--model", str(tmp_path / "tiny"), "--dtype", "float32", "--silence-s", str(SILENCE_S))
+    fields = {"temperature": 0.9, "seed": 5, "max_tokens": 300, "ignore_eos": True}
+    with baton_up(tmp_path / "up.log", *flags, "--node-silence-s", str(SILENCE_S)) as cluster:
+        (unbroken,) = ask(cluster, list(PROMPTS[0]), **fields)["choices"]
+        broken = struck_stream(cluster, {"model": "tiny", "prompt": list(PROMPTS[0])} | fields, strike_at=30)
+        assert cluster.metrics()["baton_resumed_total", ""] >= 1
+    assert broken == unbroken["token_ids"] and len(broken) == 300

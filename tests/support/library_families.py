@@ -1,0 +1,236 @@
+"""Tiny random networks of families that the library transformers runs, and what its own `generate` says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from tokenizers import decoders, models, pre_tokenizers
+
+from shared.core.sampling_params import SamplingParams
+from shared.model.interface import Model
+from shared.model.library.model import LibraryModel
+from shared.model.load import load_model
+from shared.model.opened import LoadOptions
+from tests.support.core_pair import make_pair, run_pair
+from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_whole
+
+VOCAB = 211
+TIE = 1e-4  # share of the largest score; two best scores that are nearer may change places
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+WINDOW = {"sliding_window": 16}
+GEMMA = WINDOW | {"query_pre_attn_scalar": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
+LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GROUPED = ROUTED | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
+LATENT = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+    "num_key_value_heads": 4,
+}
+# Families that are refused.
+REFUSED: dict[str, dict[str, Any]] = {
+    "bloom": {},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
+    "qwen3_next": EXPERTS | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+}
+# What a family's config needs beside SIZES.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "apertus": {},
+    "arcee": {},
+    "bitnet": {},
+    "cohere": {},
+    "cohere2": WINDOW,
+    "deepseek_v2": LATENT | GROUPED,
+    "deepseek_v3": LATENT | GROUPED,
+    "ernie4_5": {},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "exaone4": WINDOW,
+    "flex_olmo": EXPERTS,
+    "gemma": {},
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA,
+    "gemma4_text": WINDOW
+    | {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8, "global_head_dim": 32},
+    "glm": {},
+    "glm4": {},
+    "glm4_moe": GROUPED,
+    "glm4_moe_lite": LATENT | ROUTED,
+    "gpt2": {},
+    "gpt_bigcode": {},
+    "gpt_neox": {},
+    "gpt_oss": LOCAL | WINDOW,
+    "granite": {},
+    "granitemoe": LOCAL,
+    "helium": {},
+    "hunyuan_v1_dense": {},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
+    "jais2": {},
+    "llama": {},
+    "minimax_m2": LOCAL,
+    "ministral": WINDOW,
+    "ministral3": {},
+    "mistral": WINDOW,
+    "mixtral": LOCAL,
+    "nemotron": {},
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": WINDOW,
+    "olmoe": EXPERTS,
+    "opt": {},
+    "persimmon": {},
+    "phi": {},
+    "phi3": {},
+    "phimoe": LOCAL,
+    "qwen2": {},
+    "qwen2_moe": EXPERTS | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+    "qwen3": {},
+    "qwen3_moe": EXPERTS | {"moe_intermediate_size": 32},
+    "seed_oss": {},
+    "smollm3": {},
+    "stablelm": {},
+    "starcoder2": {},
+}
+
+
+def network_of(family: str, **changes: Any) -> transformers.PreTrainedModel:
+    """Wide random weights: with narrow ones a wrong mask would hardly show."""
+    config = transformers.CONFIG_MAPPING[family](**(SIZES | (FAMILIES | REFUSED)[family] | changes))
+    torch.manual_seed(0)
+    network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    with torch.no_grad():
+        for name, value in network.named_parameters():
+            if value.dim() > 1 or "sink" in name:
+                value.normal_(0, 0.15)
+    return network.eval()
+
+
+def save(family: str, folder: Path, **changes: Any) -> transformers.PreTrainedModel:
+    network = network_of(family, **changes)
+    network.save_pretrained(folder)
+    return network
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One token for a byte, as far as they go, and at last one that ends a text."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCAB - 1]
+    inner = tokenizers.Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<end>"])
+    inner.save(str(folder / "tokenizer.json"))
+
+
+def load(folder: Path, dtype: str = "float32", **options: Any) -> Model:
+    return load_model(str(folder), LoadOptions(dtype, library="transformers", **options))
+
+
+def prompts(count: int, longest: int = 60) -> list[tuple[int, ...]]:
+    """Every second one begins as the first does, so that the prefix cache matters."""
+    rng = random.Random(3)
+    stem = [rng.randrange(3, VOCAB) for _ in range(longest * 2 // 3)]
+    drawn = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(5, longest))] for _ in range(count)]
+    return [tuple((stem + ids)[:longest]) if number % 2 else tuple(ids) for number, ids in enumerate(drawn)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """The library's greedy answer. `margins`: how far the two best scores are apart, in shares of the largest."""
+
+    ids: list[int]
+    margins: list[float]
+
+    def tie(self, ours: Sequence[int]) -> int | None:
+        """Return where `ours` differs at a tie; None if it is equal. Any other difference is an AssertionError."""
+        assert len(ours) == len(self.ids), f"{len(ours)} tokens instead of {len(self.ids)}"
+        for position, (a, b) in enumerate(zip(ours, self.ids, strict=True)):
+            if a != b:
+                margin = self.margins[position]
+                assert margin <= TIE, f"token {position} is {a} instead of {b}, and the two best are {margin:.1e} apart"
+                return position
+        return None
+
+
+def generate(network: transformers.PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Said:
+    settings = transformers.GenerationConfig(
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        eos_token_id=VOCAB,  # no token ends an answer; with None the network's own would
+        pad_token_id=0,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        answer = network.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+    best = [scores[0].topk(2).values for scores in answer.scores]
+    margins = [float((two[0] - two[1]) / scores.abs().max()) for two, scores in zip(best, answer.scores, strict=True)]
+    return Said(answer.sequences[0, len(prompt) :].tolist(), margins)
+
+
+NUM_TOKENS = 14
+PROMPTS = prompts(5)
+KNOBS = CoreKnobs("simulated", chunk_size=16, page_size=8, num_pages=120)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    name: str
+    folder: Path
+    model: LibraryModel
+    said: list[Said]  # answers to PROMPTS
+
+    def assert_said(self, streams: Sequence[Sequence[int]]) -> None:
+        for stream, said in zip(streams, self.said, strict=True):
+            tie = said.tie(stream)
+            print(f"{self.name}: equal" if tie is None else f"{self.name}: a tie at token {tie}")
+
+
+def make_family(name: str, folder: Path) -> Family:
+    network = save(name, folder)
+    model = load(folder)
+    assert isinstance(model, LibraryModel)
+    return Family(name, folder, model, [generate(network, prompt, NUM_TOKENS) for prompt in PROMPTS])
+
+
+def greedy_jobs(first: int = 0) -> list[Job]:
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
+    return [Job(first + rid, prompt, params, seed=rid) for rid, prompt in enumerate(PROMPTS)]
+
+
+def streams_of(outcome: Outcome, first: int = 0) -> list[list[int]]:
+    return [outcome.streams[f"r{first + rid}"] for rid in range(len(PROMPTS))]
+
+
+def assert_served(family: Family) -> None:
+    """Every answer, handed over in chunks, with retractions; then again, with the prompts in the caches."""
+    pair = make_pair(KNOBS, model=family.model)
+    for first in (0, 10):
+        run_pair(pair, greedy_jobs(first), retract_every=9, rng=random.Random(1))
+        family.assert_said(streams_of(pair.outcome, first))
+    for core in (pair.prefill, pair.decode):
+        assert_whole(core)
+    pair.close()

@@ -1,0 +1,14 @@
+"""Every family that the support page lists: its greedy streams through two cores are the library's own `generate`'s."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.library_families import FAMILIES, assert_served, make_family
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_says_what_the_library_says(name: str, tmp_path: Path) -> None:
+    assert_served(make_family(name, tmp_path))

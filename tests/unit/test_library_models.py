@@ -1,0 +1,345 @@
+"""Models whose layers are those of the library transformers. Their streams through our engine, with chunks, caches,
+hand-offs, retractions and drafts, are the library's own. What the check refuses, and how it says so."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from deploy.tools.prove.command import print_check
+from shared.config.settings import SpecConfig
+from shared.core import extras
+from shared.core.errors import ConfigError
+from shared.engine.engine import Engine
+from shared.engine.future_map import FutureMap
+from shared.kernel.step_layout import HostLengths, Layout
+from shared.kernel.team import Team
+from shared.kv.layout import KIND_WHOLE, KIND_WINDOW
+from shared.kv.pool import KVPool
+from shared.model.interface import ModelInputs
+from shared.model.kernels import Formats
+from shared.model.library import attention, choice
+from shared.model.library.model import LibraryModel
+from shared.model.library.survey import window_of
+from shared.model.llama import LlamaModel
+from shared.model.load import load_model, why_on_cpu
+from shared.model.opened import LibraryFolder, LoadOptions, open_named
+from shared.speculation.drafters import make_drafter
+from tests.support.core_rig import Outcome, make_core, run_local
+from tests.support.library_families import (
+    FAMILIES,
+    KNOBS,
+    PROMPTS,
+    Family,
+    assert_served,
+    greedy_jobs,
+    load,
+    make_family,
+    save,
+    streams_of,
+)
+
+ROOT = Path(__file__).parents[2]
+QUICK = ("granite", "gemma2", "gpt_oss", "deepseek_v3")
+
+
+@pytest.fixture(scope="module", params=QUICK)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return make_family(request.param, tmp_path_factory.mktemp("model") / request.param)
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return make_family("gpt_oss", tmp_path_factory.mktemp("model") / "gpt_oss")
+
+
+# Equal to the library's own answers
+
+
+def test_greedy_streams_are_the_library_s(family: Family) -> None:
+    assert_served(family)
+
+
+def test_a_layer_s_window_is_that_of_its_call(windowed: Family) -> None:
+    """gpt-oss alternates: a window of 16, and none."""
+    assert [layer.window for layer in windowed.model.layers] == [16, 0, 16, 0]
+
+
+def test_layers_of_one_size_are_a_group(tmp_path: Path) -> None:
+    """Gemma 4's layers differ in their heads, and DeepSeek's keys from its values."""
+    save("gemma4_text", tmp_path / "gemma4")
+    gemma = load(tmp_path / "gemma4")
+    assert isinstance(gemma, LibraryModel)
+    groups = gemma.kv_groups(8)
+    assert {group.kind for group in groups} == {KIND_WINDOW, KIND_WHOLE}
+    assert sum(group.planes[0].shape[0] for group in groups) == len(gemma.layers)
+    save("deepseek_v3", tmp_path / "deepseek")
+    assert [plane.shape for plane in load(tmp_path / "deepseek").kv_planes(8)] == [(4, 8, 4 * (32 + 24))]
+
+
+def test_bfloat16_is_checked_by_its_own_noise(windowed: Family) -> None:
+    model = load(windowed.folder, "bfloat16")
+    assert isinstance(model, LibraryModel) and model.kv_planes(8)[0].dtype == torch.bfloat16
+    assert "4 layers" not in model.report and "2 layers with 2 heads" in model.report
+
+
+# Drafts, and the lengths that they make unknown
+
+
+def drafted(model: LibraryModel) -> tuple[Outcome, list[bool]]:
+    """Return the outcome, and of each plan whether the host knew only bounds of the lengths."""
+    core = make_core(dataclasses.replace(KNOBS, width=4, spec="ngram"), model=model)
+    relayed: list[bool] = []
+    plan = core.scheduler.planner.plan
+    core.scheduler.planner.plan = lambda: noted(plan(), relayed)  # type: ignore[method-assign]
+    outcome = run_local(core, greedy_jobs())
+    core.close()
+    return outcome, relayed
+
+
+def noted(plan: Any, relayed: list[bool]) -> Any:
+    if plan is not None:
+        relayed.append(plan.lengths_relayed)
+    return plan
+
+
+@pytest.mark.rule("S6", "I3")
+def test_drafted_streams_are_the_library_s(family: Family) -> None:
+    """Its attention loops over rows on the host: plans wait for exact lengths, though no knob asks for them."""
+    outcome, relayed = drafted(family.model)
+    family.assert_said(streams_of(outcome))
+    assert relayed and not any(relayed)
+
+
+@pytest.mark.rule("S6")
+def test_drafts_without_the_wait_for_lengths_fail(windowed: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = FutureMap.resolve_seq_lens_cpu
+    monkeypatch.setattr(Engine, "newest_publish", lambda engine: None)
+    monkeypatch.setattr(FutureMap, "resolve_seq_lens_cpu", lambda own, rows, ready: resolve(own, rows, None))
+    with pytest.raises((AssertionError, IndexError, RuntimeError)):
+        windowed.assert_said(streams_of(drafted(windowed.model)[0]))
+
+
+def step(model: LibraryModel, pool: KVPool, start: int, ids: list[int], **tree: list[int]) -> torch.Tensor:
+    """The logits of a row's further tokens. `tree`: positions, slots and visible of a draft tree."""
+    bounds = np.asarray([0, len(ids)], np.int32)
+    layout = Layout(
+        cu_q_lens=torch.from_numpy(bounds),
+        page_tables=(torch.tensor([[3, 1, 2]], dtype=torch.int32),),
+        max_q_len=len(ids),
+        max_seq_len=start + len(ids),
+        host=HostLengths(bounds, np.asarray([start]), 1),
+    )
+    more = {name: torch.tensor(values) for name, values in tree.items()}
+    given = {"positions": torch.arange(start, start + len(ids))} | more
+    with torch.inference_mode():
+        return model.forward(
+            ModelInputs(torch.tensor(ids), layout=layout, logits_idx=torch.arange(len(ids)), **given), pool
+        ).logits
+
+
+def test_positions_past_the_end_do_no_harm(tmp_path: Path) -> None:
+    """Steps in flight run past the last token; GPT-2's table of positions ends there."""
+    save("gpt2", tmp_path, max_position_embeddings=16)
+    model = load(tmp_path)
+    assert isinstance(model, LibraryModel)
+    prompt = list(PROMPTS[1][:18])
+    whole = step(model, KVPool(model.kv_planes(8), 4, 8), 0, prompt)
+    torch.testing.assert_close(whole[:16], step(model, KVPool(model.kv_planes(8), 4, 8), 0, prompt[:16]))
+
+
+@pytest.mark.parametrize("length", [5, 17])
+def test_drafts_of_a_tree_read_their_own_path(windowed: Family, length: int) -> None:
+    """x and y follow b, and z follows x. A window of 16 counts the path's tokens, not the siblings between."""
+    prompt = list(PROMPTS[1][:length])
+    pool = KVPool(windowed.model.kv_planes(8), 4, 8)
+    step(windowed.model, pool, 0, prompt)
+    slots = list(range(length, length + 4))
+    positions = [length, length + 1, length + 1, length + 2]
+    tree = step(windowed.model, pool, length, [9, 20, 30, 40], positions=positions, slots=slots, visible=[1, 3, 5, 11])
+    for path, nodes in (([9, 20, 40], [0, 1, 3]), ([9, 30], [0, 2])):
+        step(windowed.model, pool, 0, prompt)
+        torch.testing.assert_close(step(windowed.model, pool, length, path), tree[nodes])
+
+
+# What is refused, in one sentence
+
+
+@pytest.mark.parametrize("lost", ["sinks", "softcap"])
+def test_wrong_attention_is_refused(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save("gpt_oss" if lost == "sinks" else "gemma2", tmp_path)
+    whole = attention.attend
+    monkeypatch.setattr(
+        attention, "attend", lambda *args: whole(*args[:-1], dataclasses.replace(args[-1], **{lost: None}))
+    )
+    with pytest.raises(ConfigError, match=r"its logits differ by \d.* the bound is \d"):
+        load(tmp_path)
+
+
+def test_a_window_that_reads_one_token_more_is_refused(windowed: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = attention.PagedAttention._find_keys
+    monkeypatch.setattr(
+        attention.PagedAttention, "_find_keys", lambda own, row, window: find(own, row, window + 1 if window else 0)
+    )
+    with pytest.raises(ConfigError, match="its logits differ"):
+        load(windowed.folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("lfm2", r"3 of 4 layers \(0, 1, 3\) do not call attention: they keep a state"),
+        ("bloom", r"4 of 4 layers \(0, 1, 2, 3\) do not call attention"),
+        ("mamba2", "mamba2 keeps a state beside keys and values, which pages can't hold"),
+        ("qwen3_next", "qwen3_next keeps a state beside keys and values, which pages can't hold"),
+    ],
+)
+def test_what_pages_can_t_hold_is_refused(name: str, sentence: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    with pytest.raises(ConfigError, match=sentence):
+        load(tmp_path)
+
+
+def test_an_argument_of_attention_that_is_unknown_is_named(windowed: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.model.library.survey.HARMLESS", frozenset())
+    with pytest.raises(ConfigError, match="gpt_oss can't be served: layer 0 gives attention .*position_ids"):
+        load(windowed.folder)
+
+
+def test_a_mask_is_a_window_or_nothing_or_neither() -> None:
+    def causal(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return key <= query
+
+    assert window_of(causal, 64) == 0
+    assert window_of(lambda b, h, q, k: causal(b, h, q, k) & (k > q - 16), 64) == 16
+    assert window_of(lambda b, h, q, k: causal(b, h, q, k) & (k // 16 == q // 16), 64) is None, "chunks"
+    assert window_of(lambda b, h, q, k: k < 64, 64) is None, "both ways"
+
+
+def test_a_window_that_only_the_mask_has_is_refused(windowed: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.model.library.survey.window_of", lambda mask, context: 7)
+    with pytest.raises(ConfigError, match=r"layer 0 asks for a window of 16 \(0: none\), but its mask has another"):
+        load(windowed.folder)
+
+
+def test_missing_tensors_are_not_made_up(tmp_path: Path) -> None:
+    save("granite", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.2.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks tensors: model\.layers\.2\.mlp\.up_proj\.weight"):
+        load(tmp_path)
+
+
+def with_config(folder: Path, **changes: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text("utf-8")) | changes
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def test_code_in_the_folder_is_never_run(tmp_path: Path) -> None:
+    save("granite", tmp_path)
+    (tmp_path / "mine.py").write_text("raise SystemExit('it ran')")
+    with_config(tmp_path, model_type="mine", architectures=["Mine"], auto_map={"AutoConfig": "mine.Mine"})
+    with pytest.raises(ConfigError, match="can't read its config.json"):
+        load(tmp_path)
+
+
+def test_models_without_text_are_refused(tmp_path: Path) -> None:
+    save("granite", tmp_path)
+    with_config(tmp_path, model_type="vit", architectures=["ViTModel"])
+    with pytest.raises(ConfigError, match="has no text model of type vit"):
+        load(tmp_path)
+
+
+def test_quantised_folders_are_refused(tmp_path: Path) -> None:
+    save("granite", tmp_path)
+    with_config(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
+    with pytest.raises(ConfigError, match="quantised folders are not supported"):
+        load(tmp_path)
+
+
+def test_longrope_ends_where_its_frequencies_change(tmp_path: Path) -> None:
+    factors = [1.0] * 8
+    rope = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "rope_theta": 1e4}
+    save("phi3", tmp_path, rope_parameters=rope, original_max_position_embeddings=128)
+    assert load(tmp_path).spec.max_context == 128
+    with pytest.raises(ConfigError, match="--max-context is 256; this model was made for at most 128"):
+        load(tmp_path, max_context=256)
+
+
+@pytest.mark.parametrize(
+    ("flag", "options"),
+    [
+        ("--lora", {"adapters": {"a": "/there"}}),
+        ("--kv-dtype", {"formats": Formats(kv="int8")}),
+        ("--weight-dtype", {"formats": Formats(weights="int8")}),
+        ("--deterministic", {"kernels": "fixed"}),
+    ],
+)
+def test_flags_that_it_lacks_are_refused(flag: str, options: dict[str, Any], windowed: Family) -> None:
+    with pytest.raises(ConfigError, match=rf"{flag}: models that the library transformers runs \(gpt_oss\) "):
+        load(windowed.folder, **options)
+
+
+def test_draft_heads_and_gpus_are_refused(windowed: Family) -> None:
+    with pytest.raises(ConfigError, match="--spec eagle: .* have no draft heads so far; use --spec ngram or none"):
+        make_drafter(SpecConfig(spec="eagle"), "gpt_oss", windowed.model, Team())
+    options = LoadOptions("float32")
+    assert "run on the CPU only so far" in why_on_cpu(str(windowed.folder), options)
+    with pytest.raises(ConfigError, match="--device cuda: .* run on the CPU only so far"):
+        load_model(str(windowed.folder), options, "cuda")
+
+
+# Who runs which model
+
+
+def test_auto_keeps_our_own_families(tmp_path: Path) -> None:
+    save("qwen3", tmp_path)
+    assert isinstance(load_model(str(tmp_path), LoadOptions("float32", kernels="torch")), LlamaModel)
+    assert isinstance(load(tmp_path), LibraryModel)
+
+
+def test_ours_alone_refuses_other_families(windowed: Family) -> None:
+    with pytest.raises(ConfigError, match="architecture 'GptOssForCausalLM' is not supported, only "):
+        load_model(str(windowed.folder), LoadOptions("float32", library="baton"))
+
+
+def test_a_gguf_file_is_not_for_the_library() -> None:
+    with pytest.raises(ConfigError, match="--model-library transformers reads folders with"):
+        open_named("smollm2", LoadOptions("float32", library="transformers"))
+
+
+def test_without_the_library_one_sentence_has_the_line(windowed: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_named(str(windowed.folder), LoadOptions()) == LibraryFolder(windowed.folder)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as found:
+        choice.uses_library(windowed.folder, "auto")
+    line = extras.install_line("models")
+    assert found.value.message == (
+        f"architecture GptOssForCausalLM needs the package transformers; to install it, type: {line}"
+    )
+
+
+def test_prove_prints_what_the_check_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save("deepseek_v3", tmp_path)
+    print_check(argparse.Namespace(model=str(tmp_path), model_library="auto", dtype="float32"))
+    said = capsys.readouterr().out
+    assert re.match(r"check: transformers [\d.]+ runs 4 layers with 4 heads of keys of 32 and values of 24; ", said)
+    assert "its logits differ by" in said and "the bound is" in said
+
+
+def test_the_page_lists_the_families_that_are_tested() -> None:
+    page = (ROOT / "docs" / "support.md").read_text("utf-8")
+    listed = page.partition("(`model_type` in config.json):\n\n")[2].partition("\n\n")[0]
+    assert re.findall(r"`(\w+)`", listed) == list(FAMILIES)
