@@ -1,7 +1,7 @@
 """Refuse features by name where a path lacks them.
 
 Pipeline stages (`--pp`) and models with an encoder (T5) are frozen: for each new feature, add a line to their tables,
-and call `refuse` where the feature's code begins. Models that the library transformers runs lack the listed features so far.
+and call `refuse` where the feature's code begins. Models that the library transformers runs lack their features so far.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tests.support.struck_stream import struck_stream
 WAYS = {
     "gpt_oss": ("--transport", "shm", "--offload-bytes", "1MiB"),
     "deepseek_v3": ("--transport", "zmq", "--spec", "ngram", "--layer-parts", "3"),
-    "gemma4_text": ("--transport", "gloo", "--trust-network", "--decode-dp", "2"),
+    "gemma4_text": ("--transport", "gloo", "--trust-network", "--dp", "2"),
 }
 
 

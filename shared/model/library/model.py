@@ -44,7 +44,7 @@ class LibraryModel:
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         if len(inputs.input_ids):
             self._attention.begin(inputs.for_attention(), kv, inputs.layers)
-            # Steps in flight may run past a sequence's end, where tables of positions end. The engine drops those tokens.
+            # Steps in flight may run past a sequence's end, where a table of positions ends. Their tokens are dropped.
             positions = inputs.positions.clamp(max=self._last_position)
             logits = run(self._network, inputs.input_ids[None], positions[None], inputs.logits_idx)[0]
         else:
