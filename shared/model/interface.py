@@ -23,6 +23,11 @@ class AdapterSpec:
     digest: str
 
 
+def path_digest(path: str) -> str:
+    """Return the digest of HashLM's adapter of this name: it has no files."""
+    return f"hashlm {path}"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Facts about a loaded model. `weights_hash` enters the node's fingerprint."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shared.config.frozen import ENCODER
+from shared.core.adapter_table import AdapterTable
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth
 from shared.device.gpu import Gpu
@@ -29,6 +30,7 @@ from shared.kv.pool import KVPool
 from shared.kv.prefix_cache import PrefixCache
 from shared.kv.rows import ReqToTokenPool
 from shared.kv.window_cache import WindowCache
+from shared.model.adapter_bank import bank_of
 from shared.model.interface import Model, ModelSpec, Stage
 from shared.node.core import NodeCore
 from shared.node.graph_spec import GraphSpec, make_graphs
@@ -99,6 +101,12 @@ def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None
     return ColdTier(store, pool, TransferJobs(engine, is_cold=True))
 
 
+def table_of(model: Model) -> AdapterTable:
+    bank = bank_of(model)
+    named = ((own.name, own.digest) for own in model.spec.adapters)
+    return AdapterTable(named, 0 if bank is None else bank.num_spare)
+
+
 def with_drafter(settings: SchedSettings, drafter: Drafter) -> SchedSettings:
     return replace(
         settings,
@@ -138,7 +146,7 @@ def assemble_core(
     )
     planes = pool_planes(model, drafter, settings.page_size)
     exact = settings.needs_cpu_seq_lens or model.spec.needs_cpu_seq_lens
-    settings = replace(settings, adapters=tuple(own.digest for own in model.spec.adapters), needs_cpu_seq_lens=exact)
+    settings = replace(settings, adapters=table_of(model), needs_cpu_seq_lens=exact)
     extras = () if drafter is None else drafter.relay_specs
     if drafter is not None:
         settings = with_drafter(settings, drafter)
