@@ -91,7 +91,7 @@ class Prealloc:
         misfit = difference(ctx.facts.fingerprint, offer.fingerprint) or self._other_masks(req, offer)
         if misfit:
             return HandoffFailed(misfit)
-        return ctx.missing_adapter(req) or ctx.bad_ids(req)
+        return ctx.missing_adapter(req, is_offered=True) or ctx.bad_ids(req)
 
     def _other_masks(self, req: Request, offer: Offer) -> str:
         """Return how the two nodes' grammar versions differ, or "" if they are equal or the request has no grammar."""

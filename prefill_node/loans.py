@@ -136,11 +136,8 @@ class Loans:
         """Return the keys that this node computes for the requested pages. Raise HandoffFailed if the ticket names
         other pages."""
         settings = self._ctx.core.settings
-        if pull.adapter and pull.adapter not in settings.adapters:
-            raise HandoffFailed("the request's adapter is not here")
-        slot = settings.adapters.index(pull.adapter) + 1 if pull.adapter else 0
         tokens = np.asarray(pull.prompt_ids, dtype=np.int64).tobytes()
-        keys = prefix_keys(tokens, slot, settings.key_lookahead, pull.cache_salt)
+        keys = prefix_keys(tokens, pull.adapter, settings.key_lookahead, pull.cache_salt)
         if len(keys) != pull.num_pages * settings.page_size * KEY_BYTES:
             raise HandoffFailed("tokens and pages differ in number")
         *_, last = identities(keys, settings.page_size)

@@ -155,7 +155,9 @@ async def serve_all(
         bodies=bodies,
     )
     is_on = keys.operators.asks_for_keys or config.router.admin_without_key
-    admin = AdminHandlers(gateway, registry, config.timeouts.move_after_s, is_on, desk.limits)
+    admin = AdminHandlers(
+        gateway, registry, config.timeouts.move_after_s, is_on, desk.limits, config.model.public_names
+    )
     app = build_routes(rules, handlers, Playground(), admin, keys.operators)
     times = config.timeouts
     http_rules = HttpRules(config.http, metrics, LogOnce(log), times.retry_after_s, times.slow_reader_s)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.cluster.admin_adapters import add_adapters, run_adapters
 from deploy.cluster.admin_key import default_path
 from deploy.router_http import UNREACHABLE, RouterHttp
 from deploy.router_url import (
@@ -43,6 +44,8 @@ leaving node does not finish a request in time, another node continues it with t
   baton admin restart --all             restart all nodes, one at a time, each when the one before is back
   baton admin role decode-1 prefill     the same, and it comes back in the other role
   baton admin abort cmpl-123            end one answer, with an error for its client
+  baton admin adapters load sql         load DIR/sql on every node that was started with --lora-dir DIR
+  baton admin adapters remove sql       take it away; streams that use it end first
 """
 
 
@@ -106,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     abort = actions.add_parser("abort", help="end one answer")
     abort.add_argument("id", help="the answer's id, as its client sees it")
     add_place(abort)
+    add_adapters(actions)
     role = actions.add_parser("role", help="let the node finish its work and come back in the other role")
     role.add_argument("node")
     role.add_argument("role", choices=("prefill", "decode"))
@@ -148,6 +152,8 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "abort":
         client.call("POST", "/admin/abort", {"id": args.id})
         return 0
+    if args.action == "adapters":
+        return run_adapters(args, client)
     if args.action == "restart" and args.all == bool(args.node):
         raise ConfigError("restart: name a node, or --all")
     names = sorted(client.nodes()) if getattr(args, "all", False) else [args.node]

@@ -1,13 +1,15 @@
-"""/admin/*, for the operators' key: show, drain or restart nodes, change roles, abort answers."""
+"""/admin/*, for the operators' key: show, drain or restart nodes, change roles, abort answers, change adapters."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from router.api.admin_adapters import AdapterAdmin
 from router.api.fields import Body, FieldTable
 from router.api.parse import BodyParser
 from router.dispatch.gateway import Gateway
@@ -67,13 +69,21 @@ class AdminHandlers:
     """No method waits until a node has left: the status shows nodes that are leaving."""
 
     def __init__(
-        self, gateway: Gateway, registry: Registry, move_after_s: float, is_on: bool, limits: RateLimits
+        self,
+        gateway: Gateway,
+        registry: Registry,
+        move_after_s: float,
+        is_on: bool,
+        limits: RateLimits,
+        names: Collection[str],
     ) -> None:
+        """`names`: of the model itself."""
         self._gateway = gateway
         self._registry = registry
         self._move_after_s = move_after_s
         self._is_on = is_on
         self._limits = limits
+        self.adapters = AdapterAdmin(gateway, registry, names, move_after_s, self._check_on)
         self._drain = BodyParser(DRAIN, strict=True)
         self._role = BodyParser(ROLE, strict=True)
         self._abort = BodyParser(ABORT, strict=True)

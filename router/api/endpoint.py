@@ -35,7 +35,9 @@ FOREIGN = (HostNotAllowed, MediaTypeRefused)  # refusals that every endpoint cou
 METHODS = {
     "GET": ("GET", "HEAD"),
     "POST": ("POST",),
-    "*": ("GET", "HEAD", "POST"),
+    "DELETE": ("DELETE",),
+    "GET, POST": ("GET", "HEAD", "POST"),
+    "*": ("GET", "HEAD", "POST", "DELETE"),
     "": (),
 }  # a path's methods besides OPTIONS, by the one that it was made for
 Handler = Callable[[Connection], Awaitable[None]]
@@ -107,7 +109,8 @@ class Endpoint:
         if self._methods and connection.scope["method"] not in self._methods:
             if connection.header(b"sec-websocket-key") is not None:
                 raise NoWebSockets("this path speaks HTTP only")
-            raise MethodNotAllowed(f"this path takes {self._methods[0]} only", self._allowed)
+            taken = " and ".join(method for method in self._methods if method != "HEAD")
+            raise MethodNotAllowed(f"this path takes {taken} only", self._allowed)
         if self._needs_key:
             tenant = self._rules.tenants.find(keys_of(connection))
             if tenant is None:

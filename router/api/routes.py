@@ -56,4 +56,6 @@ def admin_routes(rules: EndpointRules, admin: AdminHandlers) -> list[Route]:
         Route("/admin/drain", Endpoint(rules, "POST", admin.drain, needs_key=True)),
         Route("/admin/abort", Endpoint(rules, "POST", admin.abort, needs_key=True)),
         Route("/admin/role", Endpoint(rules, "POST", admin.role, needs_key=True)),
+        Route("/admin/adapters", Endpoint(rules, "GET, POST", admin.adapters.show_or_load, needs_key=True)),
+        Route("/admin/adapters/{name:path}", Endpoint(rules, "DELETE", admin.adapters.remove_adapter, needs_key=True)),
     ]

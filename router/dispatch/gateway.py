@@ -38,8 +38,10 @@ from shared.wire.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    LoadAdapter,
     Message,
     Release,
+    RemoveAdapter,
     Scores,
     Spending,
     Tokens,
@@ -138,6 +140,9 @@ class Gateway:
     def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float) -> None:
         self._log.info("node is drained", node=node.node_id, then=drain.then, move_after_s=move_after_s)
         self._apply(self._dispatcher.drain(node, drain, move_after_s, self._clock()))
+
+    def send_order(self, node: RegisteredNode, order: LoadAdapter | RemoveAdapter) -> None:
+        self._link.send(node.peer, order)
 
     def broken_pairs(self) -> list[BrokenPair]:
         return self._dispatcher.broken_pairs()

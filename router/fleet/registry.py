@@ -17,7 +17,7 @@ from router.fleet.slowness import Share, Slowness
 from router.fleet.strangers import Strangers
 from router.fleet.unconfirmed import Unconfirmed
 from shared.core.states import RowState
-from shared.wire.messages import CacheEvents, CacheReplay, Heartbeat, Hello, NodeLoad, Weights
+from shared.wire.messages import AdapterOrder, CacheEvents, CacheReplay, Heartbeat, Hello, NodeLoad, Weights
 from shared.wire.others_load import NO_OTHERS, OthersLoad
 
 ROLES = ("prefill", "decode")
@@ -34,6 +34,7 @@ class Report:
     load: NodeLoad | None = None
     others: OthersLoad = NO_OTHERS
     lacks: tuple[str, ...] = ()
+    adapter_orders: Sequence[AdapterOrder] = ()
     num_sequences: int = field(default=0, init=False)  # that run or wait
     num_running: int = field(default=0, init=False)  # sequences that decode
     waiting_tokens: int = field(default=0, init=False)
@@ -91,12 +92,13 @@ class RegisteredNode:
         load: NodeLoad,
         others: OthersLoad = NO_OTHERS,
         lacks: Sequence[str] = (),
+        adapter_orders: Sequence[AdapterOrder] = (),
         *,
         all_say_kept: bool = True,
     ) -> None:
         """Replace the report. It counts all requests sent earlier. `all_say_kept`: see node_room.py."""
         ours, page_size = self.ours, self.hello.fingerprint.page_size
-        self.report = Report(load, others, tuple(lacks))
+        self.report = Report(load, others, tuple(lacks), adapter_orders)
         self.figures.room = room_in(
             load, page_size, ours.open_sequences, ours.open_prompt_tokens, all_say_kept=all_say_kept
         )
@@ -241,7 +243,7 @@ class Registry:
         node = self.find(beat.node_id, beat.epoch)
         if node is not None:
             all_say_kept = self._kinds.all_know(node.role, "NodeLoad.kept_pages")
-            node.reported(beat.load, beat.others, beat.lacks, all_say_kept=all_say_kept)
+            node.reported(beat.load, beat.others, beat.lacks, beat.adapter_orders, all_say_kept=all_say_kept)
             node.figures.learn(node.role, beat.load, now)
             node.figures.slowness.judge(self._peers(node, now), now)
             node.leaving = leaving_after(node.leaving, beat, now)

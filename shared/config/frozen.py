@@ -43,6 +43,7 @@ PIPELINE = FrozenPath(
         "--device": "would need a device and pages of their own; use --device cpu",
         "--itl-budget": "have no step times that depend only on the step's tokens; use --mixed-chunk-size",
         "--layer-parts": "do not report finished layers, so pages travel whole",
+        "--lora-dir": "load adapters only at the start; use --lora",
     },
 )
 
@@ -53,6 +54,7 @@ ENCODER = FrozenPath(
         "--itl-budget": "compute a prompt in one piece",
         "--kv-dtype": "keep KV in --dtype",
         "--lora": "have no adapters",
+        "--lora-dir": "have no adapters",
         "--offload-bytes": "have no cold tier for their pages",
         "--pp": "are not cut into stages",
         "--spec": "have no draft heads; use --spec ngram or none",

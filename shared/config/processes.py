@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.config.adapter_settings import AdapterConfig
 from shared.config.core_plan import CorePlan
 from shared.config.frozen import PIPELINE
 from shared.config.http_settings import HttpConfig
@@ -41,6 +42,7 @@ def check_scripted(parts: NodeParts) -> None:
         f"--pp {parts.parallel.pp}": parts.parallel.pp > 1,
         f"--spec {parts.spec.spec}": parts.spec.spec not in ("none", "ngram"),
         "--lora": bool(parts.model.adapters),
+        "--lora-dir": bool(parts.adapters.lora_dir),
         "--device cuda": parts.sched.device == "cuda",
     }
     refused = [flag for flag, is_asked in asked.items() if is_asked]
@@ -48,20 +50,27 @@ def check_scripted(parts: NodeParts) -> None:
         raise ConfigError(f"--model scripted can't be used with {', '.join(refused)}")
 
 
-def check_parallel(parallel: ParallelConfig, sched: SchedConfig, model: ModelConfig, spec: SpecConfig) -> None:
+def check_parallel(
+    parallel: ParallelConfig, sched: SchedConfig, model: ModelConfig, spec: SpecConfig, adapters: AdapterConfig
+) -> None:
     given = f"--tp {parallel.tp}" if parallel.tp > 1 else f"--dp {parallel.dp}"
     if parallel.num_ranks > 1 and sched.device == "cuda":
         raise ConfigError(f"{given} --device cuda: ranks share their KV pages as host memory; use --device cpu")
+    if parallel.num_ranks > 1 and adapters.lora_dir:
+        raise ConfigError(f"{given} --lora-dir: ranks load adapters only at the start; use --lora")
     if parallel.dp > 1 and spec.spec == "eagle" and model.model != "hashlm":
         raise ConfigError(
             f"{given} --spec eagle: a head needs features that are on other ranks; use --spec ngram or none"
         )
 
 
-def check_pipeline(parallel: ParallelConfig, sched: SchedConfig, transfer: TransferConfig) -> None:
+def check_pipeline(
+    parallel: ParallelConfig, sched: SchedConfig, transfer: TransferConfig, adapters: AdapterConfig
+) -> None:
     if parallel.pp > 1:
         asked = {
             "--device cuda": sched.device == "cuda",
+            "--lora-dir": bool(adapters.lora_dir),
             f"--layer-parts {transfer.layer_parts}": transfer.layer_parts > 1,
             f"--itl-budget {sched.itl_budget:g}": sched.itl_budget > 0,
         }
@@ -99,14 +108,15 @@ class NodeParts:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
+    adapters: AdapterConfig = field(default_factory=AdapterConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         check_scripted(self)
         check_spec(self.model, self.spec)
-        check_parallel(self.parallel, self.sched, self.model, self.spec)
-        check_pipeline(self.parallel, self.sched, self.transfer)
+        check_parallel(self.parallel, self.sched, self.model, self.spec, self.adapters)
+        check_pipeline(self.parallel, self.sched, self.transfer, self.adapters)
         self.node.check_addresses(has_keys=self.security.has_keys)
         self.transfer.check_transport(self.node)
 

@@ -6,11 +6,13 @@ The hash is cryptographic, because clients choose the token ids, and equal ident
 use numpy, because routers lack it.
 
 Each token of a request has a key of 64 bits, little-endian. With lookahead, which some drafters need, the key also
-covers the next token:
+covers the next token. An adapter's digest and a salt change the first two keys, and so every identity: an adapter's
+name may pass to other weights, and its number in a node to another adapter, but their KV must never meet.
 
-    lookahead   62 .. 32: the token        31 .. 24: the adapter's slot      23 .. 0: the next token
-    without     62 .. 32: the slot         31 .. 0: the token
-    salted      63: 1                      62 .. 0: these bits xor the salt
+    lookahead      62 .. 32: the token        31 .. 0: the next token
+    without        31 .. 0: the token
+    first key      63: 1                      62 .. 0: these bits xor the salt xor the digest's hash
+    second key     63 .. 0: these bits xor the rest of the digest's hash
 """
 
 from __future__ import annotations
@@ -22,17 +24,13 @@ from collections.abc import Iterator
 IDENTITY_BYTES = 16
 KEY_BYTES = 8
 ROOT = bytes(IDENTITY_BYTES)
-NEXT_BITS = 24
-MAX_VOCAB, MAX_ADAPTERS = 1 << NEXT_BITS, (1 << (32 - NEXT_BITS)) - 1
-SLOT_BYTE, SLOT_BYTE_AHEAD = 4, 3  # index of the slot's lowest byte in a key, without and with lookahead
 SALTED = 1 << 63
 
 
-def prefix_keys(tokens: bytes, slot: int, lookahead: int, salt: int) -> bytes:
-    """Return one key per token. `tokens`: 64 bits per token. `slot`: the slot of the adapter that makes the KV.
+def prefix_keys(tokens: bytes, adapter: str, lookahead: int, salt: int) -> bytes:
+    """Return one key per token. `tokens`: 64 bits per token. `adapter`: the digest of what makes the KV; "": none.
 
-    With lookahead the last token has no key yet. A salt changes only the first key, because a page's
-    identity covers all earlier pages, too.
+    With lookahead the last token has no key yet.
     """
     if lookahead:
         halves = array("I", tokens)
@@ -41,13 +39,16 @@ def prefix_keys(tokens: bytes, slot: int, lookahead: int, salt: int) -> bytes:
         keys = bytearray(memoryview(halves).cast("B")[:-KEY_BYTES])
     else:
         keys = bytearray(tokens)
-    if slot and keys:
-        first = SLOT_BYTE_AHEAD if lookahead else SLOT_BYTE
-        keys[first::KEY_BYTES] = bytes((slot,)) * (len(keys) // KEY_BYTES)
-    if salt and keys:
-        key = int.from_bytes(keys[:KEY_BYTES], "little") ^ (salt | SALTED)
-        keys[:KEY_BYTES] = key.to_bytes(KEY_BYTES, "little")
+    if adapter or salt:
+        head = keys[: 2 * KEY_BYTES]
+        mask = (adapter_mask(adapter) ^ salt | SALTED).to_bytes(2 * KEY_BYTES, "little")
+        keys[: len(head)] = bytes(one ^ other for one, other in zip(head, mask, strict=False))
     return bytes(keys)
+
+
+def adapter_mask(digest: str) -> int:
+    """Return 128 bits: with fewer, a client could search for a salt that makes an adapter's pages another's."""
+    return int.from_bytes(hashlib.blake2b(digest.encode(), digest_size=2 * KEY_BYTES).digest()) if digest else 0
 
 
 def child_identity(parent: bytes, key: bytes) -> bytes:

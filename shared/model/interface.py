@@ -23,6 +23,11 @@ class AdapterSpec:
     digest: str
 
 
+def path_digest(path: str) -> str:
+    """Return the digest of HashLM's adapter of this name: it has no files."""
+    return f"hashlm {path}"
+
+
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
     """What a model's weights are in its files, and how many bytes they take there and, at most, in memory."""

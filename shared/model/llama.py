@@ -62,7 +62,7 @@ class LlamaModel:
         self._weights = weights
         self._attention = attention
         self._blocks = blocks
-        self._adapters = tuple(adapters)
+        self._adapters = adapters  # not a copy: a LoraBank may fill more slots
         self._all_columns = all_columns
         self.embed = weights.embed
         self._captured: tuple[int, ...] = ()

@@ -27,7 +27,7 @@ from shared.model.eagle_head import (
 from shared.model.interface import Model, ModelInputs, ModelSpec
 from shared.model.kernels import Kernels, pick_kernels
 from shared.model.llama import LlamaModel
-from shared.model.lora import AdaptedModel, Adapter, LlamaLike, load_adapter
+from shared.model.lora import AdaptedModel, LlamaLike, LoraBank
 from shared.model.opened import (
     AS_GIVEN,
     DTYPES,
@@ -86,7 +86,7 @@ def model_of_code(name: str, options: LoadOptions) -> Model:
 
     if name == "scripted":
         return ScriptedLM(options.max_context)
-    return HashLM(max_context=options.max_context, adapters=options.path_adapters())
+    return HashLM(max_context=options.max_context, adapters=options.path_adapters(), num_spare=options.lora_slots)
 
 
 def load_encoder_model(folder: EncoderFolder, options: LoadOptions, device: str) -> Model:
@@ -96,6 +96,7 @@ def load_encoder_model(folder: EncoderFolder, options: LoadOptions, device: str)
     path, formats = folder.path, options.formats
     asked = {
         "--lora": bool(options.adapters),
+        "--lora-dir": bool(options.lora_slots),
         "--kv-dtype": formats.kv != "auto",
         "--weight-dtype": formats.weights != "auto",
         f"--device {device}": device != "cpu",
@@ -119,11 +120,10 @@ def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span 
     weights = load_weights(
         opened.source, dtype, device, opened.num_positions, make.make_weight, make.make_head, form, packed
     )
-    folders = opened.folders.values()
-    adapters = [load_adapter(folder.pairs, config, dtype, device, make.make_linear) for folder in folders]
+    num_spare = opened.options.lora_slots
+    bank = LoraBank(opened.folders.values(), num_spare, config, dtype, device, make.make_linear)
     return [
-        assemble(config, spec, weights, own, adapters, as_program, span)
-        for own, span in zip(picked, spans, strict=True)
+        assemble(config, spec, weights, own, bank, as_program, span) for own, span in zip(picked, spans, strict=True)
     ]
 
 
@@ -132,22 +132,22 @@ def assemble(
     spec: ModelSpec,
     weights: LlamaWeights,
     picked: Kernels,
-    adapters: Sequence[Adapter],
+    bank: LoraBank,
     as_program: bool,
     span: Span | None,
 ) -> LlamaLike:
     """Make a model, as a compiled program if possible. `span` None: all layers."""
     attention = picked.make_attention(weights.rope, weights.local_rope)
-    model = LlamaModel(config, spec, weights, attention, picked.blocks, adapters, span=span)
+    model = LlamaModel(config, spec, weights, attention, picked.blocks, bank.adapters, span=span)
     if picked.team is not None and as_program:
         from shared.model.llama_compiled import CompiledLlama, obstacle
 
         reason = obstacle(config, weights)
         if reason is None:
             program = CompiledLlama(config, spec, weights, picked.team, span)
-            return AdaptedModel(program, model) if adapters else program
+            return AdaptedModel(program, model, bank) if bank.adapters else program
         logging.getLogger(__name__).info("a step runs kernel by kernel, not as one compiled program: %s", reason)
-    return model
+    return AdaptedModel(model, model, bank) if bank.num_spare else model
 
 
 def warm_up(model: Model) -> None:

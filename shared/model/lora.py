@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from shared.config.host_memory import host_memory
+from shared.core.errors import ConfigError
+from shared.device.gpu import gib
 from shared.kernel.linear import Linear, LinearFactory
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
+from shared.model.adapter_bank import ReadAdapter
 from shared.model.config import LlamaConfig
 from shared.model.interface import Carried, Model, ModelInputs, ModelOutput
-from shared.model.lora_file import LoraPair
+from shared.model.lora_file import LoraFolder, LoraPair
 
+COPIES = 3  # a file's 16-bit numbers, and at most 32 bits for each in the model
 QKV, OUT, GATE_UP, DOWN = "qkv", "out", "gate_up", "down"
 FUSED = {"q": QKV, "k": QKV, "v": QKV, "o": OUT, "gate": GATE_UP, "up": GATE_UP, "down": DOWN}
 
@@ -43,6 +49,47 @@ def load_adapter(
         key = (pair.layer, FUSED[pair.target])
         adapter[key] = (*adapter.get(key, ()), LoraDelta(down, up, starts.get(pair.target, 0)))
     return adapter
+
+
+class LoraBank:
+    """Neither kernels nor pages depend on how many adapters there are, or on their ranks: a slot reserves no memory."""
+
+    def __init__(
+        self,
+        folders: Iterable[LoraFolder],
+        num_spare: int,
+        config: LlamaConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        make: LinearFactory,
+    ) -> None:
+        """`make`: Kernels.make_linear."""
+        # A GPU's memory is divided at the start, and steps in flight would read freed memory.
+        self.num_spare = num_spare if device.type == "cpu" else 0
+        self._config, self._dtype, self._device, self._make = config, dtype, device, make
+        self.adapters: list[Adapter] = [*map(self._load, folders), *({} for _ in range(self.num_spare))]
+
+    def _load(self, folder: LoraFolder) -> Adapter:
+        return load_adapter(folder.pairs, self._config, self._dtype, self._device, self._make)
+
+    def read(self, folder: Path) -> ReadAdapter:
+        check_memory(folder)
+        read = LoraFolder(folder, self._config)
+        return ReadAdapter(read.digest, self._load(read))
+
+    def put(self, slot: int, adapter: ReadAdapter) -> None:
+        self.adapters[slot - 1] = adapter.weights
+
+    def clear(self, slot: int) -> None:
+        self.adapters[slot - 1] = {}
+
+
+def check_memory(folder: Path) -> None:
+    """Raise ConfigError if the host lacks room for the files' tensors, and for these in the model's dtype."""
+    need = COPIES * sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    _, free = host_memory()
+    if need > free:
+        raise ConfigError(f"{folder} may need {gib(need)}, and {gib(free)} are free: remove another adapter first")
 
 
 class AdapterRows:
@@ -85,8 +132,8 @@ class AdaptedModel:
     Both share weights and kernels, so a token without an adapter gets the same bits from either.
     """
 
-    def __init__(self, plain: LlamaLike, adapted: LlamaLike) -> None:
-        self._plain, self._adapted = plain, adapted
+    def __init__(self, plain: LlamaLike, adapted: LlamaLike, bank: LoraBank) -> None:
+        self._plain, self._adapted, self.bank = plain, adapted, bank
         self.spec, self.config, self.embed = plain.spec, plain.config, plain.embed
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:

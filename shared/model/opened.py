@@ -29,7 +29,7 @@ from shared.kernel.libraries import has_amx, multiplies_bytes_best
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
-from shared.model.interface import AdapterSpec, ModelSpec, StoredWeights
+from shared.model.interface import AdapterSpec, ModelSpec, StoredWeights, path_digest
 from shared.model.kernels import AS_DTYPE, Formats, Kernels, attention_shape, pick_kernels
 from shared.model.library.choice import uses_library
 from shared.model.lora_file import LoraFolder
@@ -58,6 +58,7 @@ class LoadOptions:
     kernels: str = "auto"  # "separate": each compiled kernel called from Python; "torch": plain torch only;
     # "triton": kernels for a GPU; "fixed": the same in tiles of one size
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders, by clients' names
+    lora_slots: int = 0  # spare slots for adapters that are loaded while the model runs
     formats: Formats = AS_DTYPE
     packed: PackedFolder | None = None  # None: packed weights stay in this process's memory
     library: str = AUTO  # "baton" or "transformers"; "auto": Baton for its own families
@@ -76,7 +77,7 @@ class LoadOptions:
 
     def path_adapters(self) -> tuple[AdapterSpec, ...]:
         """Return HashLM's adapters, identified by path because no file is read."""
-        return tuple(AdapterSpec(name, f"hashlm {path}") for name, path in self.adapters.items())
+        return tuple(AdapterSpec(name, path_digest(path)) for name, path in self.adapters.items())
 
 
 def _host_memory() -> MemoryInfo:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from shared.config.frozen import ENCODER
+from shared.core.adapter_table import AdapterTable
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth
-from shared.core.page_identity import MAX_ADAPTERS, MAX_VOCAB
 from shared.device.gpu import Gpu
 from shared.device.streams import StreamSet
 from shared.device.torch_cuda import TorchCuda
@@ -30,6 +30,7 @@ from shared.kv.pool import KVPool
 from shared.kv.prefix_cache import PrefixCache
 from shared.kv.rows import ReqToTokenPool
 from shared.kv.window_cache import WindowCache
+from shared.model.adapter_bank import bank_of
 from shared.model.interface import Model, ModelSpec, Stage
 from shared.node.core import NodeCore
 from shared.node.graph_spec import GraphSpec, make_graphs
@@ -100,15 +101,10 @@ def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None
     return ColdTier(store, pool, TransferJobs(engine, is_cold=True))
 
 
-def adapters_of(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the adapters' digests, in the model's order.
-
-    Raise ConfigError if the prefix cache's keys have too few bits for the adapters or the vocabulary.
-    """
-    if spec.vocab_size > MAX_VOCAB or len(spec.adapters) > MAX_ADAPTERS:
-        sizes = f"{len(spec.adapters)} adapters and a vocabulary of {spec.vocab_size}"
-        raise ConfigError(f"{sizes}: at most {MAX_ADAPTERS} and {MAX_VOCAB} are supported")
-    return tuple(adapter.digest for adapter in spec.adapters)
+def table_of(model: Model) -> AdapterTable:
+    bank = bank_of(model)
+    named = ((own.name, own.digest) for own in model.spec.adapters)
+    return AdapterTable(named, 0 if bank is None else bank.num_spare)
 
 
 def with_drafter(settings: SchedSettings, drafter: Drafter) -> SchedSettings:
@@ -150,7 +146,7 @@ def assemble_core(
     )
     planes = pool_planes(model, drafter, settings.page_size)
     exact = settings.needs_cpu_seq_lens or model.spec.needs_cpu_seq_lens
-    settings = replace(settings, adapters=adapters_of(model.spec), needs_cpu_seq_lens=exact)
+    settings = replace(settings, adapters=table_of(model), needs_cpu_seq_lens=exact)
     extras = () if drafter is None else drafter.relay_specs
     if drafter is not None:
         settings = with_drafter(settings, drafter)

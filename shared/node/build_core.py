@@ -15,6 +15,7 @@ from shared.core.overshoot import loop_depth
 from shared.device.streams import make_streams
 from shared.device.torch_cuda import TorchCuda
 from shared.grammar.grammars import Grammars
+from shared.node.adapters import check_lora_dir
 from shared.node.assemble import assemble_core, boundary_of
 from shared.node.build_memory import core_sizes, measured_plan, sched_settings
 from shared.node.build_model import devices, gpu_of, load, make_grammars
@@ -37,6 +38,7 @@ def build_core(
     torch.set_num_threads(cores.threads)
     device, streams = devices(config.parts, max(size, num_stages), TorchCuda(), log)
     parts, gpu = with_device_defaults(config.parts, device), gpu_of(streams)
+    check_lora_dir(parts, device)
     check_deterministic(parts, on_gpu=gpu is not None)
     if num_stages > core_plan.num_threads(config.cores):
         log.warning("this node has fewer threads than stages, so its stages take turns", stages=num_stages)

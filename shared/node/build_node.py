@@ -90,4 +90,5 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
         lease_s=parts.node.lease_s,
         silence_s=parts.node.silence_s,
         about_transports=about_transports(core.settings.device) if parts.node.transport == "auto" else "",
+        lora_dir=parts.adapters.lora_dir,
     )

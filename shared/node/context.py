@@ -41,6 +41,7 @@ class NodeFacts:
     lease_s: float = 60.0
     silence_s: float = 5.0  # after this time an unreachable peer counts as gone
     about_transports: str = ""  # why these transports were chosen
+    lora_dir: str = ""  # the folder whose adapters routers may make this node load; "": none
 
 
 def no_group(transport: str, rank: int) -> Group:
@@ -84,8 +85,10 @@ class NodeContext:
     def end(self, key: RequestKey, error: BatonError) -> None:
         self.ends.append(Ended(key, FinishReason.ERROR, 0, 0, error))
 
-    def missing_adapter(self, req: Request) -> AdapterMissing | None:
-        if self.core.settings.has_adapter(req):
+    def missing_adapter(self, req: Request, *, is_offered: bool = False) -> AdapterMissing | None:
+        """`is_offered`: a prefill node had accepted the request, perhaps before the adapter began to leave."""
+        table = self.core.settings.adapters
+        if table.serves(req.adapter) or (is_offered and table.holds(req.adapter)):
             return None
         return AdapterMissing(f"{self.facts.node_id} does not have the adapter {req.adapter[:100]}")
 

@@ -22,6 +22,7 @@ def load_options(parts: NodeParts, cores: NodeCores | None = None, memory: Memor
         wanted.dtype,
         wanted.max_context,
         adapters=wanted.adapters,
+        lora_slots=parts.adapters.num_spare,
         formats=formats,
         packed=packed,
         library=wanted.model_library,

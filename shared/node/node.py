@@ -16,6 +16,8 @@ from shared.core.errors import BatonError, IntegrityError, NodeDraining, Overloa
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.states import FinishReason, QueueStage
+from shared.model.adapter_bank import bank_of
+from shared.node.adapters import AdapterDesk
 from shared.node.cache_teller import CacheTeller
 from shared.node.context import NodeContext
 from shared.node.convert import end_of, requests_of, run_of, scores_of, tokens_of
@@ -39,7 +41,9 @@ from shared.wire.messages import (
     Goodbye,
     Heartbeat,
     Key,
+    LoadAdapter,
     Release,
+    RemoveAdapter,
     SequenceEnd,
     Spending,
     TokenRun,
@@ -65,6 +69,7 @@ class Node:
         self._runs: dict[str, list[TokenRun]] = {}
         self._ends: dict[str, list[SequenceEnd]] = {}
         self.membership = Membership(ctx, self._router_over)
+        self.adapters = AdapterDesk(ctx, bank_of(ctx.core.model), side.outside, side.abort)
         self._wire = WireTotals()
         self._spendings = Spendings()
 
@@ -82,6 +87,9 @@ class Node:
 
     def go_on(self, now: float) -> list[Dial | Outgoing | HangUp]:
         self._expire(now)
+        if self.adapters.go_on(now):
+            self.membership.say_hello_again(now)
+            self.next_heartbeat = now
         self._step(now)
         self._note_started(now)
         self._flush_tokens()
@@ -227,6 +235,8 @@ class Node:
             self._abort(message, now)
         elif isinstance(message, Drain) and message.node_id == self.ctx.facts.node_id:
             self._drain(message, now)
+        elif isinstance(message, LoadAdapter | RemoveAdapter) and message.node_id == self.ctx.facts.node_id:
+            self.adapters.take_order(message, now)
         elif isinstance(message, CacheReplay) and message.node_id == self.ctx.facts.node_id:
             self._teller.asked(received.peer, message.after)
         elif isinstance(message, Spending):
@@ -360,7 +370,7 @@ class Node:
         self._count_wire()
         load = node_load(self.ctx.core, self.ctx.metrics, self.side.outside(), self.side.hands_over(), self.ctx.cores())
         facts, leaving, shares = self.ctx.facts, self.ctx.leaving, LoadShares(self.ctx.core, self.side.outside())
-        lacks = self.membership.lacking()
+        lacks, orders = self.membership.lacking(), self.adapters.orders()
         for link in links:
             beat = Heartbeat(
                 facts.node_id,
@@ -373,6 +383,7 @@ class Node:
                 leaves=link.state is RouterState.LEAVING,
                 lacks=lacks,
                 taken=link.tell_taken(),
+                adapter_orders=orders,
             )
             self.ctx.outbox.send(link.peer, beat)
         for peer, message in self._spendings.news(links):

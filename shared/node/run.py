@@ -84,6 +84,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             ends.callback(core.streams.stop if core is not None else do_nothing)
             ends.callback(others.close)
             ends.callback(node.side.close if node is not None else do_nothing)
+            ends.callback(node.adapters.close if node is not None else do_nothing)
             ends.callback(forget_kernels)
             ends.callback(watch.close)
     log.info("stopped")

@@ -79,7 +79,7 @@ class PlanFreezer:
             history_rows=np.asarray([self._settings.keeps_history(req) for req in reqs], dtype=np.bool_),
             history_seeds=tuple(self._history_seeds(shares)),
             width=width,
-            adapters=np.asarray([self._settings.adapter_slot(req) for req in reqs], dtype=np.int64),
+            adapters=np.asarray([self._settings.adapters.slot(req.adapter) for req in reqs], dtype=np.int64),
             chunk_ends=tuple((chunk_lens + np.asarray(chunk_q, dtype=np.int64)).tolist()),
             layer_ends=self._settings.layer_ends if any(req.handoff_to is not None for req in reqs) else (),
             scores=_score_shares(shares) if encoder_lens is None else (),

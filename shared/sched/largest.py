@@ -89,5 +89,5 @@ class LargestSteps:
         key = RequestKey("largest", 0, str(index), 0, 0)
         req = Request(key, np.ones(length, dtype=np.int64), EVERY_FEATURE, seed=index, arrival=index)
         req.row = 1 + index
-        req.adapter = next(iter(self._settings.adapters), "")
+        req.adapter = next(iter(self._settings.adapters.digests), "")
         return req

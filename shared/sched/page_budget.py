@@ -132,8 +132,7 @@ class PageBudget:
 
     def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:
         """Return cache keys; see `shared.core.page_identity`."""
-        settings = self._settings
-        keys = prefix_keys(ids.tobytes(), settings.adapter_slot(req), settings.key_lookahead, req.cache_salt)
+        keys = prefix_keys(ids.tobytes(), req.adapter, self._settings.key_lookahead, req.cache_salt)
         return np.frombuffer(keys, np.int64)
 
     def release(self, req: Request) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from shared.core.adapter_table import AdapterTable
 from shared.core.overshoot import overshoot
 from shared.core.request import Request
 from shared.sched.prompts import InChunks, PromptRules
@@ -31,17 +32,10 @@ class SchedSettings:
     prompts: PromptRules = InChunks()
     depth: int = 1  # steps that may be open when another step is launched
     device: str = "cpu"
-    adapters: tuple[str, ...] = ()  # digests, in the model's order
+    adapters: AdapterTable = field(default_factory=AdapterTable)
 
     def keeps_history(self, req: Request) -> bool:
         return self.reads_history or req.sampling.needs_history
-
-    def adapter_slot(self, req: Request) -> int:
-        """Return n for the n-th adapter, and 0 for no adapter. Raise ValueError for an unknown adapter."""
-        return self.adapters.index(req.adapter) + 1 if req.adapter else 0
-
-    def has_adapter(self, req: Request) -> bool:
-        return not req.adapter or req.adapter in self.adapters
 
     @property
     def speculative(self) -> bool:

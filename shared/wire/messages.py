@@ -1,7 +1,7 @@
 """Every message between routers and nodes, as a data type. codec.py checks sizes and schema.
 
     node -> router   Hello, Heartbeat, Begun, Scores, Tokens, CacheEvents, Goodbye, Unwelcome
-    router -> node   Welcome, Generate, Abort, Drain, CacheReplay, Release
+    router -> node   Welcome, Generate, Abort, Drain, CacheReplay, Release, LoadAdapter, RemoveAdapter
     router -> node -> other routers          Spending
     P -> D           Offer, Ready, Prebuilt, Abort
     D -> P           Grant, Wait, FramesTaken, Refuse, Installed, Failed
@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.wire.node_parts import Adapter as Adapter
+from shared.wire.node_parts import AdapterOrder as AdapterOrder
 from shared.wire.node_parts import Fingerprint as Fingerprint
 from shared.wire.node_parts import NodeLoad as NodeLoad
 from shared.wire.node_parts import Weights as Weights
@@ -31,6 +32,7 @@ from shared.wire.ranges import (
     MAX_DRAFT_BYTES,
     MAX_HANDLE_BYTES,
     MAX_NAMES,
+    MAX_ORDERS,
     MAX_PAGE_NAMES,
     MAX_PULL_TOKENS,
     MAX_RUNS,
@@ -104,6 +106,7 @@ class Heartbeat(Message, frozen=True):
     leaves: bool = False  # the node's list of routers lacks this one; the node stays until Release
     lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []  # listed routers where the node is not registered
     taken: Taken = NOTHING_TAKEN
+    adapter_orders: Annotated[list[AdapterOrder], Meta(max_length=MAX_ORDERS)] = []  # the last ones, oldest first
 
 
 class CacheEvents(Message, frozen=True):
@@ -141,6 +144,30 @@ class Drain(Message, frozen=True):
     node_id: Name
     then: Literal["", "stop", "restart", "prefill", "decode"]
     move_after_ms: Milliseconds | None = None
+
+
+class LoadAdapter(Message, frozen=True):
+    """Tells a node to load a LoRA adapter from its --lora-dir. Heartbeats say what came of it. Said again, with the
+    same number, it changes nothing.
+    """
+
+    node_id: Name
+    number: Unsigned  # drawn by the router, so that it knows its order among those of others
+    name: Name
+    path: Text  # relative to the node's --lora-dir
+
+
+class RemoveAdapter(Message, frozen=True):
+    """Tells a node to accept no new requests for an adapter. Its slot is free when the last request has ended.
+
+    After `move_after_ms` the node fails the remaining requests, and routers continue them on nodes that have the
+    adapter.
+    """
+
+    node_id: Name
+    number: Unsigned
+    name: Name
+    move_after_ms: Milliseconds
 
 
 class Release(Message, frozen=True):
@@ -397,5 +424,6 @@ class Broken(Message, frozen=True):
 AnyMessage = (
     Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Begun | Scores | Tokens
     | Offer | Grant | Wait | Refuse | Ready | Prebuilt | Installed | Failed | Join | StoreEntry | Take | Broken
-    | CacheEvents | CacheReplay | Release | Spending | Pull | Lent | Returned | FramesTaken
+    | CacheEvents | CacheReplay | Release | LoadAdapter | RemoveAdapter | Spending | Pull | Lent | Returned
+    | FramesTaken
 )  # fmt: skip

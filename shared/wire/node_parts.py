@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from shared.observe.node_metrics import MAX_SAMPLES
-from shared.wire.ranges import MAX_NAMES, Count, Name, Real, States, Text
+from shared.wire.ranges import MAX_NAMES, Count, Name, Real, States, Text, Unsigned
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
@@ -40,6 +40,20 @@ class Weights(msgspec.Struct, frozen=True):
     held: Text  # number format in memory
     file_bytes: Count
     memory_bytes: Count  # at most
+
+
+OrderState = Literal["loading", "loaded", "refused", "leaving", "removed"]
+
+
+class AdapterOrder(msgspec.Struct, frozen=True):
+    """What has become of a LoadAdapter or RemoveAdapter."""
+
+    number: Unsigned
+    name: Name
+    state: OrderState
+    digest: Text = ""  # of the weights, once they are known
+    why: Text = ""  # for "refused"
+    requests: Count = 0  # that still use the weights, for "leaving"
 
 
 class NodeLoad(msgspec.Struct, frozen=True):

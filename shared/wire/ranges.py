@@ -17,6 +17,7 @@ MAX_PULL_TOKENS = 1 << 17  # limit on the tokens of a pulled prefix
 MAX_RUNS = 1 << 14  # limit on a node's rows in a message, and on a row's tokens in a step
 MAX_TAKEN = 1 << 12  # keys of Generates in a heartbeat
 MAX_NAMES = 256  # entries of one list or map, such as a node's counters or adapters
+MAX_ORDERS = 16  # to load or remove adapters, in a heartbeat
 MAX_DRAFT_BYTES = 4 << 20
 MAX_HANDLE_BYTES = 1 << 16
 MAX_CODE_BYTES = 64  # size of a ticket's key or code

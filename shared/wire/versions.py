@@ -14,10 +14,13 @@ FIRST = 14  # earlier versions work only with themselves
 # A row may go once the version before it is two behind.
 SINCE: dict[str, int] = {
     "Generate.tenant": 15,
+    "Heartbeat.adapter_orders": 15,
     "Heartbeat.taken": 15,
     "Hello.weights": 15,
+    "LoadAdapter": 15,
     "NodeLoad.kept_pages": 15,
     "Offer.tenant": 15,
+    "RemoveAdapter": 15,
 }
 # Fields that senders still write, and the version whose readers no longer need them. The next version deletes them.
 GONE: dict[str, int] = {}

@@ -115,6 +115,7 @@ class CoreKnobs:
     stages: int = 1  # above 1: the model is a pipeline; see stages_of
     seed: int = 0
     adapters: tuple[str, ...] = ()  # digests, which are their names too
+    spare_adapters: int = 0  # slots for adapters that come later
     apart: bool = False  # tensors are copies out of slots, as on a device with memory of its own
 
 
@@ -174,7 +175,9 @@ def make_core(
 ) -> NodeCore:
     """`drafter`, `model`, `grammars`: others than the knobs name. `ranks`: where the model is one rank's part."""
     adapters = tuple(AdapterSpec(name, name) for name in knobs.adapters)
-    model = model or HashLM(max_context=MAX_CONTEXT, window=knobs.window, adapters=adapters)
+    model = model or HashLM(
+        max_context=MAX_CONTEXT, window=knobs.window, adapters=adapters, num_spare=knobs.spare_adapters
+    )
     drafter = drafter or make_drafter(knobs, model)
     served: Model = HashSeq2Seq(MAX_CONTEXT) if knobs.encoder else model
     settings = SchedSettings(

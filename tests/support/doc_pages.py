@@ -171,6 +171,8 @@ WAYS: dict[str, tuple[type, ...]] = {
         messages.Generate,
         messages.Abort,
         messages.Drain,
+        messages.LoadAdapter,
+        messages.RemoveAdapter,
         messages.Release,
         messages.CacheReplay,
     ),

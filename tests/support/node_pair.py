@@ -68,6 +68,7 @@ def make_node(
     core: NodeCore | None = None,
     make_group: Callable[[str, int], Group] = TwinGroup,
     gpu: Gpu | None = None,
+    lora_dir: str = "",
 ) -> Node:
     """`core`: another than the knobs describe. `gpu`: that of its pool, if it is on one."""
     core = core or make_core(replace(knobs, shared_memory=role == "prefill" and transport == "shm"))
@@ -90,6 +91,7 @@ def make_node(
         max_context=512,
         max_running=knobs.max_running,
         lease_s=LEASE_S,
+        lora_dir=lora_dir,
     )
     log = LogOnce(Logger(node_id, io.StringIO()))
     books = (Routers((ROUTER,)), Tombstones(LEASE_S), NodeMetrics(), log)

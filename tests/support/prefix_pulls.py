@@ -75,8 +75,7 @@ class PullPair:
         """The router's word that `s` has these pages and that `p` may have them."""
         settings = self.s.ctx.core.settings
         tokens = array.array("q", one.prompt).tobytes()
-        slot = settings.adapters.index(one.adapter) + 1 if one.adapter else 0
-        keys = prefix_keys(tokens, slot, settings.key_lookahead, one.cache_salt)
+        keys = prefix_keys(tokens, one.adapter, settings.key_lookahead, one.cache_salt)
         *_, last = identities(keys[: num_pages * settings.page_size * KEY_BYTES], settings.page_size)
         facts = self.s.ctx.facts
         ticket = make_ticket(

@@ -25,7 +25,7 @@ def job(rid: int, salt: int) -> Job:
 
 
 def salted(tokens: npt.NDArray[np.int64], salt: int) -> npt.NDArray[np.int64]:
-    return np.frombuffer(prefix_keys(tokens.tobytes(), 0, 0, salt), np.int64)
+    return np.frombuffer(prefix_keys(tokens.tobytes(), "", 0, salt), np.int64)
 
 
 def test_a_salt_changes_the_first_key_alone() -> None:

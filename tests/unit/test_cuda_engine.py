@@ -56,7 +56,7 @@ class Heard:
 @cache
 def on_cpu(kind: Kind, num_jobs: int) -> tuple[list[Job], Outcome]:
     core = make_core(kind)
-    asked = jobs_for(kind, core.settings.adapters, num_jobs)
+    asked = jobs_for(kind, core.settings.adapters.digests, num_jobs)
     outcome = run_local(core, asked, rng=random.Random(1))
     core.close()
     assert all(end.error is None for end in outcome.ends.values())

@@ -12,10 +12,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from shared.core.errors import ConfigError
+from shared.kernel.linear import PlainLinear
 from shared.kernel.product import supports
+from shared.model.adapter_bank import bank_of
 from shared.model.interface import Model
 from shared.model.load import load_model
-from shared.model.lora import AdaptedModel
+from shared.model.lora import AdaptedModel, LoraBank
 from shared.model.opened import LoadOptions
 from tests.support.tiny_adapters import CONFIG, adapter
 from tests.support.tiny_models import VOCAB, Rows, prompt, save_random
@@ -177,3 +179,38 @@ def test_experts_have_no_adapters(tmp_path: Path) -> None:
     save_file(load_file(path) | extra, path)
     with pytest.raises(ConfigError, match="no up_proj in layer 0 to adapt"):
         load(tmp_path / "moe", a=lora)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "separate", "auto"])
+def test_an_adapter_put_later_gives_the_bits_of_the_start(kernels: str, tmp_path: Path) -> None:
+    model = base(tmp_path / "base")
+    folders = [adapter(model, tmp_path / name, seed) for seed, name in enumerate("ab")]
+    later = load_model(str(model), LoadOptions("float32", kernels=kernels, lora_slots=2))
+    bank = bank_of(later)
+    assert bank is not None
+    for folder in (*folders, folders[0]):
+        read = bank.read(folder)
+        begun = load(model, kernels, tuned=folder)
+        assert read.digest == begun.spec.adapters[0].digest
+        bank.put(2, read)
+        want = Rows(begun, 1, 16).step({0: prompt(9)}, adapters={0: 1})
+        assert torch.equal(Rows(later, 1, 16).step({0: prompt(9)}, adapters={0: 2}), want)
+        bank.clear(2)
+    plain = Rows(load(model, kernels), 1, 16).step({0: prompt(9)})
+    assert torch.equal(Rows(later, 1, 16).step({0: prompt(9)}, adapters={0: 2}), plain), "of an ended request"
+
+
+def test_only_a_cpu_model_with_slots_takes_adapters_later(tmp_path: Path) -> None:
+    model = load(base(tmp_path / "base"))
+    assert bank_of(model) is None
+    on_gpu = LoraBank((), 2, model.config, torch.float32, torch.device("meta"), PlainLinear)  # type: ignore[attr-defined]
+    assert on_gpu.num_spare == 0 and on_gpu.adapters == []
+
+
+def test_an_adapter_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = base(tmp_path / "base")
+    folder = adapter(model, tmp_path / "a", 1)
+    bank = bank_of(load_model(str(model), LoadOptions("float32", lora_slots=1)))
+    monkeypatch.setattr("shared.model.lora.host_memory", lambda: (1 << 40, 3 * 1024))
+    with pytest.raises(ConfigError, match="may need"):
+        bank.read(folder)  # type: ignore[union-attr]

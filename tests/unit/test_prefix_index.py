@@ -14,7 +14,7 @@ from router.fleet.registry import RegisteredNode, Registry
 from router.policy.interface import Reason, Wanted
 from router.policy.prefix_aware import PrefixAware
 from shared.core.page_identity import identities, prefix_keys
-from shared.wire.messages import Adapter, CacheEvents, CacheReplay, Heartbeat
+from shared.wire.messages import CacheEvents, CacheReplay, Heartbeat
 from shared.wire.peers import peer_name
 from tests.support.router_rig import RouterRig, hello, load
 
@@ -22,9 +22,9 @@ PAGE = 16
 PROMPT = list(range(100))
 
 
-def names_of(prompt: Sequence[int], slot: int = 0, lookahead: int = 0, salt: int = 0) -> list[bytes]:
+def names_of(prompt: Sequence[int], adapter: str = "", lookahead: int = 0, salt: int = 0) -> list[bytes]:
     """Of the pages that a prompt fills."""
-    keys = prefix_keys(array("q", prompt).tobytes(), slot, lookahead, salt)
+    keys = prefix_keys(array("q", prompt).tobytes(), adapter, lookahead, salt)
     return list(identities(keys, PAGE))[: (len(prompt) - lookahead) // PAGE]
 
 
@@ -119,18 +119,16 @@ def test_one_token_is_left_to_compute() -> None:
     assert PromptPages(prompt, "", 0).cached_tokens(index, hello("prefill", "a")) == 2 * PAGE - 1
 
 
-@pytest.mark.parametrize("slot, lookahead, salt", [(0, 0, 0), (2, 0, 0), (2, 1, 0), (0, 1, 7)])
-def test_adapter_salt_and_drafts_are_in_a_page_s_name(slot: int, lookahead: int, salt: int) -> None:
-    told = msgspec.structs.replace(
-        hello("prefill", "a"), adapters=[Adapter("x", "1"), Adapter("y", "2")], key_lookahead=lookahead
-    )
-    index, adapter = PageIndex(), "2" if slot else ""
-    index.take_events(events(1, names_of(PROMPT, slot, lookahead, salt), cleared=True))
+@pytest.mark.parametrize("adapter, lookahead, salt", [("", 0, 0), ("x", 0, 0), ("x", 1, 0), ("", 1, 7)])
+def test_adapter_salt_and_drafts_are_in_a_page_s_name(adapter: str, lookahead: int, salt: int) -> None:
+    told = msgspec.structs.replace(hello("prefill", "a"), key_lookahead=lookahead)
+    index = PageIndex()
+    index.take_events(events(1, names_of(PROMPT, adapter, lookahead, salt), cleared=True))
     assert PromptPages(PROMPT, adapter, salt).cached_tokens(index, told) == 6 * PAGE
     assert PromptPages(PROMPT, adapter, salt + 1).cached_tokens(index, told) == 0
-    assert PromptPages(PROMPT, "" if slot else "2", salt).cached_tokens(index, told) == 0
+    assert PromptPages(PROMPT, "y", salt).cached_tokens(index, told) == 0
     assert PromptPages(PROMPT, adapter, salt).cached_tokens(index, hello("prefill", "a")) == (
-        0 if slot or lookahead else 6 * PAGE
+        0 if lookahead else 6 * PAGE
     )
 
 

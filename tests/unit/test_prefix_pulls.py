@@ -103,7 +103,7 @@ def test_a_source_with_fewer_pages_lends_those() -> None:
     assert rig.count("pull.pulled") == 1 and rig.count("pulled_pages") == 3
 
 
-def test_adapters_and_salts_are_the_sources_own() -> None:
+def test_pages_of_an_adapter_and_a_salt_are_lent() -> None:
     knobs = CoreKnobs(adapters=("first", "second"))
     rig, one = (
         PullPair(knobs, s_knobs=replace(knobs, adapters=("second", "first"))),
@@ -118,7 +118,7 @@ def test_adapters_and_salts_are_the_sources_own() -> None:
 def test_another_adapters_pages_are_not_lent() -> None:
     knobs = CoreKnobs(adapters=("first", "second"))
     rig, one = PullPair(knobs, s_knobs=replace(knobs, adapters=("second", "first"))), job(2, adapter="first")
-    rig.warm(job(1, adapter="second"))  # in the slot that the first one has at the node that asks
+    rig.warm(job(1, adapter="second"))  # with the number that the first one has at the node that asks
     key = rig.ask(one)
     rig.finish(key, one)
     assert rig.count("pull.refused") == 1 and not rig.count("pulled_pages")
@@ -446,7 +446,7 @@ def test_a_ticket_opens_one_loan_of_the_pages_it_names() -> None:
         ({"prompt_ids": list(range(200))}, "more tokens"),
         ({"num_pages": 4}, "differ in number"),
         ({"transports": ["gloo"]}, "no transport"),
-        ({"adapter": "unknown"}, "adapter"),
+        ({"adapter": "unknown"}, "pages that its ticket does not allow"),
     ],
 )
 def test_what_no_router_said_is_not_lent(fields: dict[str, object], why: str) -> None:

@@ -72,7 +72,7 @@ def test_a_stream_of_each_kind_of_draft_is_the_reference_s(name: str) -> None:
     kind, found = KINDS[name], []
     for kernels in ("torch", "triton"):
         core = make_core(kind, kernels=kernels)
-        asked = [eight_tokens(jobs_for(kind, core.settings.adapters, 2)[1])]
+        asked = [eight_tokens(jobs_for(kind, core.settings.adapters.digests, 2)[1])]
         outcome = run_local(core, asked, rng=random.Random(1))
         assert_whole(core)
         core.close()

@@ -10,6 +10,8 @@ draft tree, the text position). With a window w both sums are over i > j - w onl
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -18,8 +20,9 @@ import xxhash
 from shared.kernel.noise_numba import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
+from shared.model.adapter_bank import AdapterBank, ReadAdapter
 from shared.model.hashlm.layer import Words, arrays_of, layers_of, mix, run_layer, words_of
-from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput, ModelSpec
+from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput, ModelSpec, path_digest
 
 VOCAB_SIZE = 96  # ids 0..94 are chr(32 + id); the last is EOS
 DEFAULT_CONTEXT = 4096  # freely chosen: positions have no limit
@@ -68,6 +71,7 @@ class HashLM:
         max_context: int = 0,  # 0: DEFAULT_CONTEXT
         window: int = 0,
         adapters: tuple[AdapterSpec, ...] = (),
+        num_spare: int = 0,  # see AdapterBank, which a HashLM is itself
     ) -> None:
         if not 2 <= vocab_size <= 4096:
             raise ValueError(f"vocab_size {vocab_size} is not in 2..4096: the logits would tie")
@@ -82,7 +86,23 @@ class HashLM:
             eos_ids=(vocab_size - 1,),
             adapters=adapters,
         )
-        self._salts = torch.tensor([0, *(adapter_salt(adapter.digest) for adapter in adapters)])
+        salts = [adapter_salt(adapter.digest) for adapter in adapters]
+        self._salts = torch.tensor([0, *salts, *[0] * num_spare])
+        self.num_spare = num_spare
+
+    @property
+    def bank(self) -> AdapterBank:
+        return self
+
+    def read(self, folder: Path) -> ReadAdapter:
+        """As at the start, no file is read."""
+        return ReadAdapter(path_digest(str(folder)), None)
+
+    def put(self, slot: int, adapter: ReadAdapter) -> None:
+        self._salts[slot] = adapter_salt(adapter.digest)
+
+    def clear(self, slot: int) -> None:
+        self._salts[slot] = 0
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         return (PlaneSpec("kv", (2, page_size), torch.int64, slot_dim=-1, window=self.window),)

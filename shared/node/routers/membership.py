@@ -136,6 +136,12 @@ class Membership:
                 num_others=found.num_others,
             )
 
+    def say_hello_again(self, now: float) -> None:
+        """Tell the served routers of other adapters. Each answers with a Welcome, or hears the Hello again."""
+        for link in self._ctx.routers.served():
+            if not link.is_ending:
+                self._say_hello(link, now)
+
     def _say_hello(self, link: DialledRouter, now: float) -> None:
         facts, core = self._ctx.facts, self._ctx.core
         link.session.hello_at, link.due = now, now + HELLO_AGAIN_S
@@ -154,7 +160,7 @@ class Membership:
                 host_id=facts.host_id,
                 transports=list(facts.transports),
                 connection=link.num_connections,
-                adapters=[Adapter(own.name, own.digest) for own in core.spec.adapters],
+                adapters=[Adapter(*own) for own in core.settings.adapters.named.items()],
                 key_lookahead=core.settings.key_lookahead,
                 has_window=isinstance(core.kv.cache, WindowCache),
                 weights=weights_of(core.spec),

@@ -74,7 +74,7 @@ def outcome(place: Place | None, kind: Kind, tiny: bool, how: How = PLAIN) -> Ou
     gpu = None if place is None else place.gpu
     core = make_core(kind, gpu, kernels=how.kernels, graphs=how.graphs)  # type: ignore[arg-type]
     try:
-        given = jobs_for(kind, core.settings.adapters, NUM_TINY_JOBS if tiny else len(LENGTHS))
+        given = jobs_for(kind, core.settings.adapters.digests, NUM_TINY_JOBS if tiny else len(LENGTHS))
         with no_failed_steps():
             found = run_local(core, given, retract_every=RETRACT_EVERY, rng=random.Random(1))
         assert_whole(core)

@@ -1,0 +1,198 @@
+"""Load and remove LoRA adapters while the node runs, as routers order. Sans-IO, except for the thread that reads files.
+
+    LoadAdapter     loading --the thread has read it--> loaded: a slot has the weights, and Hello names the adapter
+                            '--> refused
+    RemoveAdapter   leaving: Hello no longer names it --no request uses it--> removed: the slot is free
+
+A node that restarts has the adapters of its command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from shared.config.processes import NodeParts
+from shared.core.adapter_table import AdapterTable
+from shared.core.errors import AdapterMissing, BatonError, ConfigError
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.model.adapter_bank import AdapterBank, ReadAdapter
+from shared.node.context import NodeContext
+from shared.wire.messages import AdapterOrder, LoadAdapter, RemoveAdapter
+from shared.wire.node_parts import OrderState
+from shared.wire.ranges import MAX_ORDERS, MAX_TEXT
+
+NO_FOLDER = "it was started without --lora-dir: start it with --lora-dir DIR, the folder that has the adapters"
+
+
+def check_lora_dir(parts: NodeParts, device: str) -> None:
+    """Raise ConfigError early, before the model is loaded."""
+    folder = parts.adapters.lora_dir
+    if folder and device != "cpu":
+        raise ConfigError(f"--lora-dir: on {device} adapters are loaded only at the start; use --lora, or --device cpu")
+    if folder and not Path(folder).expanduser().is_dir():
+        raise ConfigError(f"--lora-dir {folder} is not a folder")
+
+
+def path_below(root: str, path: str) -> Path:
+    """Return an adapter's folder. Raise ConfigError if it is not below `root`, links followed.
+
+    Routers name paths over the network. The operator's folder limits what they can make a node open."""
+    if not root:
+        raise ConfigError(NO_FOLDER)
+    top = Path(root).expanduser().resolve()
+    try:
+        folder = (top / path).resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a loop of links; a null byte
+        raise ConfigError(f"{path!r} is not a path: {error}") from error
+    if Path(path).is_absolute() or top not in folder.parents:
+        raise ConfigError(f"{path!r} is not below --lora-dir: write a path relative to that folder, without ..")
+    return folder
+
+
+@dataclass(slots=True, eq=False)
+class AdapterReading:
+    order: LoadAdapter
+    result: Future[ReadAdapter]
+
+
+class AdapterDesk:
+    """Owned by the node's loop thread. `outside`: requests that the scheduler doesn't know (yet)."""
+
+    def __init__(
+        self,
+        ctx: NodeContext,
+        bank: AdapterBank | None,
+        outside: Callable[[], Sequence[Request]],
+        abort: Callable[[RequestKey], None],
+        executor: Executor | None = None,
+    ) -> None:
+        """`abort` drops a request of `outside`."""
+        self._ctx, self._bank = ctx, bank
+        self._outside, self._abort = outside, abort
+        threads = torch.get_num_threads()  # the loop thread's, so that weights are packed as at the start
+        self._executor = executor or ThreadPoolExecutor(
+            1, "adapter", initializer=torch.set_num_threads, initargs=(threads,)
+        )
+        self._reading: list[AdapterReading] = []
+        self._ends: dict[str, float] = {}  # digest -> when the requests that use it fail
+        self._orders: dict[int, AdapterOrder] = {}  # by number
+        self._has_news = False
+
+    @property
+    def _table(self) -> AdapterTable:
+        return self._ctx.core.settings.adapters
+
+    def take_order(self, order: LoadAdapter | RemoveAdapter, now: float) -> None:
+        """An order that is said again, with its number, changes nothing."""
+        if order.number in self._orders:
+            return
+        self._has_news = True
+        if isinstance(order, LoadAdapter):
+            self._load(order)
+        else:
+            self._remove(order, now)
+
+    def _load(self, order: LoadAdapter) -> None:
+        self._note(order, "loading")
+        try:
+            folder = path_below(self._ctx.facts.lora_dir, order.path)
+        except ConfigError as error:
+            self._refuse(order, error)
+            return
+        assert self._bank is not None  # a node with a --lora-dir has one
+        reading = AdapterReading(order, self._executor.submit(self._bank.read, folder))
+        self._reading.append(reading)
+        reading.result.add_done_callback(lambda _: self._ctx.wake())
+
+    def _remove(self, order: RemoveAdapter, now: float) -> None:
+        for reading in [reading for reading in self._reading if reading.order.name == order.name]:
+            self._reading.remove(reading)
+            self._refuse(reading.order, ConfigError("it was removed before it was loaded"))
+        digest = self._table.remove_name(order.name)
+        is_last = bool(digest) and not self._table.serves(digest)
+        if is_last:
+            self._ends[digest] = now + order.move_after_ms / 1000
+        self._note(order, "leaving" if is_last else "removed", digest)
+        self._ctx.log.info((order.name, order.number), "an adapter is removed", adapter=order.name, digest=digest)
+
+    def go_on(self, now: float) -> bool:
+        """Return whether routers should hear of a change."""
+        for reading in [reading for reading in self._reading if reading.result.done()]:
+            self._reading.remove(reading)
+            self._install(reading)
+        for digest in self._table.leaving:
+            self._leave(digest, now)
+        has_news, self._has_news = self._has_news, False
+        return has_news
+
+    def _install(self, reading: AdapterReading) -> None:
+        order, self._has_news = reading.order, True
+        try:
+            read = reading.result.result()
+            slot = self._table.add(order.name, read.digest)
+        except BatonError as error:
+            self._refuse(order, error)
+            return
+        except Exception as error:  # a broken file must not end the node
+            self._refuse(order, ConfigError(f"{type(error).__name__}: {error}"))
+            return
+        if slot:
+            assert self._bank is not None
+            self._bank.put(slot, read)
+        self._note(order, "loaded", read.digest)
+        self._ctx.log.info((order.name, order.number), "an adapter is loaded", adapter=order.name, digest=read.digest)
+
+    def _leave(self, digest: str, now: float) -> None:
+        """Free the slot if no request uses it."""
+        users = self.users(digest)
+        if not users:
+            self._has_news = True
+            for slot in self._table.free(digest):
+                if self._bank is not None:
+                    self._bank.clear(slot)
+            self._ends.pop(digest, None)
+        elif now >= self._ends[digest]:
+            self._fail(users)
+
+    def users(self, digest: str) -> list[Request]:
+        return [req for req in (*self._ctx.core.requests.values(), *self._outside()) if req.adapter == digest]
+
+    def _fail(self, users: Sequence[Request]) -> None:
+        gone = AdapterMissing(f"the adapter was removed from {self._ctx.facts.node_id} before the answer's end")
+        for req in users:
+            if req.key in self._ctx.core.requests:
+                self._ctx.core.fail(req.key, gone)
+            else:
+                self._abort(req.key)
+                self._ctx.end(req.key, gone)
+
+    def _refuse(self, order: LoadAdapter, error: BatonError) -> None:
+        self._note(order, "refused", why=error.message[:MAX_TEXT])
+        self._ctx.log.warning(
+            (order.name, order.number), "an adapter is refused", adapter=order.name, why=error.message
+        )
+
+    def _note(self, order: LoadAdapter | RemoveAdapter, state: OrderState, digest: str = "", why: str = "") -> None:
+        self._orders[order.number] = AdapterOrder(order.number, order.name, state, digest, why)
+        while len(self._orders) > MAX_ORDERS:
+            del self._orders[next(iter(self._orders))]
+
+    def orders(self) -> list[AdapterOrder]:
+        """Return what became of the last orders, for a heartbeat."""
+        return [self._now(order) for order in self._orders.values()]
+
+    def _now(self, order: AdapterOrder) -> AdapterOrder:
+        if order.state != "leaving":
+            return order
+        num_users = 0 if self._table.serves(order.digest) else len(self.users(order.digest))
+        return msgspec.structs.replace(order, requests=num_users, state="leaving" if num_users else "removed")
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
