@@ -17,9 +17,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
+from shared.wire.group_messages import Broken as Broken
+from shared.wire.group_messages import Join as Join
+from shared.wire.group_messages import StoreEntry as StoreEntry
+from shared.wire.group_messages import Take as Take
+from shared.wire.message import Message as Message
 from shared.wire.node_parts import Adapter as Adapter
 from shared.wire.node_parts import AdapterOrder as AdapterOrder
 from shared.wire.node_parts import Fingerprint as Fingerprint
@@ -39,7 +43,6 @@ from shared.wire.ranges import (
     MAX_SCORES,
     MAX_SEQUENCES,
     MAX_SPENDING_BYTES,
-    MAX_STORE_BYTES,
     MAX_TOKENS,
     Count,
     Milliseconds,
@@ -60,10 +63,6 @@ from shared.wire.token_runs import SequenceEnd as SequenceEnd
 from shared.wire.token_runs import TokenLogprob as TokenLogprob
 from shared.wire.token_runs import TokenRun as TokenRun
 from shared.wire.versions import PROTOCOL_VERSION as PROTOCOL_VERSION
-
-
-class Message(msgspec.Struct, frozen=True, tag_field="t"):
-    """A message's tag is its class name."""
 
 
 class Hello(Message, frozen=True):
@@ -387,38 +386,6 @@ class Returned(Message, frozen=True):
 
     key: Key
     lease: Unsigned
-
-
-class Join(Message, frozen=True):
-    """D asks P to join a process group with D. D never reuses a group number within its epoch."""
-
-    transport: Name
-    group: Count
-
-
-class StoreEntry(Message, frozen=True):
-    """One end of a process group tells the other an entry of the group's store, so that both can connect."""
-
-    group: Count
-    name: Name
-    value: Annotated[bytes, Meta(max_length=MAX_STORE_BYTES)]
-
-
-class Take(Message, frozen=True):
-    """D asks P for this part of these pages, as transfer number `order` of the group. P must send this part."""
-
-    group: Count
-    order: Count
-    pages: Annotated[list[Count], Meta(max_length=MAX_TOKENS)]
-    first_layer: Count
-    num_layers: Count
-
-
-class Broken(Message, frozen=True):
-    """The process group has ended. Its outstanding transfers will not come."""
-
-    group: Count
-    reason: Text
 
 
 AnyMessage = (
