@@ -1,4 +1,4 @@
-"""Which tests `make test` has: those that notice most per second, and so most of the mutants."""
+"""Which tests `make test` has: those that notice most per second, and so most of the mutants. What a test is worth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import DEEP, is_deep
 from tests.support.mutant_tools import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("catalogue", "choose")
+NAMES = ("catalogue", "choose", "run", "graft", "trial", "instrument", "traced", "sampled", "worth")
 LEAST_NOTICED = 0.85  # of the mutants, by the tests of `make test`
 
 
@@ -79,3 +79,11 @@ def test_a_small_test_keeps_its_cases_and_a_big_one_is_parted(tools: SimpleNames
 )
 def test_junit_s_names_are_pytest_s(tools: SimpleNamespace, classname: str, name: str, expected: str) -> None:
     assert tools.choose.id_of(classname, name) == expected
+
+
+def test_a_statement_that_one_group_runs_is_its_own(tools: SimpleNamespace) -> None:
+    ran = {"a::x[1]": "7", "a::x[2]": "9", "a::y": "11", "b::z": "42"}  # bits 0, 1, 2; 0, 3; 0, 4; 1, 6
+    records = [{"cases": {name: {"ran": {"taps.py": bits}} for name, bits in ran.items()}}]
+    records += [{"cases": {"b::z": {"ran": {"pump.py": "3"}}}}]
+    assert tools.worth.alone(records, tools.choose.file_of) == {"a": 4, "b": 3}
+    assert tools.worth.alone(records, tools.choose.test_of) == {"a::x": 2, "a::y": 1, "b::z": 3}

@@ -152,6 +152,7 @@ def test_a_short_offer_leaves_nothing_of_its_ticket() -> None:
     """The defect: a ticket counted as used until the deadline that its Offer named, the prefill node's own word."""
     pair = Pair()
     offer, other = pair.offer_of(job(1)), pair.offer_of(job(2))
+    assert offer.remaining_ms > 100
     assert isinstance(pair.say(msgspec.structs.replace(offer, remaining_ms=100)), Grant)
     for seconds in (1.0, 61.0):  # it is over, and its tombstone is gone
         pair.net.at(seconds)

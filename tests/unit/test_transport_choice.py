@@ -10,7 +10,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.transfer.transports import make_receiver, make_sender
-from shared.wire.messages import Grant
+from shared.wire.messages import Grant, Offer
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import Net, assert_clean, make_node
 
@@ -123,6 +123,26 @@ def test_nodes_try_all_they_have_and_the_prefill_node_reports_it() -> None:
     net.at(10.0)
     net.run()
     assert net.router.heartbeats["p0"].load.hands_over["d0"].startswith(f"{granted[-1]}: shm")
+    assert_clean(p, d)
+    for node in (p, d):
+        node.side.close()
+        node.ctx.core.close()
+
+
+def test_what_a_peer_can_t_use_is_offered_last_from_then_on() -> None:
+    knobs = CoreKnobs(chunk_size=32, prefix_cache=False)
+    p, d = (
+        make_node("prefill", "p0", replace(knobs, shared_memory=True), transport="shm"),
+        make_node("decode", "d0", knobs),
+    )
+    for node, make, names in ((p, make_sender, ("shm", "zmq")), (d, make_receiver, ("zmq",))):
+        node.ctx.facts = replace(node.ctx.facts, transports=names)
+        node.side = type(node.side)(node.ctx, {name: make(name, node.ctx.core.pool) for name in names})
+    net = Net([p, d])
+    for rid in range(2):
+        net.generate(p, Job(rid, tuple(range(1, 60)), SamplingParams(max_tokens=2, temperature=0.0), rid), d)
+        net.run()
+    assert [message.transports[0] for message in net.messages(Offer) if isinstance(message, Offer)] == ["shm", "zmq"]
     assert_clean(p, d)
     for node in (p, d):
         node.side.close()

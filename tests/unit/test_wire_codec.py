@@ -41,6 +41,12 @@ def test_keys_and_sampling_survive_the_way() -> None:
     assert sampling_of(to_wire(SAMPLING)) == SAMPLING
 
 
+@pytest.mark.parametrize("changes", [{"temperature": math.inf}, {"logit_bias": [(1, 0.5), (2, math.nan)]}])
+def test_one_number_that_float32_can_t_hold_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(WireError, match="float32"):
+        sampling_of(msgspec.structs.replace(to_wire(SAMPLING), **changes))
+
+
 EVERY_PARAMETER = SamplingParams(
     16, 0.5, 5, 0.75, 0.25, 1.5, -0.5, 2.0, ((5, -1.0),), (3, 5), ((7,), (8, 9)), 2, (1, 2), "g", 4, 2
 )

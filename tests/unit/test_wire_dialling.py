@@ -51,6 +51,15 @@ def test_a_failed_handshake_is_retried_once_after_a_pause() -> None:
     assert dialling.due() == []
 
 
+def test_who_is_to_be_dialled_later_is_dialled_after_a_pause() -> None:
+    clock = Clock()
+    dialling = Dialling(None, clock)
+    dialling.later(ENDPOINT)
+    assert dialling.due() == []
+    clock.now = PAUSE_S
+    assert dialling.due() == [ENDPOINT]
+
+
 def test_a_connection_that_came_about_after_all_is_left_alone() -> None:
     """libzmq goes on trying after a handshake that merely broke off: to dial again would cut the new connection."""
     clock = Clock()
