@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -35,10 +36,14 @@ class Experts:
             return all_columns(self._downs[expert](inner)).float()
 
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        if x.device.type == "cpu":
-            for expert in chosen.unique().tolist():
-                token, place = (chosen == expert).nonzero(as_tuple=True)
-                total.index_add_(0, token, run(expert, x[token]) * weights[token, place, None])
+        if x.device.type == "cpu":  # tokens are sorted by expert, once for all experts
+            order = chosen.flatten().argsort(stable=True)
+            tokens, shares = order // self._top_k, weights.flatten()[order, None]
+            ends = chosen.flatten().bincount(minlength=len(self._downs)).cumsum(0).tolist()
+            for expert, (first, end) in enumerate(pairwise([0, *ends])):
+                if first < end:
+                    own = tokens[first:end]
+                    total.index_add_(0, own, run(expert, x[own]) * shares[first:end])
         else:  # every expert takes every token: the host must not wait for the device's choice
             share = torch.zeros((len(x), len(self._downs)), device=x.device).scatter_(1, chosen, weights)
             for expert in range(len(self._downs)):

@@ -115,9 +115,12 @@ class QuantizedFiles(TensorFiles):
         return self.scheme.name
 
     def shape(self, name: str) -> tuple[int, ...]:
-        parts = self._parts.get(name)
-        if parts is None:
+        if name not in self._parts:
             return super().shape(name)
+        with self._explained(name):
+            return self._whole_shape(self._parts[name])
+
+    def _whole_shape(self, parts: Mapping[str, str]) -> tuple[int, ...]:
         size = super().shape(parts[NUMBERS])
         if self.scheme.method == "awq":
             return size[1] * 8, size[0]

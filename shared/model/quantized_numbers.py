@@ -2,10 +2,10 @@
 
 All formats follow one rule, for output n and input k:
 
-    weight[n, k] = (number[n, k] - zero[r, g]) * scale[r, g]        r = n // rows, g = groups[k]
+    weight[n, k] = (number[n, k] - zero[r, g]) * scale[r, g]        r = n // rows, g = k // columns
 
-The difference is exact. The product is rounded once, to float32, and then once more to the dtype that is asked for. A
-scale of a float format with at most 16 bits gives exact products.
+With act order (GPTQ), g = groups[k] instead. The difference is exact. The product is rounded once, to float32, and then
+once more to the dtype that is asked for. A scale of a float format with at most 16 bits gives exact products.
 """
 
 from __future__ import annotations
@@ -32,20 +32,29 @@ class Quantized:
     scales: torch.Tensor  # (R, G) of a float dtype
     zeros: torch.Tensor | float  # (R, G), or one for all
     rows: int  # outputs of each row of scales
-    groups: torch.Tensor  # (K,) int64: each input's column of scales
+    columns: int  # inputs of each column of scales
+    groups: torch.Tensor | None  # (K,) int64: each input's column of scales, if these inputs are not neighbours
     bits: int = 8  # of whole numbers
 
 
 def widen(matrix: Quantized, out: torch.Tensor) -> None:
-    """Write the weights into `out` (N, K), of a float dtype."""
+    """Write the weights into `out` (N, K), of a float dtype. Raises ValueError."""
+    if matrix.numbers.shape != out.shape:
+        raise ValueError(f"numbers of shape {tuple(matrix.numbers.shape)} for {tuple(out.shape)} weights")
     height = max(1, AT_ONCE // max(1, out.shape[1]))
     for first in range(0, len(out), height):
         part = slice(first, first + height)
         numbers = matrix.numbers[part].float()
         at = torch.arange(first, first + len(numbers)) // matrix.rows
-        zeros = matrix.zeros
-        numbers -= zeros[at].float()[:, matrix.groups] if isinstance(zeros, torch.Tensor) else zeros
-        out[part] = numbers.mul_(matrix.scales[at].float()[:, matrix.groups])
+        numbers -= _by_input(matrix.zeros[at], matrix) if isinstance(matrix.zeros, torch.Tensor) else matrix.zeros
+        out[part] = numbers.mul_(_by_input(matrix.scales[at], matrix))
+
+
+def _by_input(values: torch.Tensor, matrix: Quantized) -> torch.Tensor:
+    """Repeat values (M, G) for each input: (M, K) float32."""
+    if matrix.groups is not None:
+        return values.float()[:, matrix.groups]
+    return values.float()[:, :, None].expand(-1, -1, matrix.columns).flatten(1)[:, : matrix.numbers.shape[1]]
 
 
 def spread(
@@ -67,11 +76,18 @@ def spread(
         zeros = zeros.reshape(scales.shape)
     sizes = zip(scales.shape, numbers.shape, block or (None, None), strict=True)
     rows, columns = (_step(*one) for one in sizes)
-    if groups is None or (groups < 0).any():  # compressed-tensors writes -1 for groups of neighbours
-        groups = torch.arange(numbers.shape[1]) // columns
-    if len(groups) != numbers.shape[1] or int(groups.max()) >= scales.shape[1]:
+    if groups is not None:
+        groups = _shuffled(groups.long(), numbers.shape[1], scales.shape[1], columns)
+    return Quantized(numbers, scales, zeros, rows, columns, groups, bits)
+
+
+def _shuffled(groups: torch.Tensor, num_inputs: int, num_groups: int, columns: int) -> torch.Tensor | None:
+    """Return the groups, or None if neighbours share them. Raises ValueError."""
+    if len(groups) != num_inputs or int(groups.max()) >= num_groups:
         raise ValueError(f"{len(groups)} inputs in groups up to {int(groups.max())}")
-    return Quantized(numbers, scales, zeros, rows, groups.long(), bits)
+    # compressed-tensors writes -1 for groups of neighbours
+    is_plain = (groups < 0).any() or torch.equal(groups, torch.arange(num_inputs) // columns)
+    return None if is_plain else groups
 
 
 def _step(num_scales: int, size: int, block: int | None) -> int:
@@ -88,15 +104,13 @@ def _step(num_scales: int, size: int, block: int | None) -> int:
 def as_blocks(matrix: Quantized) -> BlockWeights | None:
     """Return the same weights in blocks, or None if these can't hold them: FP4 and fp8 numbers, and act order."""
     numbers = matrix.numbers
-    if numbers.is_floating_point() or numbers.shape[1] % BLOCK:
-        return None
-    groups = matrix.groups.view(-1, BLOCK)
-    if (groups != groups[:, :1]).any():
+    if numbers.is_floating_point() or numbers.shape[1] % BLOCK or matrix.columns % BLOCK or matrix.groups is not None:
         return None
     at = torch.arange(len(numbers)) // matrix.rows
+    columns = torch.arange(0, numbers.shape[1], BLOCK) // matrix.columns
 
     def cells(values: torch.Tensor) -> torch.Tensor:
-        return values[at].float()[:, groups[:, 0]]
+        return values[at].float()[:, columns]
 
     sign = SIGN_BIT if numbers.dtype == torch.int8 else 0
     numbers, scales = numbers.contiguous().view(torch.uint8) ^ sign, cells(matrix.scales)
@@ -112,11 +126,14 @@ def as_blocks(matrix: Quantized) -> BlockWeights | None:
 def fields(words: torch.Tensor, bits: int, count: int, order: Sequence[int] = ()) -> torch.Tensor:
     """Unpack words (M, W) int32 into (M, count) uint8. Field i of a word, from the lowest bits up, is its column
     `order[i]`, or else i."""
-    per_word = WORD // bits
-    out = torch.empty(len(words), words.shape[1] * per_word, dtype=torch.uint8)
-    for field, column in enumerate(order or range(per_word)):
-        out[:, column::per_word] = (words >> (bits * field)) & ((1 << bits) - 1)
-    return out[:, :count]
+    packed = words.contiguous().view(torch.uint8)  # the lowest byte first, as on all processors that run this
+    out = torch.empty(*packed.shape, 8 // bits, dtype=torch.uint8)
+    for field in range(8 // bits):
+        torch.bitwise_and(packed >> (bits * field), (1 << bits) - 1, out=out[..., field])
+    if order:
+        by_word, out = out.view(len(words), -1, len(order)), torch.empty(*words.shape, len(order), dtype=torch.uint8)
+        out[..., list(order)] = by_word
+    return out.flatten(1)[:, :count]
 
 
 def add_one(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -245,6 +245,11 @@ Q = "model.layers.0.self_attn.q_proj."
         ({"weight_shape": torch.tensor([64, 72])}, r"is \(64, 72\), and the configuration says \(64, 64\)"),
         ({"weight_g_idx": torch.full((64,), 2)}, "64 inputs in groups up to 2"),
         ({"weight_g_idx": torch.zeros(63, dtype=torch.int32)}, "63 inputs"),
+        (
+            {"weight_packed": torch.zeros(1, 8, dtype=torch.int32), "weight_scale": torch.ones(1, 2)},
+            "for .64, 64. weights",
+        ),
+        ({"weight_packed": torch.zeros(9, dtype=torch.uint8), "weight_shape": None}, "the parts of .* don't fit"),
         ({"weight_other": torch.ones(1)}, "has no tensor model.layers.0.self_attn.q_proj.weight_other"),
         ({"weight": torch.ones(64, 64), "weight_packed": None}, "the numbers of .*q_proj.weight is F32"),
         ({"bias": torch.ones(64)}, "has no tensor .*q_proj.bias"),
