@@ -163,7 +163,7 @@ def open_named(name: str, options: LoadOptions, device: str = "cpu") -> OpenedMo
         raise ConfigError(f"--dtype is {options.dtype!r}; it must be one of {', '.join((AUTO, *DTYPES))}")
     if has_encoder(read_json_if_there(path / "config.json")):
         return EncoderFolder(path)
-    source = open_model(path)
+    source = open_model(path, options.max_context)
     options = settled(options, source, device)
     if options.formats.weights in OF_FILES and not in_blocks(source):
         raise ConfigError(f"--weight-dtype {options.formats.weights}: {path} has plain numbers: take auto or int8")
@@ -203,8 +203,8 @@ def in_blocks(source: TensorSource | None) -> TypeGuard[GgufFile]:
     return isinstance(source, GgufFile) and source.has_blocks
 
 
-def open_model(path: Path) -> TensorSource:
-    return SafetensorsFolder(path) if path.is_dir() else GgufFile(path)
+def open_model(path: Path, max_context: int = 0) -> TensorSource:
+    return SafetensorsFolder(path) if path.is_dir() else GgufFile(path, max_context)
 
 
 def context_of(source: TensorSource, asked: int) -> int:
