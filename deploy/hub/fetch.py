@@ -13,6 +13,7 @@ from deploy.hub.hub import Hub, Repository, ask_hub, describe, download, recall
 from deploy.hub.name import HubName
 from deploy.hub.reasons import explained, unreachable
 from shared.config.encoder_decoder import has_encoder
+from shared.config.gguf_parts import part_names
 from shared.config.json_file import read_json_if_there
 from shared.core.errors import ConfigError
 
@@ -28,8 +29,9 @@ def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool, library: str
         check_listing(name, repository.sizes)
         if name.file:
             check_gguf_architecture(repository)
-            complete(repository, [name.file], say)
-            return repository.folder / name.file
+            parts = part_names(name.file)
+            complete(repository, list(parts), say)
+            return repository.folder / parts[0]
         describe(repository, matching(DESCRIPTION, repository.sizes))
         if with_weights:
             check_served(name, repository.folder, library)
@@ -96,7 +98,7 @@ def check_served(name: HubName, folder: Path, library: str) -> None:
 
 def check_gguf_architecture(repository: Repository) -> None:
     """Check the architecture that the hub reports for the GGUF files. Loading checks the file itself."""
-    from shared.model.config import GGUF_ARCHITECTURES
+    from shared.model.gguf_config import GGUF_ARCHITECTURES
 
     architecture = repository.architecture
     if architecture and architecture not in GGUF_ARCHITECTURES:

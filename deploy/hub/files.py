@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from deploy.hub.name import HubName
+from shared.config.gguf_parts import part_names
 from shared.core.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
@@ -31,7 +31,6 @@ TEXT = (
 )
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SHOWN_FILES = 5
-_PART_OF_SEVERAL = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 Sizes = Mapping[str, int]  # file name -> size in bytes
 
 
@@ -62,9 +61,10 @@ def _check_gguf(name: HubName, sizes: Sizes) -> None:
     if name.file not in sizes:
         there = _shown(file for file in sizes if file.endswith(".gguf"))
         raise ConfigError(f"--model {name}: the repository has no file {name.file}; its GGUF files: {there}")
-
-    if _PART_OF_SEVERAL.search(name.file):
-        raise ConfigError(f"--model {name}: that file is one part of several; Baton reads a GGUF model from one file")
+    parts = part_names(name.file)
+    for n, part in enumerate(parts, 1):
+        if part not in sizes:
+            raise ConfigError(f"--model {name}: the repository lacks {part}, part {n} of {len(parts)}")
 
 
 def _without_safetensors(name: HubName, sizes: Sizes) -> str:

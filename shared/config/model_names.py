@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from shared.config.gguf_parts import without_part
 from shared.core.errors import ConfigError
 
 
 def names_of(model: str, served: tuple[str, ...]) -> tuple[str, ...]:
     """Return all names of the model itself; the first is the default. An empty name counts as none."""
     stem = model.rstrip("/").rsplit("/", 1)[-1]
-    return tuple(filter(None, served)) or (stem.removesuffix(".gguf"),)
+    return tuple(filter(None, served)) or (without_part(stem),)
 
 
 def check_names(names: tuple[str, ...], adapters: Collection[str]) -> None:

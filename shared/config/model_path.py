@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.config import shipped_model
+from shared.config.gguf_parts import part_names
 from shared.core import extras
 from shared.core.errors import ConfigError
 
@@ -79,7 +80,16 @@ def bundled_gguf() -> Path:
 
 
 def checked_gguf(path: Path) -> Path:
-    """Find a broken download before any process starts."""
+    """Return the file, or the first of several. Find a broken or incomplete download before any process starts."""
+    parts = [Path(name) for name in part_names(str(path))]
+    for n, part in enumerate(parts, 1):
+        if len(parts) > 1 and not part.exists():
+            raise ConfigError(f"--model {path}: part {n} of {len(parts)} is missing: {part}")
+        _check_magic(part)
+    return parts[0]
+
+
+def _check_magic(path: Path) -> None:
     try:
         with path.open("rb") as file:
             magic = file.read(len(GGUF_MAGIC))
@@ -87,7 +97,6 @@ def checked_gguf(path: Path) -> Path:
         raise ConfigError(f"--model {path}: {error.strerror}") from None
     if magic != GGUF_MAGIC:
         raise ConfigError(f"--model {path}: not a GGUF file (it does not start with GGUF)")
-    return path
 
 
 def checked_folder(path: Path, what: str = "--model", *, with_weights: bool = True) -> Path:

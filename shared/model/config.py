@@ -1,24 +1,15 @@
-"""Describe the shape of a Llama-family network, and read it from a GGUF header."""
+"""Describe the shape of a Llama-family network."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shared.core.errors import ConfigError
 
-GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_GGUF_FIELDS = (
-    "attention.head_count attention.head_count_kv attention.key_length attention.layer_norm_rms_epsilon "
-    "attention.sliding_window attention.value_length block_count context_length embedding_length feed_forward_length "
-    "rope.dimension_count rope.freq_base rope.scaling.factor rope.scaling.finetuned "
-    "rope.scaling.original_context_length rope.scaling.type vocab_size"
-)
-GGUF_FIELDS = frozenset(_GGUF_FIELDS.split())
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
     "max_context",
@@ -75,7 +66,7 @@ class LlamaConfig:
     """A model of the Llama kind. It has many fields because families differ in each of them."""
 
     name: str
-    family: str  # llama | mistral | qwen2 | qwen3 | qwen3_moe | gemma3
+    family: str  # llama | mistral | qwen2 | qwen3 | qwen3_moe | gemma3 | phi3
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -139,58 +130,6 @@ class LlamaConfig:
         if self.experts is None or not self.has_experts(layer):
             return self.intermediate_size
         return self.experts.count * self.experts.intermediate_size
-
-
-def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool, biases: tuple[str, ...]) -> LlamaConfig:
-    """Make a config from GGUF fields. Raises ConfigError."""
-    arch = fields.get("general.architecture")
-    if arch not in GGUF_ARCHITECTURES:
-        raise ConfigError(f"GGUF architecture {arch!r} is not supported, only {', '.join(GGUF_ARCHITECTURES)}")
-
-    known = {f"{arch}.{name}" for name in GGUF_FIELDS}
-    strange = sorted(key for key, value in fields.items() if key.startswith(f"{arch}.") and value and key not in known)
-    if strange:
-        raise ConfigError(f"not supported in a GGUF header: {', '.join(f'{key} {fields[key]!r}' for key in strange)}")
-
-    def get(key: str, default: Any = None) -> Any:
-        value = fields.get(f"{arch}.{key}", default)
-        if value is None:
-            raise ConfigError(f"the GGUF header lacks {arch}.{key}")
-        return value
-
-    if get("rope.scaling.type", "none") not in ("none", "linear"):
-        raise ConfigError(f"rope scaling {get('rope.scaling.type')!r} in a GGUF file is not supported")
-    linear = get("rope.scaling.type", "none") == "linear"
-    heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
-    head_dim = int(get("attention.key_length", hidden // heads))
-    if int(get("attention.value_length", head_dim)) != head_dim:
-        raise ConfigError("values of another length than keys are not supported")
-    if int(get("rope.dimension_count", head_dim)) != head_dim:
-        raise ConfigError("rotating only a part of each head is not supported")
-    context = int(get("context_length"))
-    eos = fields.get("tokenizer.ggml.eos_token_id")
-    eot = fields.get("tokenizer.ggml.eot_token_id")
-    return LlamaConfig(
-        name=str(fields.get("general.name") or arch),
-        family=arch,
-        vocab_size=vocab_size,
-        hidden_size=hidden,
-        intermediate_size=int(get("feed_forward_length")),
-        num_layers=int(get("block_count")),
-        num_heads=heads,
-        num_kv_heads=int(get("attention.head_count_kv", heads)),
-        head_dim=head_dim,
-        rms_eps=float(get("attention.layer_norm_rms_epsilon")),
-        rope=RopeConfig(
-            theta=float(get("rope.freq_base", 10000.0)),
-            kind="linear" if linear else "default",
-            factor=float(get("rope.scaling.factor", 1.0)),
-        ),
-        max_context=min(context, int(get("attention.sliding_window", 0)) or context),
-        tie_embeddings=tied,
-        eos_ids=tuple(sorted({int(i) for i in (eos, eot) if i is not None})),
-        biases=biases,
-    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

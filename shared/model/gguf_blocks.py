@@ -1,6 +1,7 @@
 """Read the blocks of a GGUF file's matrices as numbers, scales and lows (ggml: mins), without rounding.
 
-The layouts are ggml's block_q4_0, block_q4_1, block_q8_0, block_q4_K and block_q6_K.
+The layouts are ggml's block_q4_0, block_q4_1, block_q5_0, block_q5_1, block_q8_0, block_q2_K, block_q3_K, block_q4_K,
+block_q5_K, block_q6_K, block_iq4_nl and block_iq4_xs. Formats of 2, 3, 5 and 6 bits get one byte per number.
 """
 
 from __future__ import annotations
@@ -21,6 +22,15 @@ Q4_1 = BlockFormat("Q4_1", bits=4, zero=0, has_low=True)
 Q8_0 = BlockFormat("Q8_0", bits=8, zero=SIGN_BIT)
 Q4_K = BlockFormat("Q4_K", bits=4, zero=0, has_low=True, half_scales=False)
 Q6_K = BlockFormat("Q6_K", bits=8, zero=32, half_scales=False, block=16)
+Q5_0 = BlockFormat("Q5_0", bits=8, zero=16)
+Q5_1 = BlockFormat("Q5_1", bits=8, zero=0, has_low=True)
+Q5_K = BlockFormat("Q5_K", bits=8, zero=0, has_low=True, half_scales=False)
+Q2_K = BlockFormat("Q2_K", bits=8, zero=0, has_low=True, half_scales=False, block=16)
+Q3_K = BlockFormat("Q3_K", bits=8, zero=4, half_scales=False, block=16)
+IQ4_NL = BlockFormat("IQ4_NL", bits=8, zero=SIGN_BIT)
+IQ4_XS = BlockFormat("IQ4_XS", bits=8, zero=SIGN_BIT, half_scales=False)
+# What each half byte of the IQ4 formats stands for.
+IQ4_NUMBERS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]) + SIGN_BIT
 
 
 def blocks_of(rows: Raw, kind: str) -> BlockWeights | None:
@@ -60,15 +70,82 @@ def _q8_0(blocks: Raw) -> Parts:
     return blocks[..., 2:] ^ np.uint8(SIGN_BIT), _halves(blocks, 0), None
 
 
+def _upper_bits(packed: Raw) -> Raw:
+    """Return one bit per number (..., 32), from 4 bytes, the lowest bit first."""
+    return np.unpackbits(np.ascontiguousarray(packed), axis=-1, bitorder="little")
+
+
+def _joined(lower: Raw, upper: Raw, num_lower: int) -> Raw:
+    """Return the numbers whose first `num_lower` bits are apart from the others."""
+    numbers: Raw = (lower | upper << num_lower).astype(np.uint8)
+    return numbers
+
+
+def _q5_0(blocks: Raw) -> Parts:
+    return _joined(_nibbles(blocks[..., 6:]), _upper_bits(blocks[..., 2:6]), 4), _halves(blocks, 0), None
+
+
+def _q5_1(blocks: Raw) -> Parts:
+    return _joined(_nibbles(blocks[..., 8:]), _upper_bits(blocks[..., 4:8]), 4), _halves(blocks, 0), _halves(blocks, 2)
+
+
+def _k_scales(packed: Raw) -> tuple[Raw, Raw]:
+    """Return eight 6-bit scales and eight 6-bit lows of a block of 256."""
+    first, second, upper = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = np.concatenate([first & 63, (upper & 15) | (first >> 6 << 4)], axis=-1)
+    return scales, np.concatenate([second & 63, (upper >> 4) | (second >> 6 << 4)], axis=-1)
+
+
+def _planes(packed: Raw, bits: int) -> Raw:
+    """Return the numbers of `bits` bits that (..., n) bytes hold: the lowest bits of all bytes first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    planes: Raw = (packed[..., None, :] >> shifts & ((1 << bits) - 1)).astype(np.uint8)
+    return planes
+
+
 def _q4_k(blocks: Raw) -> Parts:
     """Read each block of 256 as eight blocks of 32. The eight 6-bit scales share one factor, and the eight
     6-bit lows share another."""
-    packed = blocks[..., 4:16]
-    first, second, upper = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scales = np.concatenate([first & 63, (upper & 15) | (first >> 6 << 4)], axis=-1)
-    lows = np.concatenate([second & 63, (upper >> 4) | (second >> 6 << 4)], axis=-1)
+    scales, lows = _k_scales(blocks[..., 4:16])
     numbers = _nibbles(blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32))
     return numbers, _halves(blocks, 0) * scales, -_halves(blocks, 2) * lows
+
+
+def _q5_k(blocks: Raw) -> Parts:
+    """Read as Q4_K, with a fifth bit: bit b of 32 bytes belongs to the b-th block of 32."""
+    scales, lows = _k_scales(blocks[..., 4:16])
+    lower = _nibbles(blocks[..., 48:].reshape(*blocks.shape[:2], 4, 32)).reshape(*blocks.shape[:2], 8, 32)
+    numbers = _joined(lower, _planes(blocks[..., 16:48], 1), 4)
+    return numbers, _halves(blocks, 0) * scales, -_halves(blocks, 2) * lows
+
+
+def _q2_k(blocks: Raw) -> Parts:
+    """Read each block of 256 as sixteen blocks of 16, with scales and lows of four bits."""
+    scales, lows = blocks[..., :16] & 15, blocks[..., :16] >> 4
+    numbers = _planes(blocks[..., 16:80].reshape(*blocks.shape[:2], 2, 32), 2)
+    return numbers, _halves(blocks, 80) * scales, -_halves(blocks, 82) * lows
+
+
+def _q3_k(blocks: Raw) -> Parts:
+    """Read each block of 256 as sixteen blocks of 16, with signed scales of six bits: first the lower four bits of all
+    scales, then the upper two."""
+    upper, lower = _planes(blocks[..., :32], 1), _planes(blocks[..., 32:96].reshape(*blocks.shape[:2], 2, 32), 2)
+    numbers = _joined(lower.reshape(*blocks.shape[:2], 8, 32), upper, 2)
+    scales = _nibbles(blocks[..., 96:104]) | _planes(blocks[..., 104:108], 2).reshape(*blocks.shape[:2], 16) << 4
+    return numbers, (_halves(blocks, 108) * (scales.astype(np.int8) - 32)).astype(np.float32), None
+
+
+def _iq4_nl(blocks: Raw) -> Parts:
+    return IQ4_NUMBERS.astype(np.uint8)[_nibbles(blocks[..., 2:])], _halves(blocks, 0), None
+
+
+def _iq4_xs(blocks: Raw) -> Parts:
+    """Read each block of 256 as eight blocks of 32, with signed scales of six bits."""
+    lower = _planes(blocks[..., 4:8, None], 4).reshape(*blocks.shape[:2], 8)
+    upper = _planes(blocks[..., 2:4, None], 2).reshape(*blocks.shape[:2], 8)
+    scales = (lower | upper << 4).astype(np.int8) - 32
+    numbers = _nibbles(blocks[..., 8:].reshape(*blocks.shape[:2], 8, 16))
+    return IQ4_NUMBERS.astype(np.uint8)[numbers], (_halves(blocks, 0) * scales).astype(np.float32), None
 
 
 def _q6_k(blocks: Raw) -> Parts:
@@ -90,4 +167,11 @@ LAYOUTS: dict[str, tuple[BlockFormat, int, Callable[[Raw], Parts]]] = {
     "Q8_0": (Q8_0, 34, _q8_0),
     "Q4_K": (Q4_K, 144, _q4_k),
     "Q6_K": (Q6_K, 210, _q6_k),
+    "Q5_0": (Q5_0, 22, _q5_0),
+    "Q5_1": (Q5_1, 24, _q5_1),
+    "Q2_K": (Q2_K, 84, _q2_k),
+    "Q3_K": (Q3_K, 110, _q3_k),
+    "Q5_K": (Q5_K, 176, _q5_k),
+    "IQ4_NL": (IQ4_NL, 18, _iq4_nl),
+    "IQ4_XS": (IQ4_XS, 136, _iq4_xs),
 }

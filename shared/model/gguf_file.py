@@ -11,90 +11,99 @@ import numpy as np
 import torch
 import xxhash
 
+from shared.config.gguf_metadata import read_pairs
+from shared.config.gguf_parts import part_names
 from shared.core.errors import ConfigError
 from shared.kernel.block_weights import BlockFormat, BlockWeights, codes_format, has_codes
-from shared.model.config import LlamaConfig, config_from_gguf
+from shared.model.config import LlamaConfig
 from shared.model.gguf_blocks import LAYOUTS, blocks_of
-from shared.model.tensor_shapes import check_tensors, tensor_shapes
+from shared.model.gguf_config import FileFacts, config_from_gguf
+from shared.model.gguf_names import (
+    LONG_FACTORS,
+    MODEL_NAMES,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    TensorPlace,
+    file_name,
+    places_of,
+)
+from shared.model.tensor_shapes import check_tensors
 
 ROWS_TOGETHER = 64
 AMX_INPUTS = 64
-SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
-LAYER_NAMES = {
-    "attn_norm": "attn_norm.weight",
-    "q": "attn_q.weight",
-    "k": "attn_k.weight",
-    "v": "attn_v.weight",
-    "q_bias": "attn_q.bias",
-    "k_bias": "attn_k.bias",
-    "v_bias": "attn_v.bias",
-    "q_norm": "attn_q_norm.weight",
-    "k_norm": "attn_k_norm.weight",
-    "o_bias": "attn_output.bias",
-    "o": "attn_output.weight",
-    "mlp_norm": "ffn_norm.weight",
-    "gate": "ffn_gate.weight",
-    "up": "ffn_up.weight",
-    "down": "ffn_down.weight",
-}
-MODEL_NAMES = {
-    "embed": "token_embd.weight",
-    "norm": "output_norm.weight",
-    "head": "output.weight",
-    "rope_factors": "rope_freqs.weight",
-}
 
 
 class GgufFile:
     """A TensorSource over one memory-mapped file, read on demand."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_context: int = 0) -> None:
+        """`path`: the file, or one of several. `max_context`: the context that is wanted (0: the model's), since
+        Phi 3 has two sets of rotary factors."""
         self.path = path
-        try:
-            reader = _HeaderReader(str(path))
-        except (OSError, ValueError, LookupError, ArithmeticError, TypeError) as error:
-            raise ConfigError(f"can't read {path} as GGUF: {error}") from error
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self.parts = tuple(map(Path, part_names(str(path))))
+        readers = [_reader(part) for part in self.parts]
+        self._check_parts(readers)
+        self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         self._check_types()
-        if "token_embd.weight" not in self._tensors:
-            raise ConfigError(f"{path} has no token_embd.weight: not a language model's weights")
-        vocab_size = int(self._tensors["token_embd.weight"].shape[1])
-        tied = "output.weight" not in self._tensors
-        biases = tuple(name for name in ("q", "k", "v", "o") if _gguf_name(f"layers.0.{name}_bias") in self._tensors)
+        if MODEL_NAMES["embed"] not in self._tensors:
+            raise ConfigError(f"{path} has no {MODEL_NAMES['embed']}: not a language model's weights")
+        facts = FileFacts(
+            vocab_size=int(self._tensors[MODEL_NAMES["embed"]].shape[1]),
+            tied=MODEL_NAMES["head"] not in self._tensors,
+            biases=tuple(name for name in "qkvo" if file_name(f"layers.0.{name}_bias") in self._tensors),
+        )
         try:
-            self.config: LlamaConfig = config_from_gguf(_plain_fields(reader), vocab_size, tied, biases)
+            self.config: LlamaConfig = config_from_gguf(read_pairs(self.parts[0], _is_described), facts)
         except (TypeError, ValueError, ArithmeticError) as error:
             raise ConfigError(f"{path}: wrong field in the header: {error}") from error
-        self._check_tensors()
+        self._has_long_context = (max_context or self.config.max_context) > self.config.rope.original_context
+        self._places, shapes = places_of(self.config)
+        self._check_tensors(shapes)
+
+    def _check_parts(self, readers: list[gguf.GGUFReader]) -> None:
+        """Raise ConfigError if the parts are not those of one model."""
+        for n, (part, reader) in enumerate(zip(self.parts, readers, strict=True)):
+            number, count = (_number(reader, key, default) for key, default in (("split.no", 0), ("split.count", 1)))
+            if (number, count) != (n, len(readers)) and max(count, len(readers)) > 1:
+                raise ConfigError(f"{part} says that it is part {number + 1} of {count}, and its name says otherwise")
 
     def _check_types(self) -> None:
-        for name, tensor in self._tensors.items():
-            if tensor.tensor_type.name not in SUPPORTED_TYPES:
-                kind = tensor.tensor_type.name
-                raise ConfigError(f"{self.path}: {name} is {kind}, supported are {', '.join(SUPPORTED_TYPES)}")
+        for kind in {tensor.tensor_type for tensor in self._tensors.values()}:
+            if not is_readable(kind):
+                name = next(name for name, tensor in self._tensors.items() if tensor.tensor_type == kind)
+                raise ConfigError(f"{self.path}: {name} is {kind.name}, which the gguf package can't read as numbers")
 
-    def _check_tensors(self) -> None:
-        wanted = {_gguf_name(name): shape for name, shape in tensor_shapes(self.config).items()}
-        if self.has("rope_factors"):
-            wanted[MODEL_NAMES["rope_factors"]] = (self.config.head_dim // 2,)
+    def _check_tensors(self, wanted: dict[str, tuple[int, ...]]) -> None:
+        factors = (self.config.head_dim // 2,)
+        if self.config.family == "phi3" and not {SHORT_FACTORS, LONG_FACTORS}.isdisjoint(self._tensors):
+            wanted |= {SHORT_FACTORS: factors, LONG_FACTORS: factors}
+            self._places["rope_factors"] = TensorPlace(LONG_FACTORS if self._has_long_context else SHORT_FACTORS)
+        elif self.config.family == "llama" and ROPE_FACTORS in self._tensors:
+            wanted[ROPE_FACTORS] = factors
+            self._places["rope_factors"] = TensorPlace(ROPE_FACTORS)
         found = {name: tuple(int(n) for n in tensor.shape[::-1]) for name, tensor in self._tensors.items()}
         check_tensors(self.path, self.config.family, wanted, found)
 
     def has(self, name: str) -> bool:
-        return _gguf_name(name) in self._tensors
+        return name in self._places
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor as float32, rows first (out, in). Rotary pairs are split into halves, as in Hugging Face."""
-        found = self._tensors.get(_gguf_name(name))
-        if found is None:
-            raise ConfigError(f"{self.path} has no tensor {_gguf_name(name)}")
-        values = dequantize(found.data, found.tensor_type)
+        data, kind = self._data(name)
+        values = dequantize(data, kind)
         heads = self._rotary_heads(name)
         if heads:
             values = split_rotary_halves(values, heads)
         if not values.flags.writeable:
             values = values.copy()
         return torch.from_numpy(values)
+
+    def _data(self, name: str) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+        place = self._places.get(name)
+        if place is None:
+            raise ConfigError(f"{self.path} has no tensor {name}")
+        found = self._tensors[place.tensor]
+        return found.data.view(np.ndarray)[place.first : place.end], found.tensor_type
 
     @property
     def has_blocks(self) -> bool:
@@ -121,8 +130,8 @@ class GgufFile:
 
     def blocks(self, name: str) -> BlockWeights | None:
         """Return the matrix in the file's blocks, or None for plain numbers."""
-        found = self._tensors[_gguf_name(name)]
-        blocks = blocks_of(found.data.view(np.ndarray), found.tensor_type.name)
+        data, kind = self._data(name)
+        blocks = blocks_of(data, kind.name)
         heads = self._rotary_heads(name)
         if blocks is None or not heads:
             return blocks
@@ -141,8 +150,36 @@ class GgufFile:
         return f"GGUF {', '.join(kinds)}", self.path.stat().st_size
 
     def content_hash(self) -> str:
-        """Hash the whole file: up to a second per 5 GB, if the file is in the page cache."""
-        return hash_files((self.path,))
+        """Hash all files: up to a second per 5 GB, if they are in the page cache. Add which rotary factors are used,
+        because keys differ with them."""
+        is_long = self._places.get("rope_factors") == TensorPlace(LONG_FACTORS)
+        return hash_files(self.parts) + (" long rope" if is_long else "")
+
+
+def _is_described(key: str) -> bool:
+    return not key.endswith((".merges", ".scores"))  # not needed here, and long
+
+
+def _reader(path: Path) -> gguf.GGUFReader:
+    try:
+        return _HeaderReader(str(path))
+    except (OSError, ValueError, LookupError, ArithmeticError, TypeError) as error:
+        raise ConfigError(f"can't read {path} as GGUF: {error}") from error
+
+
+def _number(reader: gguf.GGUFReader, key: str, default: int) -> int:
+    field = reader.get_field(key)
+    return default if field is None else int(field.contents())
+
+
+def is_readable(kind: gguf.GGMLQuantizationType) -> bool:
+    """Return whether the gguf package can dequantize the type, by trying it on one block."""
+    _, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    try:
+        dequantize(np.zeros((1, num_bytes), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _size(tensor: gguf.ReaderTensor) -> int:
@@ -192,14 +229,6 @@ def hash_files(paths: tuple[Path, ...]) -> str:
     return digest.hexdigest()
 
 
-def _gguf_name(name: str) -> str:
-    """Return the name in the file: token_embd.weight for embed, blk.3.attn_q.weight for layers.3.q."""
-    if not name.startswith("layers."):
-        return MODEL_NAMES[name]
-    _, layer, kind = name.split(".")
-    return f"blk.{layer}.{LAYER_NAMES[kind]}"
-
-
 class _HeaderReader(gguf.GGUFReader):
     """Skips arrays (vocabulary, merges), which take the reader two seconds.
 
@@ -224,8 +253,3 @@ class _HeaderReader(gguf.GGUFReader):
                 raise ValueError(f"an array of {length} strings reaches past the end")
             at += 8 + int.from_bytes(data[at : at + 8], "little")
         return at - offset
-
-
-def _plain_fields(reader: gguf.GGUFReader) -> dict[str, Any]:
-    array = gguf.GGUFValueType.ARRAY
-    return {key: field.contents() for key, field in reader.fields.items() if field.types[0] != array}

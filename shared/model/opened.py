@@ -179,7 +179,7 @@ def open_named(
         return EncoderFolder(path)
     if uses_library(path, options.library):
         return LibraryFolder(path)
-    source = open_model(path)
+    source = open_model(path, options.max_context)
     options = settled(options, source, device)
     if options.formats.weights in OF_FILES and not in_blocks(source):
         raise ConfigError(f"--weight-dtype {options.formats.weights}: {path} has plain numbers: take auto or int8")
@@ -236,8 +236,8 @@ def in_blocks(source: TensorSource | None) -> TypeGuard[GgufFile | SafetensorsFo
     return isinstance(source, (GgufFile, SafetensorsFolder)) and source.has_blocks
 
 
-def open_model(path: Path) -> TensorSource:
-    return SafetensorsFolder(path) if path.is_dir() else GgufFile(path)
+def open_model(path: Path, max_context: int = 0) -> TensorSource:
+    return SafetensorsFolder(path) if path.is_dir() else GgufFile(path, max_context)
 
 
 def context_of(source: TensorSource, asked: int) -> int:

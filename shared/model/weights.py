@@ -276,10 +276,9 @@ def rope_of(source: TensorSource, max_context: int) -> tuple[torch.Tensor, torch
     config = source.config
     if not source.has("rope_factors"):
         return rope_tables_of(config.head_dim, config.rope, max_context)
-    # Llama 3 GGUF files store the stretch as one divisor per frequency.
-    return rope_tables(
-        frequencies_of(config.head_dim, config.rope) / source.tensor("rope_factors").float(), max_context
-    )
+    # GGUF files of Llama 3 and Phi 3 store the stretch as one divisor per frequency.
+    frequencies = frequencies_of(config.head_dim, config.rope) / source.tensor("rope_factors").float()
+    return rope_tables(frequencies, max_context, config.rope.length)
 
 
 def rope_tables_of(head_dim: int, rope: RopeConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:

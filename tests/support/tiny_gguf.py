@@ -34,12 +34,13 @@ def write(
     arch: str = "llama",
     without: tuple[str, ...] = (),
     more: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
+    tensors_per_part: int = 0,
     **fields: int | str | list[str],
 ) -> Path:
     """A network of one layer; `tensors` hold raw blocks (uint8) or plain values with their type, for its own.
-    `more` writes further keys."""
+    `more` writes further keys. Returns the file, or the first of several parts."""
     tensors = {name: value for name, value in (network(arch) | tensors).items() if name not in without}
-    writer = gguf.GGUFWriter(str(path), arch)
+    writer = gguf.GGUFWriter(str(path), arch, split_max_tensors=tensors_per_part)
     writer.add_name("tiny")
     writer.add_block_count(1)
     writer.add_context_length(64)
@@ -60,4 +61,4 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-00001-of-*")) if tensors_per_part else path

@@ -37,7 +37,7 @@ from shared.kernel.dot import Dot, best_dot
 from shared.kernel.jit import processor_features
 from shared.kernel.linear import PlainBlockLinear
 from shared.kernel.team import Team
-from shared.model.gguf_blocks import LAYOUTS, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, blocks_of
+from shared.model.gguf_blocks import LAYOUTS, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, blocks_of
 from shared.model.gguf_file import GgufFile
 from shared.model.kernels import Formats
 from shared.model.llama_compiled import CompiledLlama
@@ -53,11 +53,15 @@ MIXED = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=16)  #
 INT8, *OTHER_INT8 = (form for inputs in (192, 64, 96, 256) if (form := int8_format(inputs)))
 IN_BYTES, *OTHER_BYTES = (form for inputs in (192, 96, 256) if (form := codes_format(inputs, in_codes=False)))
 CODES, *OTHER_CODES = (form for inputs in (192, 96, 640) if (form := codes_format(inputs, in_codes=True)))
-FILES = (Q4_0, Q4_1, Q8_0, Q4_K, Q6_K)
+FILES = (Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, Q5_1, Q5_K)
 FORMATS = (*FILES, INT8, *OTHER_INT8, IN_BYTES, *OTHER_BYTES, CODES, *OTHER_CODES, MIXED)
 WITH_AMX = {"avx512vnni": True, "amx-tile": True, "amx-int8": True}
 AMX_CASES = [(True, WITH_AMX, True), (False, WITH_AMX, False), (True, WITH_AMX | {"amx-int8": False}, False)]
-SCALES_AT = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}  # of float16, in a block
+SCALES_AT = {  # of float16, in a block
+    **{"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q5_0": [0], "Q5_1": [0, 2], "IQ4_NL": [0], "IQ4_XS": [0]},
+    **{"Q4_K": [0, 2], "Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108], "Q5_K": [0, 2]},
+}
+MOST_NUMBER = {"Q2_K": 3, "Q3_K": 7, "Q4_0": 15, "Q4_1": 15, "Q4_K": 15, "Q5_0": 31, "Q5_1": 31, "Q5_K": 31, "Q6_K": 63}
 
 
 def random_weight(form: BlockFormat, columns: int, inputs: int, seed: int = 0) -> BlockWeights:
@@ -255,7 +259,7 @@ def test_blocks_of_a_file_are_what_the_gguf_package_reads(kind: str) -> None:
     raw = raw.reshape(24, -1)
     blocks = blocks_of(raw, kind)
     assert blocks is not None and blocks.format is form
-    assert int(blocks.numbers.max()) < 1 << (6 if kind == "Q6_K" else form.bits)
+    assert int(blocks.numbers.max()) <= MOST_NUMBER.get(kind, 255)
     want = gguf.quants.dequantize(raw, getattr(gguf.GGMLQuantizationType, kind))
     assert np.array_equal(dense(blocks).numpy(), want)
 

@@ -122,6 +122,14 @@ def test_a_gguf_file_by_its_name_is_all_that_is_fetched(rig: HubRig, tmp_path: P
     assert rig.fetch(f"{NAME}:q/tiny.gguf", offline=True) == fetched
 
 
+def test_all_parts_of_a_gguf_are_fetched_by_the_name_of_one(rig: HubRig) -> None:
+    parts = [f"q/big-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    rig.state.add(NAME, {name: name.encode() for name in (*parts, "q/big-00001-of-00002.gguf")})
+    for part in (parts[0], parts[2]):
+        assert rig.fetch(f"{NAME}:{part}") == rig.fetch(f"{NAME}:{parts[0]}", offline=True)
+    assert rig.state.taken_paths() == parts
+
+
 def test_the_index_decides_which_of_duplicate_weights_is_fetched(rig: HubRig, files: dict[str, bytes]) -> None:
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     more = {INDEX: json.dumps(index).encode(), "model-00001-of-00001.safetensors": files[WEIGHTS]}

@@ -70,10 +70,10 @@ def test_a_file_that_is_not_there_is_named_with_those_that_are(rig: HubRig) -> N
     assert "no file q5.gguf; its GGUF files: q4.gguf, q8.gguf" in rig.refusal(f"{NAME}:q5.gguf")
 
 
-def test_a_part_of_a_gguf_is_no_model(rig: HubRig) -> None:
-    file = "big-00001-of-00003.gguf"
-    rig.state.add(NAME, {file: b"GGUF"})
-    assert "one part of several" in rig.refusal(f"{NAME}:{file}")
+def test_a_part_of_a_gguf_that_is_not_there_is_named(rig: HubRig) -> None:
+    first, second, third = (f"big-0000{n}-of-00003.gguf" for n in (1, 2, 3))
+    rig.state.add(NAME, {first: b"GGUF", third: b"GGUF"})
+    assert f"the repository lacks {second}, part 2 of 3" in rig.refusal(f"{NAME}:{first}")
 
 
 @pytest.mark.parametrize(

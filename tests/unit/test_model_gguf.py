@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from shared.core.errors import ConfigError
 from shared.kernel.rope import inverse_frequencies, rope_tables
-from shared.model.gguf_file import GgufFile, dequantize
+from shared.model.gguf_file import GgufFile, dequantize, is_readable
 from shared.model.opened import open_model
 from shared.model.weights import rope_of
 from tests.support.tiny_gguf import HEADS, HIDDEN, KV_HEADS, VOCAB, values, write
@@ -33,6 +33,27 @@ def test_values_equal_the_gguf_packages(kind: Kind, tmp_path: Path) -> None:
     assert read.dtype == torch.float32
     np.testing.assert_array_equal(read.numpy(), gguf.quants.dequantize(packed, kind))
     assert np.abs(read.numpy() - plain).max() < (0.3 if "Q4" in kind.name else 0.02)
+
+
+_KINDS = (
+    "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K TQ1_0 TQ2_0 MXFP4 NVFP4 "
+    "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS"
+)
+ALL_KINDS = _KINDS.split()
+
+
+@pytest.mark.parametrize("name", ALL_KINDS)
+def test_every_type_that_the_package_decodes_is_read(name: str, tmp_path: Path) -> None:
+    """Any bytes that are no infinite scale, in rows that are decoded together."""
+    block, num_bytes = gguf.GGML_QUANT_SIZES[Kind[name]]
+    raw = np.random.default_rng(5).integers(0, 256, (24, HIDDEN // block * num_bytes), dtype=np.uint8) & 0xBF
+    raw = raw.view(np.float32) if name == "F32" else raw  # the package writes no other numbers of this type
+    source = GgufFile(write(tmp_path / "m.gguf", {"token_embd.weight": (raw, Kind[name])}))
+    np.testing.assert_array_equal(source.tensor("embed").numpy(), gguf.quants.dequantize(raw, Kind[name]))
+
+
+def test_no_type_of_the_package_is_left_out() -> None:
+    assert {kind.name for kind in Kind if is_readable(kind)} == {*ALL_KINDS}
 
 
 @pytest.mark.parametrize("rows", [1, 11, 48, 128])
@@ -133,15 +154,15 @@ def test_header(tmp_path: Path) -> None:
     assert config.tie_embeddings and not config.qk_norm
 
 
-def test_a_window_bounds_the_context(tmp_path: Path) -> None:
+def test_a_window_does_not_cut_the_context(tmp_path: Path) -> None:
     config = GgufFile(write(tmp_path / "m.gguf", embedding(), attention__sliding_window=16)).config
-    assert config.max_context == 16
+    assert (config.windows, config.max_context) == ((16,), 64)
 
 
 def test_what_we_cannot_read_is_named(tmp_path: Path) -> None:
-    q5 = gguf.quants.quantize(values(VOCAB, HIDDEN), Kind.Q5_0)
-    with pytest.raises(ConfigError, match="token_embd.weight is Q5_0"):
-        GgufFile(write(tmp_path / "a.gguf", {"token_embd.weight": (q5, Kind.Q5_0)}))
+    sums = np.zeros((VOCAB, gguf.GGML_QUANT_SIZES[Kind.Q8_K][1]), np.uint8)
+    with pytest.raises(ConfigError, match="token_embd.weight is Q8_K, which the gguf package"):
+        GgufFile(write(tmp_path / "a.gguf", {"token_embd.weight": (sums, Kind.Q8_K)}))
     with pytest.raises(ConfigError, match="'gemma' is not supported"):
         GgufFile(write(tmp_path / "b.gguf", embedding(), "gemma"))
     with pytest.raises(ConfigError, match="only a part of each head"):
