@@ -22,6 +22,7 @@ from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap
+from shared.kernel.attention import AttentionInputs
 from shared.kernel.step_layout import HostLengths, Layout
 from shared.kernel.team import Team
 from shared.kv.layout import KIND_WHOLE, KIND_WINDOW
@@ -29,6 +30,7 @@ from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.kernels import Formats
 from shared.model.library import attention, choice
+from shared.model.library.check import paged_logits
 from shared.model.library.model import LibraryModel
 from shared.model.library.survey import window_of
 from shared.model.llama import LlamaModel
@@ -158,6 +160,26 @@ def test_positions_past_the_end_do_no_harm(tmp_path: Path) -> None:
     torch.testing.assert_close(whole[:16], step(model, KVPool(model.kv_planes(8), 4, 8), 0, prompt[:16]))
 
 
+def test_a_rank_s_rows_have_the_same_lengths() -> None:
+    """--dp cuts a step's rows without the host's numbers."""
+    bounds, before = np.asarray([0, 3, 3, 4, 5], np.int32), np.asarray([0, 7, 9, 12])
+    table = torch.zeros(4, 2, dtype=torch.int32)
+    layout = Layout(torch.from_numpy(bounds), (table,), 3, 13, host=HostLengths(bounds, before, 2))
+    inputs = AttentionInputs(torch.tensor([0, 1, 2, 9, 12]), layout)
+    of_rank = dataclasses.replace(inputs, layout=dataclasses.replace(layout, host=None))
+    rows = attention.rows_of(inputs)
+    assert [row.lengths for row in rows] == [(3,), (10, 13)]
+    assert attention.rows_of(of_rank) == rows
+
+
+def test_a_row_reads_no_number_behind_its_end(windowed: Family) -> None:
+    """Three rows decode together, padded to the longest, in a pool full of NaN."""
+    rows = [torch.tensor(PROMPTS[1][:length]) for length in (5, 9, 30)]
+    wanted = torch.arange(30)
+    clean, poisoned = (paged_logits(windowed.model, rows, wanted, poison) for poison in (0.0, float("nan")))
+    assert torch.equal(clean, poisoned)
+
+
 @pytest.mark.parametrize("length", [5, 17])
 def test_drafts_of_a_tree_read_their_own_path(windowed: Family, length: int) -> None:
     """x and y follow b, and z follows x. A window of 16 counts the path's tokens, not the siblings between."""
@@ -189,7 +211,7 @@ def test_wrong_attention_is_refused(lost: str, tmp_path: Path, monkeypatch: pyte
 def test_a_window_that_reads_one_token_more_is_refused(windowed: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     find = attention.PagedAttention._find_keys
     monkeypatch.setattr(
-        attention.PagedAttention, "_find_keys", lambda own, row, window: find(own, row, window + 1 if window else 0)
+        attention.PagedAttention, "_find_keys", lambda own, rows, window: find(own, rows, window + 1 if window else 0)
     )
     with pytest.raises(ConfigError, match="its logits differ"):
         load(windowed.folder)

@@ -1,9 +1,9 @@
-"""The attention that the library's layers call: write the step's keys and values to pages, then attend row by row.
+"""The attention that the library's layers call: write a step's keys and values to pages, then attend over pages.
 
     plane of a group:  [page][layer][slot][kv_heads * key_size, then kv_heads * value_size]
 
-The library has already rotated queries and keys. This is plain torch. It loops over rows on the host, so it needs exact
-lengths there.
+The library has already rotated queries and keys. This is plain torch. Prompt chunks attend one by one, and neighbouring
+rows with equally many tokens together. The host cuts rows to their lengths, so it needs exact ones.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any, cast
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from shared.kernel.attention import AttentionInputs, hidden_keys, outside_window
-from shared.kernel.step_layout import Layout
+from shared.kernel.attention import MOST_PADDING, PADDED_MAX_Q, AttentionInputs, hidden_keys, outside_window
 from shared.kv.layout import KIND_WHOLE, KIND_WINDOW, GroupSpec, PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks
@@ -73,27 +72,30 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRow:
-    """A row's tokens [start, stop) of the step. With them it has `length` tokens."""
+class StepRows:
+    """Neighbouring rows with equally many tokens, which attend together: tokens [start, stop) of the step.
 
-    number: int
+    With them, the rows have `lengths` tokens."""
+
+    first: int  # number of the first row
     start: int
     stop: int
-    length: int
+    lengths: tuple[int, ...]
 
     @property
-    def num_before(self) -> int:
-        return self.length - (self.stop - self.start)
+    def num_queries(self) -> int:
+        """Return the number of tokens per row."""
+        return (self.stop - self.start) // len(self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadKeys:
-    """The keys that a row reads: slots [first, first + num) of its `pages`."""
+    """The keys that B rows read: slots [first, first + num) of their `pages`."""
 
-    pages: torch.Tensor  # (P,) int64
+    pages: torch.Tensor  # (B, P) int64
     first: int
     num: int
-    mask: torch.Tensor | None  # (Q, num) bool, True where a query reads a key; None: all read all
+    mask: torch.Tensor | None  # (B, Q, num) bool, True where a query reads a key; None: all read all
 
 
 class PagedAttention:
@@ -111,7 +113,7 @@ class PagedAttention:
         layout, slots = inputs.layout, inputs.key_slots
         self._inputs, self._page_size, self._marks = inputs, kv.page_size, marks
         self._planes = [kv.plane(plane_name(group)) for group in range(1 + max(self._groups))]
-        self._rows = rows_of(layout)
+        self._rows = rows_of(inputs)
         lens = torch.diff(layout.cu_q_lens)
         row = torch.repeat_interleave(torch.arange(len(lens), device=lens.device), lens, output_size=len(slots))
         self._write_page = layout.page_table[row, slots // kv.page_size].long()
@@ -144,63 +146,97 @@ class PagedAttention:
         scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
         queries = query[0].transpose(0, 1)
         layer = self._layers[index]
-        parts = [self._attend(layer, plane, row, queries[row.start : row.stop], scoring) for row in self._rows]
+        parts = [self._attend(layer, plane, rows, queries[rows.start : rows.stop], scoring) for rows in self._rows]
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
     def _attend(
-        self, layer: LayerShape, plane: torch.Tensor, row: StepRow, q: torch.Tensor, scoring: Scoring
+        self, layer: LayerShape, plane: torch.Tensor, rows: StepRows, q: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        """Return (Q, heads, value_size). q: (Q, heads, key_size).
+        """Return (B * Q, heads, value_size). q: (B * Q, heads, key_size).
 
         All heads that share keys attend together, as if they were more queries: nothing is copied for them."""
-        keys = self._keys_of(row, layer.window)
-        both = plane[keys.pages].flatten(0, 1)[keys.first : keys.first + keys.num]
-        k, v = both.split((layer.num_kv_heads * layer.key_size, layer.num_kv_heads * layer.value_size), dim=1)
-        k, v = (one.unflatten(1, (layer.num_kv_heads, -1)).transpose(0, 1) for one in (k, v))
-        num_queries, num_heads = q.shape[:2]
-        group = num_heads // layer.num_kv_heads
-        q = q.unflatten(1, (layer.num_kv_heads, group)).permute(1, 2, 0, 3).flatten(1, 2)
-        mask = None if keys.mask is None else keys.mask.repeat(group, 1)
-        out: torch.Tensor = attend(q, k, v, mask, scoring).unflatten(1, (group, num_queries))
-        return out.permute(2, 0, 1, 3).flatten(1, 2)
+        keys = self._keys_of(rows, layer.window)
+        both = plane[keys.pages].flatten(1, 2)[:, keys.first : keys.first + keys.num]
+        if len(rows.lengths) > 1 and keys.mask is not None:  # behind a row's end may be an earlier owner's NaN
+            both.masked_fill_(~keys.mask.any(dim=1)[:, :, None], 0)
+        k, v = both.split((layer.num_kv_heads * layer.key_size, layer.num_kv_heads * layer.value_size), dim=2)
+        k, v = (one.unflatten(2, (layer.num_kv_heads, -1)).transpose(1, 2) for one in (k, v))
+        group = q.shape[1] // layer.num_kv_heads
+        q = q.view(len(rows.lengths), rows.num_queries, layer.num_kv_heads, group, -1)
+        mask = None if keys.mask is None else keys.mask.repeat(1, group, 1)[:, None]
+        out = attend(q.permute(0, 2, 3, 1, 4).flatten(2, 3), k, v, mask, scoring)
+        apart: torch.Tensor = out.unflatten(2, (group, rows.num_queries))
+        return apart.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
 
-    def _keys_of(self, row: StepRow, window: int) -> ReadKeys:
+    def _keys_of(self, rows: StepRows, window: int) -> ReadKeys:
         """All layers with the same window share the result."""
-        found = self._keys.get((row.number, window))
+        found = self._keys.get((rows.first, window))
         if found is None:
-            found = self._keys[row.number, window] = self._find_keys(row, window)
+            found = self._keys[rows.first, window] = self._find_keys(rows, window)
         return found
 
-    def _find_keys(self, row: StepRow, window: int) -> ReadKeys:
-        first = max(0, row.num_before + 1 - window) if window else 0  # no query reads a key before it
-        page, size = first // self._page_size, self._page_size
-        pages = self._inputs.layout.page_table[row.number, page : -(-row.length // size)].long()
-        mask = None
-        if row.stop - row.start > 1:
-            slots, visible = self._inputs.key_slots[None, row.start : row.stop], self._inputs.visible
-            seen = torch.full_like(slots, -1) if visible is None else visible[None, row.start : row.stop]
-            numbers = torch.arange(first, row.length, device=slots.device)
-            mask = ~outside_window(hidden_keys(numbers, slots, seen), window)[0]
-        return ReadKeys(pages, first - page * size, row.length - first, mask)
+    def _find_keys(self, rows: StepRows, window: int) -> ReadKeys:
+        size, num_rows, num_queries = self._page_size, len(rows.lengths), rows.num_queries
+        befores = [length - num_queries for length in rows.lengths]
+        firsts = [max(0, before + 1 - window) if window else 0 for before in befores]  # no query reads a key before it
+        begins = [first // size for first in firsts]  # pages
+        num = max(length - begin * size for length, begin in zip(rows.lengths, begins, strict=True))
+        table = self._inputs.layout.page_table[rows.first : rows.first + num_rows].long()
+        if num_rows == num_queries == 1:
+            pages = table[:, begins[0] : -(-rows.lengths[0] // size)]
+            return ReadKeys(pages, firsts[0] - begins[0] * size, rows.lengths[0] - firsts[0], None)
+        begin = torch.tensor(begins, device=table.device)[:, None]
+        places = begin + torch.arange(-(-num // size), device=table.device)
+        tokens = slice(rows.start, rows.stop)
+        slots, visible = self._inputs.key_slots[tokens].view(num_rows, -1) - begin * size, self._inputs.visible
+        seen = torch.full_like(slots, -1) if visible is None else visible[tokens].view(num_rows, -1)
+        hidden = outside_window(hidden_keys(torch.arange(num, device=slots.device), slots, seen), window)
+        return ReadKeys(table.gather(1, places.clamp(max=table.shape[1] - 1)), 0, num, ~hidden)
 
 
-def rows_of(layout: Layout[torch.Tensor]) -> list[StepRow]:
+def rows_of(inputs: AttentionInputs) -> list[StepRows]:
     """Return the rows that have tokens. Needs exact lengths on the host."""
-    host = layout.host
-    assert host is not None and host.seq_lens is not None, "this attention needs exact lengths on the host"
-    rows = enumerate(zip(itertools.pairwise(host.cu_q_lens.tolist()), host.seq_lens.tolist(), strict=True))
-    return [StepRow(number, a, b, before + b - a) for number, ((a, b), before) in rows if b > a]
+    bounds, befores = host_lengths(inputs)
+    found: list[StepRows] = []
+    for number, ((start, stop), before) in enumerate(zip(itertools.pairwise(bounds), befores, strict=True)):
+        if stop > start:
+            one = StepRows(number, start, stop, (before + stop - start,))
+            joined = join(found[-1], one) if found else None
+            found[-1:] = [joined] if joined is not None else [*found[-1:], one]
+    return found
+
+
+def host_lengths(inputs: AttentionInputs) -> tuple[list[int], list[int]]:
+    """Return the bounds of the rows' tokens, and the rows' numbers of tokens before the step."""
+    host = inputs.layout.host
+    if host is not None:
+        assert host.seq_lens is not None, "this attention needs exact lengths on the host"
+        return host.cu_q_lens.tolist(), host.seq_lens.tolist()
+    # A rank of --dp: its arrays are in host memory, and a row's first token has the first slot behind the others.
+    bounds = inputs.layout.cu_q_lens.tolist()
+    slots = inputs.key_slots.tolist()
+    return bounds, [slots[start] if stop > start else 0 for start, stop in itertools.pairwise(bounds)]
+
+
+def join(rows: StepRows, row: StepRows) -> StepRows | None:
+    """Return both, or None if they differ in their tokens, are chunks, or would be padded much."""
+    lengths = rows.lengths + row.lengths
+    fits = rows.num_queries == row.num_queries <= PADDED_MAX_Q and rows.first + len(rows.lengths) == row.first
+    if not fits or max(lengths) * len(lengths) > MOST_PADDING * sum(lengths):
+        return None
+    return StepRows(rows.first, rows.start, row.stop, lengths)
 
 
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
 ) -> torch.Tensor:
-    """Return (H, Q, value_size). q (H, Q, D), k and v (H, S, size), mask (Q, S), True where a query reads a key."""
+    """Return (B, H, Q, value_size).
+
+    q (B, H, Q, D), k and v (B, H, S, size), mask (B, 1, Q, S), True where a query reads a key."""
     if scoring.is_plain:
-        mask = None if mask is None else mask[None, None]
-        out: torch.Tensor = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scoring.scale)
-        return out[0]
-    scores = torch.matmul(q.float(), k.transpose(1, 2).float()) * scoring.scale
+        out: torch.Tensor = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale)
+        return out
+    scores = torch.matmul(q.float(), k.transpose(2, 3).float()) * scoring.scale
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     if mask is not None:
@@ -208,7 +244,7 @@ def attend(
     if scoring.sinks is None:
         weights = scores.softmax(dim=-1)
     else:
-        sinks = scoring.sinks.float().view(len(q), -1)  # (H, heads that share a key head)
-        sinks = sinks.repeat_interleave(q.shape[1] // sinks.shape[1], dim=1)[..., None]
+        sinks = scoring.sinks.float().view(q.shape[1], -1)  # (H, heads that share a key head)
+        sinks = sinks.repeat_interleave(q.shape[2] // sinks.shape[1], dim=1)[..., None].expand(len(q), -1, -1, 1)
         weights = torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1]
     return torch.matmul(weights, v.float()).to(q.dtype)

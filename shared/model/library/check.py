@@ -110,11 +110,15 @@ def noise_of(
     return max(*found, difference(own_logits(network, rows, wanted), right, network.dtype))
 
 
-def paged_logits(model: LibraryModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
-    """Return what `own_logits` returns, by steps over pages."""
+def paged_logits(
+    model: LibraryModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor, unwritten: float = float("nan")
+) -> torch.Tensor:
+    """Return the same as `own_logits`, by steps over pages. `unwritten`: what pages hold at first."""
     most = -(-max(map(len, rows)) // PAGE)
     tables = 1 + torch.randperm(len(rows) * most, generator=torch.Generator().manual_seed(2)).view(len(rows), most)
     pool = KVPool(model.kv_planes(PAGE), 1 + len(rows) * most, PAGE)
+    for plane in pool.planes:
+        pool.plane(plane.name).fill_(unwritten)
     found: list[list[torch.Tensor]] = [[] for _ in rows]
     for parts in ragged_steps([len(row) for row in rows]):
         inputs, owners = step_inputs(rows, tables.int(), parts, wanted)
@@ -125,11 +129,16 @@ def paged_logits(model: LibraryModel, rows: Sequence[torch.Tensor], wanted: torc
 
 
 def ragged_steps(lengths: Sequence[int]) -> Iterator[dict[int, tuple[int, int]]]:
-    """Yield each step's (begin, end) of the rows that take part. Each row starts one step later than the one before."""
-    cuts = [np.cumsum([0, n // 2, 1, n // 4, 1, n - n // 2 - n // 4 - 2]).tolist() for n in lengths]
-    for step in range(len(lengths) + len(cuts[0]) - 2):
-        ends = {row: cut[step - row : step - row + 2] for row, cut in enumerate(cuts) if step >= row}
-        yield {row: (pair[0], pair[1]) for row, pair in ends.items() if len(pair) == 2 and pair[0] < pair[1]}
+    """Yield each step's (begin, end) of the rows that take part.
+
+    Each row starts one step later than the one before. At last all rows decode two tokens together."""
+    bounds = [np.cumsum([0, n // 2, 1, n - n // 2 - 3, 1, 1]).tolist() for n in lengths]
+    num_apart = len(bounds[0]) - 3
+    parts = [{row: step - row for row in range(len(lengths))} for step in range(len(lengths) + num_apart - 1)]
+    together = [dict.fromkeys(range(len(lengths)), part) for part in (num_apart, num_apart + 1)]
+    for step in [{row: part for row, part in step.items() if 0 <= part < num_apart} for step in parts] + together:
+        found = {row: (bounds[row][part], bounds[row][part + 1]) for row, part in step.items()}
+        yield {row: (begin, end) for row, (begin, end) in found.items() if begin < end}
 
 
 def step_inputs(
