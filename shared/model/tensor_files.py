@@ -65,7 +65,7 @@ class TensorFiles:
 
     def num_numbers(self) -> int:
         """Return how many numbers all tensors hold together."""
-        return sum(map(math.prod, self._shapes.values()))
+        return sum(math.prod(self.shape(name)) for name in self.names())
 
     def check_floats(self, names: Iterable[str]) -> None:
         """Raise ConfigError for tensors of integers or bytes, because their scales are not read."""

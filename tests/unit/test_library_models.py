@@ -8,6 +8,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from tests.support.library_families import (
     save,
     streams_of,
 )
+from tests.support.tiny_quantized import FORMATS, write_quantised
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("granite", "gemma2", "gpt_oss", "deepseek_v3")
@@ -75,6 +77,20 @@ def test_greedy_streams_are_the_library_s(family: Family) -> None:
 def test_a_layer_s_window_is_that_of_its_call(windowed: Family) -> None:
     """gpt-oss alternates: a window of 16, and none."""
     assert [layer.window for layer in windowed.model.layers] == [16, 0, 16, 0]
+
+
+@pytest.mark.parametrize(("name", "form"), [("deepseek_v3", "fp8, ragged blocks"), ("starcoder2", "GPTQ, act order")])
+def test_a_quantised_folder_is_widened_for_the_library(name: str, form: str, tmp_path: Path) -> None:
+    plain, quantised, widened = (tmp_path / one for one in ("plain", "quantised", "widened"))
+    save(name, plain)
+    meant = write_quantised(plain, quantised, form)
+    shutil.copytree(plain, widened)
+    save_file({one: tensor.float() for one, tensor in meant.items()}, widened / "model.safetensors", {"format": "pt"})
+    ours, right = (load(folder) for folder in (quantised, widened))
+    assert isinstance(ours, LibraryModel) and isinstance(right, LibraryModel)
+    expected = right._network.state_dict()
+    assert all(torch.equal(tensor, expected[one]) for one, tensor in ours._network.state_dict().items())
+    assert ours.spec.stored is not None and ours.spec.stored.format == FORMATS[form].name
 
 
 def test_layers_of_one_size_are_a_group(tmp_path: Path) -> None:
@@ -284,10 +300,10 @@ def test_models_without_text_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_quantised_folders_are_refused(tmp_path: Path) -> None:
+def test_unknown_ways_to_quantise_are_refused(tmp_path: Path) -> None:
     save("granite", tmp_path)
-    with_config(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
-    with pytest.raises(ConfigError, match="quantised folders are not supported"):
+    with_config(tmp_path, quantization_config={"quant_method": "hqq", "bits": 4})
+    with pytest.raises(ConfigError, match="quant_method 'hqq' is not supported"):
         load(tmp_path)
 
 

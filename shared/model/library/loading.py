@@ -16,7 +16,6 @@ import transformers
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -24,12 +23,13 @@ from transformers import (
 from shared.config.frozen import LIBRARY
 from shared.core.errors import ConfigError
 from shared.model.hf_config import eos_ids_of, folder_name
-from shared.model.interface import ModelSpec
+from shared.model.interface import ModelSpec, StoredWeights
 from shared.model.library.attention import LayerShape, PagedAttention
 from shared.model.library.check import check_logits
 from shared.model.library.model import LibraryModel, run, use_attention
 from shared.model.library.survey import LayerSurvey
 from shared.model.opened import DTYPES, LoadOptions, settled
+from shared.model.quantized_folder import QuantizedFiles, open_tensors
 from shared.model.tensor_files import TensorFiles
 
 SURVEYED = 8  # tokens of the survey
@@ -43,12 +43,12 @@ def load_library_model(folder: Path, options: LoadOptions) -> LibraryModel:
     """Raises ConfigError, in one sentence, for a model that the library or our attention can't run."""
     refuse_flags(folder, options)
     config = checked_config(folder)
-    files = TensorFiles(folder)
+    files = open_tensors(folder)
     dtype = DTYPES[settled(options).dtype]
-    options.check_memory(files.num_numbers() * dtype.itemsize)
+    options.check_memory(weights_bytes(files, settled(options).dtype))
     limit = max_context_of(folder, config)
     spec = spec_of(folder, config, files, options, limit)
-    network = read_network(folder, config, dtype)
+    network = read_network(files, config, dtype)
     survey = survey_of(network, folder, config, limit)
     model = LibraryModel(network, spec, survey.layers, limit)
     model.report = f"{LIBRARY_VERSION} runs {told_of(model.layers)}; {check_logits(network, model)}"
@@ -84,10 +84,12 @@ def checked_config(folder: Path) -> PreTrainedConfig:
         raise ConfigError(f"{folder}: {LIBRARY_VERSION} has no text model of type {config.model_type}")
     if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
         raise ConfigError(f"{folder}: {config.model_type} keeps a state beside keys and values, which pages can't hold")
-    if getattr(config, "quantization_config", None):
-        raise ConfigError(f"{folder}: quantised folders are not supported (quantization_config); take the original")
     max_context_of(folder, config)
     return config
+
+
+def weights_bytes(files: TensorFiles, dtype: str) -> int:
+    return files.num_numbers() * DTYPES[dtype].itemsize
 
 
 def max_context_of(folder: Path, config: PreTrainedConfig) -> int:
@@ -115,27 +117,35 @@ def spec_of(folder: Path, config: PreTrainedConfig, files: TensorFiles, options:
         dtype=settled(options).dtype,
         weights_hash=f"{files.content_hash()} by {LIBRARY_VERSION}",  # another version may round in another way
         eos_ids=eos_ids_of(folder, text.eos_token_id),
+        stored=StoredWeights(files.described(), files.num_bytes, weights_bytes(files, settled(options).dtype)),
         needs_cpu_seq_lens=PagedAttention.needs_cpu_seq_lens,
         library=LIBRARY_VERSION,
     )
 
 
-def read_network(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def read_network(files: TensorFiles, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The library reads plain folders itself. Of quantised ones it gets the widened tensors."""
     transformers.logging.disable_progress_bar()
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder,
+    where: Path | None = files.path
+    tensors = None
+    if isinstance(files, QuantizedFiles):
+        del config.quantization_config
+        where, tensors = None, {name: files.tensor(name, dtype) for name in files.names()}
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    loaded = kind.from_pretrained(
+        where,
         config=config,
+        state_dict=tensors,
         dtype=dtype,
         attn_implementation="eager",
         use_safetensors=True,
-        trust_remote_code=False,
         local_files_only=True,
         output_loading_info=True,
     )
     network: PreTrainedModel = loaded[0]
     missing = loaded[1]["missing_keys"]
     if missing:  # the library would make them up
-        raise ConfigError(f"{folder} lacks tensors: {', '.join(sorted(missing)[:4])}")
+        raise ConfigError(f"{files.path} lacks tensors: {', '.join(sorted(missing)[:4])}")
     network.eval()
     return network
 
