@@ -59,7 +59,7 @@ def _need(raw: Raw, name: str, allowed: Sequence[Any], default: Any = None) -> A
     return value
 
 
-def _refuse(raw: Raw, *names: str) -> None:
+def _refuse_fields(raw: Raw, *names: str) -> None:
     for name in names:
         if raw.get(name):
             raise _Unsupported(f"{name} {raw[name]!r} is not supported"[:200])
@@ -86,16 +86,16 @@ def _awq(raw: Raw) -> Scheme:
     _need(raw, "version", ["gemm"], "gemm")
     _need(raw, "zero_point", [True], True)
     if raw.get("backend") == "llm-awq":  # packs in another order
-        _refuse(raw, "backend")
+        _refuse_fields(raw, "backend")
     return Scheme("awq", "AWQ 4 bits", bits=(4,))
 
 
 def _gptq(raw: Raw) -> Scheme:
     bits = _need(raw, "bits", PACKED_BITS)
     version = _need(raw, "checkpoint_format" if raw.get("checkpoint_format") else "format", ["gptq", "gptq_v2"], "gptq")
-    _refuse(raw, "is_marlin_format", "rotation", "adapter")
+    _refuse_fields(raw, "is_marlin_format", "rotation", "adapter")
     if any(not str(pattern).startswith("-:") for pattern in raw.get("dynamic") or ()):  # "-:" leaves modules plain
-        _refuse(raw, "dynamic")
+        _refuse_fields(raw, "dynamic")
     order = ", act order" if raw.get("desc_act") else ""
     return Scheme("gptq", f"GPTQ {bits} bits{order}", bits=(bits,), zeros_less_one=version == "gptq")
 
@@ -105,7 +105,7 @@ def _mxfp4(raw: Raw) -> Scheme:
 
 
 def _compressed(raw: Raw) -> Scheme:
-    _refuse(raw, "transform_config")
+    _refuse_fields(raw, "transform_config")
     _need(raw.get("sparsity_config") or {}, "format", ["dense"], "dense")
     groups = [_compressed_group(group, raw) for group in raw["config_groups"].values() if _weights_of(group)]
     blocks = {block for _, _, block in groups if block is not None}
@@ -129,7 +129,7 @@ def _compressed_group(group: Raw, raw: Raw) -> tuple[str, int, tuple[int, int] |
     stored = _need(group if group.get("format") else raw, "format", COMPRESSED_FORMATS)
     kind, bits = _need(weights, "type", ["int", "float"], "int"), int(weights.get("num_bits", 8))
     strategy = _need(weights, "strategy", ["tensor", "channel", "group", "block"], "tensor")
-    _refuse(weights, "dynamic")
+    _refuse_fields(weights, "dynamic")
     if kind == "int":
         _need(weights, "num_bits", PACKED_BITS if stored == "pack-quantized" else range(2, 9), 8)
     elif (stored, bits) != ("mxfp4-pack-quantized", 4):

@@ -104,7 +104,7 @@ class AdapterDesk:
         try:
             folder = path_below(self._ctx.facts.lora_dir, order.path)
         except ConfigError as error:
-            self._refuse(order, error)
+            self._refuse_order(order, error)
             return
         assert self._bank is not None  # a node with a --lora-dir has one
         reading = AdapterReading(order, self._executor.submit(self._bank.read, folder))
@@ -114,7 +114,7 @@ class AdapterDesk:
     def _remove(self, order: RemoveAdapter, now: float) -> None:
         for reading in [reading for reading in self._reading if reading.order.name == order.name]:
             self._reading.remove(reading)
-            self._refuse(reading.order, ConfigError("it was removed before it was loaded"))
+            self._refuse_order(reading.order, ConfigError("it was removed before it was loaded"))
         digest = self._table.remove_name(order.name)
         is_last = bool(digest) and not self._table.serves(digest)
         if is_last:
@@ -138,10 +138,10 @@ class AdapterDesk:
             read = reading.result.result()
             slot = self._table.add(order.name, read.digest)
         except BatonError as error:
-            self._refuse(order, error)
+            self._refuse_order(order, error)
             return
         except Exception as error:  # a broken file must not end the node
-            self._refuse(order, ConfigError(f"{type(error).__name__}: {error}"))
+            self._refuse_order(order, ConfigError(f"{type(error).__name__}: {error}"))
             return
         if slot:
             assert self._bank is not None
@@ -173,7 +173,7 @@ class AdapterDesk:
                 self._abort(req.key)
                 self._ctx.end(req.key, gone)
 
-    def _refuse(self, order: LoadAdapter, error: BatonError) -> None:
+    def _refuse_order(self, order: LoadAdapter, error: BatonError) -> None:
         self._note(order, "refused", why=error.message[:MAX_TEXT])
         self._ctx.log.warning(
             (order.name, order.number), "an adapter is refused", adapter=order.name, why=error.message
