@@ -94,6 +94,8 @@ class AdapterAdmin:
 
     async def _load_on_all(self, connection: Connection) -> None:
         body = self._load.parse(await connection.body(MAX_BODY_BYTES)).body
+        if not body.name.isprintable() or body.name != body.name.strip():
+            raise InvalidRequest("a name has no line breaks, and no spaces around it", param="name")
         if body.name in self._names:
             raise InvalidRequest(f"{body.name} is the model's own name", param="name")
         number, path = secrets.randbits(53), body.name if body.path is None else body.path
@@ -118,9 +120,9 @@ class AdapterAdmin:
 
     async def _ask(self, order_for: Callable[[RegisteredNode], Order], unfinished: Collection[str]) -> list[Row]:
         """Send the order to all nodes, and return a row for each once no row is unfinished, or after `wait_s`."""
-        orders = [(node, order_for(node)) for node in self._there()]
-        if not orders:
+        if not self._there():
             raise NoNodes("no node is connected now; try again")
+        orders = [(node, order_for(node)) for node in self._registry]
         until, again_at = time.monotonic() + self._wait_s, 0.0
         while True:
             rows = [self._row(node, order) for node, order in orders]
@@ -142,7 +144,7 @@ class AdapterAdmin:
             why = f"it speaks protocol {protocol}, and this needs {SINCE[name]}: upgrade it first"
             return row_of(node, "refused", why=why)
         if not is_here:
-            return row_of(node, "refused", why="it has left since")
+            return row_of(node, "refused", why="it does not answer, or has left")
         return row_of(node, UNANSWERED) if told is None else row_of(node, **msgspec.structs.asdict(told))
 
     async def _answer(

@@ -313,7 +313,7 @@ class Registry:
     def weights(self) -> Weights | None:
         """Return what the oldest node says of its weights."""
         there = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)
-        return next((node.hello.weights for node in there), None)
+        return next((node.hello.weights for node in there if node.hello.weights is not None), None)
 
     def adapters(self) -> dict[str, str]:
         """Return each LoRA adapter's digest by name. If nodes differ, the majority decides, so one node can't redefine

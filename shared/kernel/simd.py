@@ -29,7 +29,7 @@ from shared.kernel.jit import emitted_for_constants
 from shared.kernel.product import STEPS, SUMS, lower_halves, round_to_half, write_at
 from shared.kernel.vectors import FLOAT, LONG, Vectors, are_paired
 
-# how many of the 32 vector registers may hold queries (score_block), and sums (weigh_block)
+# how many of the 32 vector registers may hold queries (score_block), and sums (sum_block)
 QUERY_REGISTERS, SUM_REGISTERS = 16, 20
 SMALLEST_SCALE = 2.0**-126  # smallest divisor of a row: the smallest normal float32
 TREE_QUERIES = 4  # queries scored at a time, each with up to 5 vectors of partial sums

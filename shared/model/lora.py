@@ -18,7 +18,7 @@ from shared.kv.pool import KVPool
 from shared.model.adapter_bank import ReadAdapter
 from shared.model.config import LlamaConfig
 from shared.model.interface import Carried, Model, ModelInputs, ModelOutput
-from shared.model.lora_file import LoraFolder, LoraPair
+from shared.model.lora_file import LoraFolder, LoraPair, digest_of
 
 COPIES = 3  # a file's 16-bit numbers, and at most 32 bits for each in the model
 QKV, OUT, GATE_UP, DOWN = "qkv", "out", "gate_up", "down"
@@ -44,7 +44,7 @@ def load_adapter(
     starts = {"k": config.q_size, "v": config.q_size + config.kv_size, "up": config.intermediate_size}
     adapter: Adapter = {}
     for pair in pairs:
-        down = make(pair.down.to(device, dtype), None)
+        down = make(pair.down.to(device, dtype, copy=True), None)  # a view would change with the file
         up = make((pair.up.to(device, torch.float32) * pair.scale).to(dtype), None)
         key = (pair.layer, FUSED[pair.target])
         adapter[key] = (*adapter.get(key, ()), LoraDelta(down, up, starts.get(pair.target, 0)))
@@ -75,7 +75,10 @@ class LoraBank:
     def read(self, folder: Path) -> ReadAdapter:
         check_memory(folder)
         read = LoraFolder(folder, self._config)
-        return ReadAdapter(read.digest, self._load(read))
+        weights = self._load(read)
+        if digest_of(folder) != read.digest:  # else other weights would be served under this digest
+            raise ConfigError(f"{folder} changed while it was read: load it again")
+        return ReadAdapter(read.digest, weights)
 
     def put(self, slot: int, adapter: ReadAdapter) -> None:
         self.adapters[slot - 1] = adapter.weights

@@ -51,7 +51,7 @@ class LoraFolder:
         self._model = model
         self._files.check_floats(self._files.names())
         self.pairs = tuple(self._pair(layer, target) for layer, target in self._targets())
-        self.digest = hash_files((folder / CONFIG_NAME, *sorted(folder.glob("*.safetensors"))))
+        self.digest = digest_of(folder)
 
     def _targets(self) -> list[tuple[int, str]]:
         found: dict[tuple[int, str], set[str]] = {}
@@ -81,6 +81,10 @@ class LoraFolder:
             raise ConfigError(f"{self.path}: r is {self._raw['r']}, but layer {layer} {target}_proj has rank {rank}")
         alpha = float(self._raw["lora_alpha"])
         return LoraPair(layer, target, down, up, alpha / (math.sqrt(rank) if self._raw.get("use_rslora") else rank))
+
+
+def digest_of(folder: Path) -> str:
+    return hash_files((folder / CONFIG_NAME, *sorted(folder.glob("*.safetensors"))))
 
 
 def shapes(model: LlamaConfig, layer: int) -> dict[str, tuple[int, int]]:

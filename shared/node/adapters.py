@@ -26,9 +26,11 @@ from shared.model.adapter_bank import AdapterBank, ReadAdapter
 from shared.node.context import NodeContext
 from shared.wire.messages import AdapterOrder, LoadAdapter, RemoveAdapter
 from shared.wire.node_parts import OrderState
-from shared.wire.ranges import MAX_ORDERS, MAX_TEXT
+from shared.wire.ranges import MAX_ORDERS
 
 NO_FOLDER = "it was started without --lora-dir: start it with --lora-dir DIR, the folder that has the adapters"
+
+MOST_WHY = 500  # characters of a reason, which may quote a file: every heartbeat has the reasons of several orders
 
 
 def check_lora_dir(parts: NodeParts, device: str) -> None:
@@ -46,8 +48,8 @@ def path_below(root: str, path: str) -> Path:
     Routers name paths over the network. The operator's folder limits what they can make a node open."""
     if not root:
         raise ConfigError(NO_FOLDER)
-    top = Path(root).expanduser().resolve()
     try:
+        top = Path(root).expanduser().resolve()
         folder = (top / path).resolve()
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links; a null byte
         raise ConfigError(f"{path!r} is not a path: {error}") from error
@@ -106,7 +108,9 @@ class AdapterDesk:
         except ConfigError as error:
             self._refuse_order(order, error)
             return
-        assert self._bank is not None  # a node with a --lora-dir has one
+        if self._bank is None:
+            self._refuse_order(order, ConfigError("its model takes no adapters"))
+            return
         reading = AdapterReading(order, self._executor.submit(self._bank.read, folder))
         self._reading.append(reading)
         reading.result.add_done_callback(lambda _: self._ctx.wake())
@@ -174,10 +178,9 @@ class AdapterDesk:
                 self._ctx.end(req.key, gone)
 
     def _refuse_order(self, order: LoadAdapter, error: BatonError) -> None:
-        self._note(order, "refused", why=error.message[:MAX_TEXT])
-        self._ctx.log.warning(
-            (order.name, order.number), "an adapter is refused", adapter=order.name, why=error.message
-        )
+        why = error.message[:MOST_WHY]
+        self._note(order, "refused", why=why)
+        self._ctx.log.warning((order.name, order.number), "an adapter is refused", adapter=order.name, why=why)
 
     def _note(self, order: LoadAdapter | RemoveAdapter, state: OrderState, digest: str = "", why: str = "") -> None:
         self._orders[order.number] = AdapterOrder(order.number, order.name, state, digest, why)

@@ -72,8 +72,8 @@ class Capacity:
         return True
 
     def _reclaim_for(self, req: Request, lacking: Shortage, pins: UngrantedPins | None) -> Freed:
-        """Reclaim for a request that waits, but nothing for growth that is only foreseen."""
-        if 0 < lacking.pages <= self.keep_free(req) - self.headroom():
+        """Reclaim for a request that waits, but begin nothing for growth that is only foreseen."""
+        if req is not self._taker and 0 < lacking.pages <= self.keep_free(req) - self.headroom():
             return Freed.NOTHING
         return self._reclaim(lacking, pins)
 

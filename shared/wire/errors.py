@@ -63,6 +63,7 @@ AT_PARTNER: dict[str, type[BatonError]] = {
     NodeDraining.code: PartnerDraining,
     DeadlineExceeded.code: DeadlineExceeded,
     InvalidRequest.code: InvalidRequest,
+    AdapterMissing.code: AdapterMissing,
 }
 
 

@@ -147,7 +147,18 @@ def test_a_node_that_left_meanwhile_says_nothing_more() -> None:
     site.says["d0"] = restarts
     site.join("d0")
     _, answer = site.load()
-    assert answer["nodes"][1]["why"] == "it has left since"
+    assert answer["nodes"][1]["why"] == "it does not answer, or has left"
+
+
+def test_a_silent_node_has_its_row() -> None:
+    """When it speaks again it has the adapters of before."""
+    site = Site(p0=LOADED, d0=LOADED)
+    node = site.rig.registry.named("d0")
+    assert node is not None
+    node.is_silent = True
+    status, answer = site.load()
+    assert states((status, answer)) == {"p0": "loaded", "d0": "refused"}
+    assert "does not answer" in answer["nodes"][1]["why"] and [name for name, _ in site.sent] == ["p0"]
 
 
 def test_a_removal_says_who_still_uses_it() -> None:
@@ -177,6 +188,8 @@ def test_what_nodes_have_is_shown() -> None:
     [
         ({"name": "base"}, InvalidRequest, "the model's own name"),
         ({"name": ""}, InvalidRequest, "name"),
+        ({"name": "sql\n"}, InvalidRequest, "no line breaks"),
+        ({"name": " sql"}, InvalidRequest, "no spaces"),
         ({"name": "sql", "path": ""}, InvalidRequest, "path"),
         ({"name": "sql", "url": "http://a"}, InvalidRequest, "url"),
         ({}, InvalidRequest, "name"),

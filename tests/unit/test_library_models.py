@@ -323,6 +323,7 @@ def test_longrope_ends_where_its_frequencies_change(tmp_path: Path) -> None:
     ("flag", "options"),
     [
         ("--lora", {"adapters": {"a": "/there"}}),
+        ("--lora-dir", {"lora_slots": 8}),
         ("--kv-dtype", {"formats": Formats(kv="int8")}),
         ("--weight-dtype", {"formats": Formats(weights="int8")}),
         ("--deterministic", {"kernels": "fixed"}),

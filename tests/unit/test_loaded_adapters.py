@@ -18,8 +18,9 @@ from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.model.adapter_bank import bank_of
 from shared.model.interface import path_digest
-from shared.node.adapters import NO_FOLDER, AdapterDesk, check_lora_dir, path_below
+from shared.node.adapters import MOST_WHY, NO_FOLDER, AdapterDesk, check_lora_dir, path_below
 from shared.node.node import Node
+from shared.node.routers.dialled import RouterState
 from shared.wire.messages import AdapterOrder, Key, LoadAdapter, Offer, RemoveAdapter
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import Net, assert_clean, make_node, name_of
@@ -275,6 +276,30 @@ def raiser(error: Exception) -> Callable[[Path], Any]:
         raise error
 
     return read
+
+
+def test_a_model_without_room_for_adapters_does_not_end_the_node(rig: Rig) -> None:
+    rig.d.adapters = AdapterDesk(rig.d.ctx, None, rig.d.side.outside, rig.d.side.abort, executor=Reader())
+    rig.load("sql", "v1", rig.d)
+    assert rig.order(rig.d).why == "its model takes no adapters"
+
+
+def test_a_file_can_not_make_heartbeats_large(rig: Rig) -> None:
+    bank_of(rig.d.ctx.core.model).read = raiser(ConfigError("x" * 100_000))  # type: ignore[method-assign,union-attr]
+    rig.load("sql", "v1", rig.d)
+    assert rig.order(rig.d).why == "x" * MOST_WHY
+
+
+def test_a_router_that_has_not_answered_hears_of_adapters(tmp_path: Path) -> None:
+    """Its Welcome to the first Hello would end the Hellos."""
+    node = make_node("decode", "d0", KNOBS, lora_dir=str(tmp_path))
+    reader_of(node)
+    net = Net([node])
+    (link,) = node.ctx.routers.dialled.values()
+    link.state = RouterState.GREETED
+    net.to_node(name_of(node), LoadAdapter("d0", 1, "sql", "v1"))
+    net.run()
+    assert [own.name for own in net.router.hellos[-1].adapters] == ["sql"]
 
 
 def test_a_name_removed_while_it_loads_is_not_loaded(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from shared.kernel.product import supports
 from shared.model.adapter_bank import bank_of
 from shared.model.interface import Model
 from shared.model.load import load_model
-from shared.model.lora import AdaptedModel, LoraBank
+from shared.model.lora import AdaptedModel, Adapter, LoraBank
+from shared.model.lora_file import LoraFolder
 from shared.model.opened import LoadOptions
 from tests.support.tiny_adapters import CONFIG, adapter
 from tests.support.tiny_models import VOCAB, Rows, prompt, save_random
@@ -214,3 +216,30 @@ def test_an_adapter_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("shared.model.lora.host_memory", lambda: (1 << 40, 3 * 1024))
     with pytest.raises(ConfigError, match="may need"):
         bank.read(folder)  # type: ignore[union-attr]
+
+
+def test_a_folder_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise these weights would be served under the digest of others."""
+    model = base(tmp_path / "base")
+    folder, other = (adapter(model, tmp_path / name, seed) for seed, name in enumerate("ab"))
+    bank = bank_of(load_model(str(model), LoadOptions("float32", lora_slots=1)))
+    assert isinstance(bank, LoraBank)
+    load_weights = bank._load
+
+    def replaced(read: LoraFolder) -> Adapter:
+        shutil.copy(other / "adapter_model.safetensors", folder)
+        return load_weights(read)
+
+    monkeypatch.setattr(bank, "_load", replaced)
+    with pytest.raises(ConfigError, match="changed while it was read"):
+        bank.read(folder)
+
+
+def test_an_adapter_in_use_does_not_change_with_its_file(tmp_path: Path) -> None:
+    model = base(tmp_path / "base")
+    folder, other = (adapter(model, tmp_path / name, seed) for seed, name in enumerate("ab"))
+    tuned = load(model, "torch", tuned=folder)
+    before = Rows(tuned, 1, 16).step({0: prompt(9)}, adapters={0: 1})
+    with (folder / "adapter_model.safetensors").open("r+b") as file:
+        file.write((other / "adapter_model.safetensors").read_bytes())
+    assert torch.equal(Rows(tuned, 1, 16).step({0: prompt(9)}, adapters={0: 1}), before)

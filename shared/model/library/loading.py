@@ -66,6 +66,7 @@ def refuse_flags(folder: Path, options: LoadOptions) -> None:
     formats = options.formats
     asked = {
         "--lora": bool(options.adapters),
+        "--lora-dir": bool(options.lora_slots),
         "--kv-dtype": formats.kv != "auto",
         "--weight-dtype": formats.weights != "auto",
         "--deterministic": options.kernels == "fixed",

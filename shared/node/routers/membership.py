@@ -137,9 +137,10 @@ class Membership:
             )
 
     def say_hello_again(self, now: float) -> None:
-        """Tell the served routers of other adapters. Each answers with a Welcome, or hears the Hello again."""
-        for link in self._ctx.routers.served():
-            if not link.is_ending:
+        """Tell the routers of other adapters, also those that have not answered yet. Each answers with a Welcome, or
+        hears the Hello again."""
+        for link in self._ctx.routers.dialled.values():
+            if link.state in (RouterState.GREETED, RouterState.SERVED) and not link.is_ending:
                 self._say_hello(link, now)
 
     def _say_hello(self, link: DialledRouter, now: float) -> None:
