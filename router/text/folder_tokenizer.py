@@ -33,7 +33,8 @@ def load_folder(folder: Path, options: TextConfig) -> TextModel:
     inner.no_padding()
     described = read_json_if_there(folder / "tokenizer.json")
     config = read_json_if_there(folder / "config.json")
-    config |= config.get("text_config") or {}  # of models that also see images
+    nested = config.get("text_config")  # of models that also see images
+    config |= nested if isinstance(nested, dict) else {}
     own = read_json_if_there(folder / "tokenizer_config.json")
     added = {int(token["id"]): token for token in described.get("added_tokens", [])}
     special = {index: token for index, token in added.items() if token.get("special")}

@@ -82,7 +82,10 @@ def byte_level_bpe(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def pre_of(metadata: Mapping[str, Any]) -> str:
-    return str(metadata.get("tokenizer.ggml.pre", "default"))
+    """Raise ConfigError if a file doesn't say it: each of its families would take other words."""
+    if "tokenizer.ggml.pre" not in metadata:
+        raise ConfigError("the GGUF file doesn't say how it splits words (tokenizer.ggml.pre): take a newer file")
+    return str(metadata["tokenizer.ggml.pre"])
 
 
 def load_gguf(path: Path, options: TextConfig, edit: Callable[[str], str] = str) -> TextModel:

@@ -17,6 +17,8 @@ from shared.config.vocab_bytes import METASPACE
 from shared.config.vocabulary import TEXT_TYPE, gguf_entries, of_type
 from shared.core.errors import ConfigError
 
+MOST_CHARS = 4096  # of an entry, whose divisions are all tried
+
 
 def sentencepiece_bpe(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Return the tokenizer without its control and user-defined tokens. Raise ConfigError for a file without scores."""
@@ -24,6 +26,8 @@ def sentencepiece_bpe(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     scores: list[float] = metadata.get("tokenizer.ggml.scores") or []
     if len(scores) != len(entries):
         raise ConfigError(f"the GGUF file has {len(scores)} scores for its {len(entries)} entries of SentencePiece")
+    if max(map(len, entries), default=0) > MOST_CHARS:
+        raise ConfigError(f"the GGUF file has an entry of more than {MOST_CHARS} characters")
     scored = dict(zip(entries, scores, strict=True))
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
     bpe = models.BPE(

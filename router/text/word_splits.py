@@ -31,7 +31,7 @@ SPLITS = {
 # does not say whether they do.
 TAKES_WHOLE_WORDS = frozenset((*_LLAMA3, *_TEKKEN))
 WITH_DIGITS = ("smollm", "starcoder", "refact", "command-r")  # each digit is a word
-PLAIN = ("gpt-2", "default")
+PLAIN = ("gpt-2",)
 
 
 def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:

@@ -17,7 +17,8 @@ from shared.core.errors import ConfigError
 
 TEXT_TYPE, UNKNOWN_TYPE, CONTROL_TYPE, USER_DEFINED_TYPE = 1, 2, 3, 4  # GGUF's numbers for kinds of tokens
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # GGUF's names for kinds of tokenizers
-TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
+TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"})
+TURN_BEGINS = frozenset({"<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>"})
 HASHLM_FIRST_CHAR, HASHLM_EOS = 32, 95
 
 
@@ -137,8 +138,14 @@ def gguf_literals(metadata: Mapping[str, Any]) -> frozenset[str]:
 
 
 def of_type(metadata: Mapping[str, Any], *kinds: int) -> list[str]:
+    """Old files call the marks of turns user-defined. As text, a message could hold them."""
     types = metadata.get("tokenizer.ggml.token_type", [])
-    return [entry for entry, own in zip(gguf_entries(metadata), types, strict=False) if own in kinds]
+    marks = TURN_ENDS | TURN_BEGINS
+    return [
+        entry
+        for entry, own in zip(gguf_entries(metadata), types, strict=False)
+        if (CONTROL_TYPE if own == USER_DEFINED_TYPE and entry in marks else own) in kinds
+    ]
 
 
 def gguf_eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:

@@ -58,8 +58,8 @@ class _Header:
 
     def windows(self, num_layers: int, context: int) -> tuple[int, ...]:
         """Return the layers' windows; a window that holds the whole context is none."""
-        window = int(self.get("attention.sliding_window", 0))
-        if not 0 < window < context:
+        window = int(self.get("attention.sliding_window", None if self._arch == "gemma3" else 0))
+        if window <= 0 or (window >= context and self._arch != "gemma3"):  # Gemma's windows also choose the rotation
             return ()
         if self._arch != "gemma3":
             return (window,) * num_layers

@@ -147,7 +147,7 @@ class GgufFile:
 
     def stored(self) -> tuple[str, int]:
         kinds = sorted({tensor.tensor_type.name for tensor in self._matrices})
-        return f"GGUF {', '.join(kinds)}", self.path.stat().st_size
+        return f"GGUF {', '.join(kinds)}", sum(part.stat().st_size for part in self.parts)
 
     def content_hash(self) -> str:
         """Hash all files: up to a second per 5 GB, if they are in the page cache. Add which rotary factors are used,
@@ -169,7 +169,10 @@ def _reader(path: Path) -> gguf.GGUFReader:
 
 def _number(reader: gguf.GGUFReader, key: str, default: int) -> int:
     field = reader.get_field(key)
-    return default if field is None else int(field.contents())
+    value = default if field is None else field.contents()
+    if not isinstance(value, int):
+        raise ConfigError(f"the GGUF header's {key} is {type(value).__name__}, not a number")
+    return value
 
 
 def is_readable(kind: gguf.GGMLQuantizationType) -> bool:

@@ -135,6 +135,9 @@ class QuantizedFiles(TensorFiles):
     def check_floats(self, names: Iterable[str]) -> None:
         super().check_floats(name for name in names if name not in self._parts)
 
+    def check_scales(self, names: Iterable[str]) -> None:
+        super().check_scales(name for name in names if name not in self._parts)
+
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a tensor: a plain one as in the file, a matrix of the scheme in `dtype`. Raises ConfigError."""
         if name not in self._parts:

@@ -14,6 +14,7 @@ from shared.kernel.block_weights import BlockWeights
 from shared.model.gguf_file import hash_files
 
 FLOATS = frozenset(["F32", "F16", "BF16", "F64"])
+SCALED = ("F8", "F4", "I8")  # beginnings of number formats
 
 
 class TensorFiles:
@@ -72,6 +73,12 @@ class TensorFiles:
         for name in sorted(names):
             if self._formats[name] not in FLOATS:
                 raise ConfigError(f"{self.path}: tensor {name} is {self._formats[name]}, only floats are supported")
+
+    def check_scales(self, names: Iterable[str]) -> None:
+        """Raise ConfigError for numbers that mean nothing without scales, which are not read."""
+        for name in sorted(names):
+            if self._formats[name].startswith(SCALED):
+                raise ConfigError(f"{self.path}: tensor {name} is {self._formats[name]}, and config.json has no scheme")
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor in the file's dtype, rows first (out, in). Raises ConfigError."""

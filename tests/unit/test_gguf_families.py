@@ -107,6 +107,12 @@ def test_windows_do_not_cut_the_context(tmp_path: Path) -> None:
     assert GgufFile(whole).config.windows == ()  # a window that holds all is none
 
 
+def test_gemma_s_windows_also_choose_the_rotation(tmp_path: Path) -> None:
+    _, whole = written("gemma3", tmp_path, attention__sliding_window=CONTEXT)
+    config = GgufFile(whole).config
+    assert config.local_rope is not None and len(config.windows) == config.num_layers
+
+
 def test_gemma_27b_scales_scores_by_its_size(tmp_path: Path) -> None:
     """The header does not say it: 62 layers do."""
     network = gemma(num_hidden_layers=62, intermediate_size=8, num_attention_heads=2)()

@@ -20,7 +20,7 @@ from router.text.interface import TextModel, decode_ids
 from router.text.sentencepiece_bpe import merges_of
 from shared.config.text_settings import TextConfig
 from shared.config.vocab_bytes import byte_level_alphabet
-from shared.config.vocabulary import gguf_eos_ids, gguf_vocabulary
+from shared.config.vocabulary import gguf_eos_ids, gguf_special, gguf_vocabulary
 from shared.core.errors import ConfigError
 from tests.support.odd_strings import odd_strings
 
@@ -172,6 +172,13 @@ def test_the_end_of_a_turn_ends_an_answer() -> None:
     metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 1}
     assert gguf_eos_ids(metadata | {"tokenizer.ggml.token_type": [3, 3, 3, 1, 1]}) == (1, 2)
     assert gguf_eos_ids(metadata) == (1,)
+
+
+def test_marks_of_turns_are_never_text() -> None:
+    """Old files call them user-defined, so a message could end its own turn."""
+    tokens = ["<s>", "<|im_start|>", "<|im_end|>", "<tool_call>"]
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [3, 4, 4, 4]}
+    assert gguf_special(metadata) == tokens[:3] and gguf_eos_ids(metadata) == (2,)
 
 
 @pytest.mark.parametrize("name", ["prefix", "gemma"])

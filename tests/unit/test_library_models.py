@@ -48,6 +48,7 @@ from tests.support.library_families import (
     greedy_jobs,
     load,
     make_family,
+    network_of,
     save,
     streams_of,
 )
@@ -308,6 +309,50 @@ def test_unknown_ways_to_quantise_are_refused(tmp_path: Path) -> None:
     with_config(tmp_path, quantization_config={"quant_method": "hqq", "bits": 4})
     with pytest.raises(ConfigError, match="quant_method 'hqq' is not supported"):
         load(tmp_path)
+
+
+def test_numbers_without_their_scales_are_refused(tmp_path: Path) -> None:
+    """Some tools name the scheme in another file. The library would take the bytes for the weights."""
+    save("granite", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.2.mlp.up_proj.weight"
+    save_file(tensors | {name: tensors[name].to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=rf"tensor {name} is F8_E4M3, and config\.json has no scheme"):
+        load(tmp_path)
+
+
+def test_tensors_come_from_the_files_that_are_hashed(tmp_path: Path) -> None:
+    """Neither an index nor config.json leads the library to other files."""
+    save("granite", tmp_path / "a")
+    before = load(tmp_path / "a")
+    other = network_of("granite")
+    with torch.no_grad():
+        other.get_output_embeddings().weight.zero_()
+    other.save_pretrained(tmp_path / "b")
+    where = dict.fromkeys(other.state_dict(), "../b/model.safetensors")
+    (tmp_path / "a/model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    with_config(tmp_path / "a", transformers_weights="adapter_model.bin")
+    after = load(tmp_path / "a")
+    assert isinstance(before, LibraryModel) and isinstance(after, LibraryModel)
+    own = after._network.state_dict()
+    assert all(torch.equal(tensor, own[one]) for one, tensor in before._network.state_dict().items())
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": "64"}, {"vocab_size": None}, {"rope_parameters": "x"}])
+def test_a_wrong_config_is_one_sentence(change: dict[str, Any], tmp_path: Path) -> None:
+    save("granite", tmp_path)
+    with_config(tmp_path, **change)
+    with pytest.raises(ConfigError, match="can't read its config.json"):
+        load(tmp_path)
+
+
+def test_long_prompts_attend_in_parts(windowed: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of a chunk that don't fit are computed some queries at a time."""
+    rows = [torch.arange(3, 60), torch.arange(3, 40)]
+    wanted = torch.arange(36)
+    whole = paged_logits(windowed.model, rows, wanted)
+    monkeypatch.setattr("shared.model.library.attention.MOST_NUMBERS", 400)
+    assert torch.allclose(paged_logits(windowed.model, rows, wanted), whole, atol=1e-5)
 
 
 def test_longrope_ends_where_its_frequencies_change(tmp_path: Path) -> None:

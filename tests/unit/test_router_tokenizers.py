@@ -215,11 +215,13 @@ def test_begin_token_where_the_model_wants_one(monkeypatch: pytest.MonkeyPatch) 
         ({"tokenizer.ggml.model": "rwkv"}, "of kind 'rwkv'; only byte-level BPE"),
         ({"tokenizer.ggml.model": "llama"}, "0 scores for its 324 entries"),
         ({"tokenizer.ggml.pre": "martian"}, "splits words .'martian'. is not known"),
+        ({"tokenizer.ggml.pre": None}, "doesn't say how it splits words"),
     ],
 )
-def test_unknown_tokenizers_are_named(change: dict[str, str], named: str) -> None:
+def test_unknown_tokenizers_are_named(change: dict[str, str | None], named: str) -> None:
+    metadata = as_metadata(byte_level(None), "gpt-2") | change
     with pytest.raises(ConfigError, match=named):
-        gguf_tokenizer.build_tokenizer(as_metadata(byte_level(None), "gpt-2") | change)
+        gguf_tokenizer.build_tokenizer({key: value for key, value in metadata.items() if value is not None})
 
 
 def test_metadata_are_what_the_gguf_package_reads(tmp_path: Path) -> None:

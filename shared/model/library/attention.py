@@ -16,10 +16,19 @@ from typing import Any, cast
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from shared.kernel.attention import MOST_PADDING, PADDED_MAX_Q, AttentionInputs, hidden_keys, outside_window
+from shared.kernel.attention import (
+    MOST_NUMBERS,
+    MOST_PADDING,
+    PADDED_MAX_Q,
+    AttentionInputs,
+    hidden_keys,
+    outside_window,
+)
 from shared.kv.layout import KIND_WHOLE, KIND_WINDOW, GroupSpec, PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks
+
+MOST_KEYS = 1 << 17  # of rows that attend together: keys and values are gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +170,15 @@ class PagedAttention:
             both.masked_fill_(~keys.mask.any(dim=1)[:, :, None], 0)
         k, v = both.split((layer.num_kv_heads * layer.key_size, layer.num_kv_heads * layer.value_size), dim=2)
         k, v = (one.unflatten(2, (layer.num_kv_heads, -1)).transpose(1, 2) for one in (k, v))
-        group = q.shape[1] // layer.num_kv_heads
-        q = q.view(len(rows.lengths), rows.num_queries, layer.num_kv_heads, group, -1)
-        mask = None if keys.mask is None else keys.mask.repeat(1, group, 1)[:, None]
-        out = attend(q.permute(0, 2, 3, 1, 4).flatten(2, 3), k, v, mask, scoring)
-        apart: torch.Tensor = out.unflatten(2, (group, rows.num_queries))
-        return apart.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
+        most = max(1, MOST_NUMBERS // (len(rows.lengths) * q.shape[1] * keys.num))  # queries of a row at a time
+        parts: list[torch.Tensor] = []
+        for queries in q.view(len(rows.lengths), rows.num_queries, layer.num_kv_heads, -1, q.shape[2]).split(most, 1):
+            first, (num, _, group) = sum(part.shape[1] for part in parts), queries.shape[1:4]
+            mask = None if keys.mask is None else keys.mask[:, first : first + num].repeat(1, group, 1)[:, None]
+            out = attend(queries.permute(0, 2, 3, 1, 4).flatten(2, 3), k, v, mask, scoring)
+            parts.append(out.unflatten(2, (group, num)).permute(0, 3, 1, 2, 4))
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return whole.flatten(2, 3).flatten(0, 1)
 
     def _keys_of(self, rows: StepRows, window: int) -> ReadKeys:
         """All layers with the same window share the result."""
@@ -222,7 +234,8 @@ def join(rows: StepRows, row: StepRows) -> StepRows | None:
     """Return both, or None if they differ in their tokens, are chunks, or would be padded much."""
     lengths = rows.lengths + row.lengths
     fits = rows.num_queries == row.num_queries <= PADDED_MAX_Q and rows.first + len(rows.lengths) == row.first
-    if not fits or max(lengths) * len(lengths) > MOST_PADDING * sum(lengths):
+    num_keys = max(lengths) * len(lengths)
+    if not fits or num_keys > min(MOST_KEYS, MOST_PADDING * sum(lengths)):
         return None
     return StepRows(rows.first, rows.start, row.stop, lengths)
 

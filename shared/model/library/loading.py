@@ -5,9 +5,10 @@ folder -> refused by its files? -> network -> survey (what do its layers ask?) -
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from transformers import (
 )
 
 from shared.config.frozen import LIBRARY
-from shared.core.errors import ConfigError
+from shared.core.errors import BatonError, ConfigError
 from shared.model.hf_config import eos_ids_of, folder_name
 from shared.model.interface import ModelSpec, StoredWeights
 from shared.model.library.attention import LayerShape, PagedAttention
@@ -33,6 +34,8 @@ from shared.model.quantized_folder import QuantizedFiles, open_tensors
 from shared.model.tensor_files import TensorFiles
 
 SURVEYED = 8  # tokens of the survey
+MOST_POSITIONS = 1 << 26
+MOST_BOUND = 0.05  # of the check; a wrong mask may differ by less than more
 LONGROPE = "longrope"
 LIBRARY_VERSION = f"transformers {transformers.__version__}"
 
@@ -44,19 +47,41 @@ def load_library_model(folder: Path, options: LoadOptions) -> LibraryModel:
     refuse_flags(folder, options)
     config = checked_config(folder)
     files = open_tensors(folder)
-    dtype = DTYPES[settled(options).dtype]
-    options.check_memory(weights_bytes(files, settled(options).dtype))
+    dtype = settled(options).dtype
+    copies = 2 if isinstance(files, QuantizedFiles) and has_experts(files) else 1
+    options.check_memory(copies * weights_bytes(files, dtype))
     limit = max_context_of(folder, config)
     spec = spec_of(folder, config, files, options, limit)
-    network = read_network(files, config, dtype)
-    survey = survey_of(network, folder, config, limit)
-    model = LibraryModel(network, spec, survey.layers, limit)
-    model.report = f"{LIBRARY_VERSION} runs {told_of(model.layers)}; {check_logits(network, model)}"
+    with explained(folder, "load it"):
+        network = read_network(files, config, DTYPES[dtype])
+        survey = survey_of(network, folder, config, limit)
+        model = LibraryModel(network, spec, survey.layers, limit)
+        found = check_logits(network, model)
+    model.report = f"{LIBRARY_VERSION} runs {described(model.layers)}; {found}"
     logger.info("checked against the library: %s", model.report)
+    if found.bound > MOST_BOUND:
+        logger.warning("the library's own results differ so much that this check says little; try --dtype float32")
     return model
 
 
-def told_of(layers: Sequence[LayerShape]) -> str:
+def has_experts(files: TensorFiles) -> bool:
+    """Return whether the library merges tensors, so that widened ones are there twice for a while."""
+    return any(".experts." in name for name in files.names())
+
+
+@contextlib.contextmanager
+def explained(folder: Path, task: str) -> Iterator[None]:
+    """Turn any error of the library into one sentence, because a folder can be wrong in many ways."""
+    try:
+        yield
+    except BatonError:
+        raise
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"{folder}: {LIBRARY_VERSION} can't {task}: {type(error).__name__}: {first}") from error
+
+
+def described(layers: Sequence[LayerShape]) -> str:
     """Describe the layers, equal ones together."""
     kinds = Counter(layers).items()
     return ", ".join(f"{count} layers with {kind}" for kind, count in kinds)
@@ -76,11 +101,8 @@ def refuse_flags(folder: Path, options: LoadOptions) -> None:
 
 def checked_config(folder: Path) -> PreTrainedConfig:
     """Raise ConfigError for what can be refused without weights. Code in the folder (auto_map) is never run."""
-    try:
+    with explained(folder, "read its config.json"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        told = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"{folder}: {LIBRARY_VERSION} can't read its config.json: {told}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigError(f"{folder}: {LIBRARY_VERSION} has no text model of type {config.model_type}")
     if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
@@ -97,8 +119,8 @@ def max_context_of(folder: Path, config: PreTrainedConfig) -> int:
     """Return the number of positions that the network was made for."""
     text = config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit < SURVEYED:
-        raise ConfigError(f"{folder / 'config.json'} does not say max_position_embeddings")
+    if not isinstance(limit, int) or not SURVEYED <= limit <= MOST_POSITIONS:
+        raise ConfigError(f"{folder / 'config.json'} has no max_position_embeddings, or one that can't be")
     ropes = getattr(text, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):  # one, or one for each kind of layer
         if isinstance(rope, dict) and rope.get("rope_type") == LONGROPE:
@@ -125,21 +147,21 @@ def spec_of(folder: Path, config: PreTrainedConfig, files: TensorFiles, options:
 
 
 def read_network(files: TensorFiles, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The library reads plain folders itself. Of quantised ones it gets the widened tensors."""
+    """The tensors come from the files that are hashed, not from those that an index or config.json names."""
     transformers.logging.disable_progress_bar()
-    where: Path | None = files.path
-    tensors = None
+    files.check_scales(files.names())
     if isinstance(files, QuantizedFiles):
         del config.quantization_config
-        where, tensors = None, {name: files.tensor(name, dtype) for name in files.names()}
+        tensors = {name: files.tensor(name, dtype) for name in files.names()}
+    else:
+        tensors = {name: files.tensor(name) for name in files.names()}  # in the mapped files, which nodes share
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     loaded = kind.from_pretrained(
-        where,
+        None,
         config=config,
         state_dict=tensors,
         dtype=dtype,
         attn_implementation="eager",
-        use_safetensors=True,
         local_files_only=True,
         output_loading_info=True,
     )
@@ -159,7 +181,7 @@ def survey_of(network: PreTrainedModel, folder: Path, config: PreTrainedConfig, 
     try:
         with torch.inference_mode():
             run(network, ids, ids, torch.tensor([SURVEYED - 1]))
-    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+    except Exception as error:
         told = f"{config.model_type} can't run from token ids and positions alone: {type(error).__name__}: {error}"
         raise ConfigError(f"{folder}: {told}") from error
     survey.check_layers(config.get_text_config().num_hidden_layers)
