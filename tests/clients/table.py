@@ -56,7 +56,7 @@ CLIENTS = (
     Client("llm", "llm_prompts.py", ("llm==0.36",)),
     Client("aiperf", "aiperf_profile.py", ("aiperf==0.13.0",)),
     Client("guidellm", "guidellm_benchmark.py", ("guidellm==0.8.1",)),
-    Client("lm-eval", "lm_eval_tasks.py", ("lm-eval[api]==0.4.13", "transformers==5.23.0")),
+    Client("lm-eval", "lm_eval_tasks.py", ("lm-eval[api]==0.4.13", "transformers==5.24.0")),
 )
 
 

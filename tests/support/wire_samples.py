@@ -47,6 +47,7 @@ from shared.wire.messages import (
     Tokens,
     Unwelcome,
     Wait,
+    Weights,
     Welcome,
 )
 from shared.wire.others_load import OthersLoad
@@ -96,7 +97,7 @@ STAGED = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, False, 0, 0, b"", 6
 REMOTE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, False, 0, 0, b"\x01", 0)
 MESSAGES: list[Message] = [
     Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"], 1, [Adapter("a", "b")],
-          1, True),
+          1, True, Weights("AWQ 4 bits", "bfloat16", 1 << 20, 1 << 22)),
     Welcome("router", 1, 1, b"\x01" * 32, 7), Unwelcome("d", 1, "tcp://127.0.0.1:2"),
     Heartbeat("d", 1, LOAD, True, 500, 5, OthersLoad(1, 2, 3, 4), True, ["tcp://127.0.0.1:3"],
               Taken(7, [WIRE_KEY]), [AdapterOrder(7, "sql", "refused", "", "no folder")]), Goodbye("d", 1),

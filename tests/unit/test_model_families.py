@@ -139,7 +139,7 @@ def test_a_tensor_that_nobody_reads_is_refused(tmp_path: Path) -> None:
     tensors = load_file(path)
     save_file(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}, path)
     load(tmp_path)
-    save_file(tensors | {"model.layers.1.self_attn.q_proj.bias": torch.zeros(64)}, path)
+    save_file(tensors | {"model.layers.1.self_attn.q_proj.bias": torch.ones(64)}, path)
     with pytest.raises(ConfigError, match="mistral has no tensor model.layers.1.self_attn.q_proj.bias"):
         load(tmp_path)
     del tensors["model.layers.3.mlp.up_proj.weight"]

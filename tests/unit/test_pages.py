@@ -55,7 +55,7 @@ def test_a_page_names_metrics_that_exist(page: Path) -> None:
 def test_a_page_names_targets_and_modules_that_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     assert found(r"(?:`|^)make ([a-z-]+)", page) <= targets
-    for name in found(r"python -m\s+(tests[\w.]+\w)", page):
+    for name in found(r"python -m\s+((?:tests|benchmarks)[\w.]+\w)", page):
         assert importlib.util.find_spec(name) is not None, name
 
 
@@ -64,7 +64,7 @@ def test_a_page_names_flags_that_exist(page: Path) -> None:
     """Of `baton` and of the repository's own programs."""
     known = set(re.findall(r"--[a-z][\w-]*", SURFACE)) | OTHERS_FLAGS
     known |= {f"--no-{name[2:]}" for name in set(known)} | {"--help"}
-    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "router").rglob("*.py")]
+    sources = [path for folder in ("tests", "benchmarks", "router") for path in (ROOT / folder).rglob("*.py")]
     named = found(r"(?<![\w-])--[a-z][\w-]*", page) - known
     if named:
         text = "\n".join(path.read_text("utf-8") for path in sources)
