@@ -137,8 +137,8 @@ class Membership:
             )
 
     def say_hello_again(self, now: float) -> None:
-        """Tell the routers of other adapters, also those that have not answered yet. Each answers with a Welcome, or
-        hears the Hello again."""
+        """Tell the routers of other adapters, even before their first answer. Each answers with a Welcome, or hears the
+        Hello again."""
         for link in self._ctx.routers.dialled.values():
             if link.state in (RouterState.GREETED, RouterState.SERVED) and not link.is_ending:
                 self._say_hello(link, now)
