@@ -19,7 +19,7 @@ baton_serve.put_code_first()  # Baton's packages, such as `deploy`, can be impor
 
 from deploy import cli
 from router.fleet.registry import RegisteredNode
-from router.policy import choose
+from router.policy import policies
 from router.policy.interface import Picked, Wanted
 from router.policy.least_load import LeastLoad
 
@@ -41,5 +41,5 @@ class BigOnesForLong:
 
 
 if __name__ == "__main__":
-    choose.MAKERS["round_robin"] = BigOnesForLong
+    policies.MAKERS["round_robin"] = BigOnesForLong
     sys.exit(cli.main(["router", "--policy", "round_robin", *sys.argv[1:]]))
