@@ -92,8 +92,9 @@ class Environment:
             kept = kernels_folder() / _CacheLocator.get_suitable_cache_subpath(str(there / "any.py"))
             shutil.copytree(folder / "__pycache__", kept, ignore=shutil.ignore_patterns("*.pyc"))
             for source in there.glob("*.py"):
-                if (folder / source.name).read_bytes() == source.read_bytes():  # else it needs kernels of its own
-                    shutil.copystat(folder / source.name, source)
+                ours = folder / source.name
+                if ours.is_file() and ours.read_bytes() == source.read_bytes():  # else it needs kernels of its own
+                    shutil.copystat(ours, source)
 
     def uninstall(self) -> None:
         pip(self.python, "uninstall", "--yes", "baton-serve")
