@@ -39,7 +39,8 @@ class AdapterTable:
     @property
     def leaving(self) -> list[str]:
         """Return the digests that have a slot but no name."""
-        return [digest for digest in dict.fromkeys(self.digests) if not self.serves(digest)]
+        served = set(self._names.values())  # the loop asks at each turn
+        return [digest for digest in dict.fromkeys(self.digests) if digest not in served]
 
     def serves(self, digest: str) -> bool:
         """Return whether new requests may use these weights. "" is the model without an adapter."""

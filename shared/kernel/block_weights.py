@@ -23,7 +23,7 @@ their precision. Two formats avoid that:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -157,6 +157,13 @@ def _quantized(weight: torch.Tensor, form: BlockFormat) -> BlockWeights:
 def has_codes(form: BlockFormat | None) -> bool:
     """Return whether codes can stand for the numbers."""
     return form is not None and form.bits == 4 and form.block == CODE_BLOCK
+
+
+def mean_bytes_per_weight(matrices: Iterable[tuple[int, BlockFormat | None]], plain_bytes: float) -> float:
+    """`matrices`: each one's number of weights, and its format (None: plain numbers)."""
+    found = list(matrices)
+    total = sum(size * (plain_bytes if form is None else form.bytes_per_weight) for size, form in found)
+    return total / sum(size for size, _ in found)
 
 
 def recode(weight: BlockWeights, form: BlockFormat) -> BlockWeights:

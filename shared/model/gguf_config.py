@@ -58,11 +58,12 @@ class _Header:
 
     def windows(self, num_layers: int, context: int) -> tuple[int, ...]:
         """Return the layers' windows; a window that holds the whole context is none."""
-        window = int(self.get("attention.sliding_window", None if self._arch == "gemma3" else 0))
-        if window <= 0 or (window >= context and self._arch != "gemma3"):  # Gemma's windows also choose the rotation
-            return ()
         if self._arch != "gemma3":
-            return (window,) * num_layers
+            window = int(self.get("attention.sliding_window", 0))
+            return (window,) * num_layers if 0 < window < context else ()
+        window = int(self.get("attention.sliding_window"))  # needed, because it also chooses the layers' rotation
+        if window <= 0:
+            return ()
         pattern = self._fields.get(f"{self._arch}.attention.sliding_window_pattern", GEMMA_PERIOD)
         if not isinstance(pattern, list):
             pattern = [(layer + 1) % int(pattern) != 0 for layer in range(num_layers)]

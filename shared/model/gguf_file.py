@@ -14,7 +14,7 @@ import xxhash
 from shared.config.gguf_metadata import read_pairs
 from shared.config.gguf_parts import part_names
 from shared.core.errors import ConfigError
-from shared.kernel.block_weights import BlockFormat, BlockWeights, codes_format, has_codes
+from shared.kernel.block_weights import BlockFormat, BlockWeights, codes_format, has_codes, mean_bytes_per_weight
 from shared.model.config import LlamaConfig
 from shared.model.gguf_blocks import LAYOUTS, blocks_of
 from shared.model.gguf_config import FileFacts, config_from_gguf
@@ -122,11 +122,8 @@ class GgufFile:
 
     def bytes_per_weight(self, plain_bytes: int, in_codes: bool = False) -> float:
         """Return the matrices' mean bytes per weight. `plain_bytes`: bytes per weight without blocks."""
-        matrices = self._matrices
-        sizes = list(map(_size, matrices))
-        forms = [_recoded(tensor) if in_codes else _form_of(tensor) for tensor in matrices]
-        each = [plain_bytes if form is None else form.bytes_per_weight for form in forms]
-        return sum(size * one for size, one in zip(sizes, each, strict=True)) / sum(sizes)
+        form_of = _recoded if in_codes else _form_of
+        return mean_bytes_per_weight(((_size(tensor), form_of(tensor)) for tensor in self._matrices), plain_bytes)
 
     def blocks(self, name: str) -> BlockWeights | None:
         """Return the matrix in the file's blocks, or None for plain numbers."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from shared.core.errors import ConfigError
-from shared.kernel.block_weights import BlockFormat, BlockWeights
+from shared.kernel.block_weights import BlockFormat, BlockWeights, mean_bytes_per_weight
 from shared.model.config import read_json
 from shared.model.quantized_numbers import Quantized, add_one, as_blocks, fields, fp4_numbers, powers, spread, widen
 from shared.model.quantized_scheme import Scheme, scheme_of
@@ -107,9 +107,9 @@ class QuantizedFiles(TensorFiles):
 
     def bytes_per_weight(self, form: BlockFormat, plain_bytes: float) -> float:
         """Return the matrices' mean bytes per weight. `plain_bytes`: of matrices that are not quantised."""
-        sizes = {name: math.prod(self.shape(name)) for name in self._names if len(self.shape(name)) > 1}
-        each = {name: form.bytes_per_weight if name in self._parts else plain_bytes for name in sizes}
-        return sum(sizes[name] * each[name] for name in sizes) / sum(sizes.values())
+        matrices = [name for name in self._names if len(self.shape(name)) > 1]
+        found = ((math.prod(self.shape(name)), form if name in self._parts else None) for name in matrices)
+        return mean_bytes_per_weight(found, plain_bytes)
 
     def described(self) -> str:
         return self.scheme.name
@@ -132,11 +132,8 @@ class QuantizedFiles(TensorFiles):
             return tuple(super().tensor(parts[SHAPE]).tolist())
         return (size[0], size[1] * 2) if self.format(parts[NUMBERS]) == "U8" else size
 
-    def check_floats(self, names: Iterable[str]) -> None:
-        super().check_floats(name for name in names if name not in self._parts)
-
-    def check_scales(self, names: Iterable[str]) -> None:
-        super().check_scales(name for name in names if name not in self._parts)
+    def as_stored(self, names: Iterable[str]) -> Iterable[str]:
+        return (name for name in names if name not in self._parts)
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a tensor: a plain one as in the file, a matrix of the scheme in `dtype`. Raises ConfigError."""

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from compressed_tensors import compressors
+from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -149,9 +151,6 @@ def test_gptq_s_zero_points_wrap_with_a_carry() -> None:
 # its versions from 0.20 on read no act order
 @pytest.mark.parametrize("form", [form for form in FORMATS if form[0] in "Wc" and "act order" not in form])
 def test_compressed_tensors_itself_agrees(form: str, tmp_path: Path) -> None:
-    compressors = pytest.importorskip("compressed_tensors.compressors")
-    from compressed_tensors.quantization import QuantizationScheme
-
     torch.manual_seed(1)
     made, scheme = FORMATS[form].make(torch.randn(48, 64)), FORMATS[form].config
     compressor = compressors.BaseCompressor.get_value_from_registry(scheme["format"])

@@ -48,10 +48,10 @@ def load_library_model(folder: Path, options: LoadOptions) -> LibraryModel:
     config = checked_config(folder)
     files = open_tensors(folder)
     dtype = settled(options).dtype
-    copies = 2 if isinstance(files, QuantizedFiles) and has_experts(files) else 1
-    options.check_memory(copies * weights_bytes(files, dtype))
+    num_bytes = files.num_numbers() * DTYPES[dtype].itemsize
+    options.check_memory(2 * num_bytes if isinstance(files, QuantizedFiles) and has_experts(files) else num_bytes)
     limit = max_context_of(folder, config)
-    spec = spec_of(folder, config, files, options, limit)
+    spec = spec_of(folder, config, files, dtype, context_of(options, limit), num_bytes)
     with explained(folder, "load it"):
         network = read_network(files, config, DTYPES[dtype])
         survey = survey_of(network, folder, config, limit)
@@ -111,10 +111,6 @@ def checked_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def weights_bytes(files: TensorFiles, dtype: str) -> int:
-    return files.num_numbers() * DTYPES[dtype].itemsize
-
-
 def max_context_of(folder: Path, config: PreTrainedConfig) -> int:
     """Return the number of positions that the network was made for."""
     text = config.get_text_config()
@@ -129,18 +125,25 @@ def max_context_of(folder: Path, config: PreTrainedConfig) -> int:
     return limit
 
 
-def spec_of(folder: Path, config: PreTrainedConfig, files: TensorFiles, options: LoadOptions, limit: int) -> ModelSpec:
+def context_of(options: LoadOptions, limit: int) -> int:
     if options.max_context > limit:
         raise ConfigError(f"--max-context is {options.max_context}; this model was made for at most {limit}")
+    return options.max_context or limit
+
+
+def spec_of(
+    folder: Path, config: PreTrainedConfig, files: TensorFiles, dtype: str, max_context: int, num_bytes: int
+) -> ModelSpec:
+    """`num_bytes`: of the weights in memory."""
     text = config.get_text_config()
     return ModelSpec(
         name=folder_name(folder),
         vocab_size=text.vocab_size,
-        max_context=options.max_context or limit,
-        dtype=settled(options).dtype,
+        max_context=max_context,
+        dtype=dtype,
         weights_hash=f"{files.content_hash()} by {LIBRARY_VERSION}",  # another version may round in another way
         eos_ids=eos_ids_of(folder, text.eos_token_id),
-        stored=StoredWeights(files.described(), files.num_bytes, weights_bytes(files, settled(options).dtype)),
+        stored=StoredWeights(files.described(), files.num_bytes, num_bytes),
         needs_cpu_seq_lens=PagedAttention.needs_cpu_seq_lens,
         library=LIBRARY_VERSION,
     )
@@ -178,12 +181,9 @@ def survey_of(network: PreTrainedModel, folder: Path, config: PreTrainedConfig, 
     survey = LayerSurvey(limit)
     use_attention(network, survey, survey.mask)
     ids = torch.arange(SURVEYED)[None]
-    try:
-        with torch.inference_mode():
-            run(network, ids, ids, torch.tensor([SURVEYED - 1]))
-    except Exception as error:
-        told = f"{config.model_type} can't run from token ids and positions alone: {type(error).__name__}: {error}"
-        raise ConfigError(f"{folder}: {told}") from error
+    task = f"run {config.model_type} from token ids and positions alone"
+    with explained(folder, task), torch.inference_mode():
+        run(network, ids, ids, torch.tensor([SURVEYED - 1]))
     survey.check_layers(config.get_text_config().num_hidden_layers)
     if survey.problems:
         raise ConfigError(f"{folder}: {config.model_type} can't be served: {survey.problems[0]}")
