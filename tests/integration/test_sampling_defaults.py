@@ -48,6 +48,7 @@ def write_gguf(folder: Path) -> Path:
 
     def add(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
         writer.add_token_list([*letters, "ab"])
         writer.add_token_merges(["a b"])
         writer.add_token_types([1] * (len(letters) + 1))

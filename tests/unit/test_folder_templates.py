@@ -103,6 +103,7 @@ def test_missing_default_and_unreadable_templates_are_errors(tmp_path: Path) -> 
 def gguf_model(monkeypatch: pytest.MonkeyPatch, options: TextConfig, **more: Any) -> TextModel:
     metadata = {
         "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": ["<s>", "</s>", "<pad>", "x"],
         "tokenizer.ggml.token_type": [3, 3, 3, 1],
         "tokenizer.ggml.merges": [],
