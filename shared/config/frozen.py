@@ -73,7 +73,6 @@ LIBRARY = FrozenPath(
         "--lora-dir": "have no adapters",
         "--pp": "are not cut into stages",
         "--spec": "have no draft heads so far; use --spec ngram or none",
-        "--tp": "are not split among ranks so far; use --dp or one process",
         "--weight-dtype": "keep weights in --dtype",
     },
 )

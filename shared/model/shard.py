@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import torch
 
-from shared.config.frozen import ENCODER, LIBRARY
+from shared.config.frozen import ENCODER
 from shared.core.errors import ConfigError
 from shared.device.group import RankGroup
 from shared.kernel.attention import AttentionBackend, AttentionInputs
@@ -55,10 +55,12 @@ def load_shard(name: str, options: LoadOptions, group: RankGroup) -> Model:
     opened = open_named(name, options)
     if isinstance(opened, EncoderFolder):
         raise ENCODER.refusal(["--tp"], of=name)
-    if isinstance(opened, LibraryFolder):
-        raise LIBRARY.refusal(["--tp"], of=name)
     model: Model
-    if opened is None:
+    if isinstance(opened, LibraryFolder):
+        from shared.model.library.loading import load_library_model  # imports the library
+
+        model = load_library_model(opened.path, options, group)
+    elif opened is None:
         model = HashLMShard(group, options.max_context, options.path_adapters())
     else:
         model = build_shard(opened, group)

@@ -178,7 +178,7 @@ def generate(network: transformers.PreTrainedModel, prompt: Sequence[int], num_t
     settings = transformers.GenerationConfig(
         max_new_tokens=num_tokens,
         do_sample=False,
-        eos_token_id=VOCAB,  # no token ends an answer; with None the network's own would
+        eos_token_id=network.config.vocab_size,  # no token ends an answer; with None the network's own would
         pad_token_id=0,
         output_scores=True,
         return_dict_in_generate=True,

@@ -19,6 +19,7 @@ from shared.model.interface import Model
 from shared.ranks.dp import DPRanks, follow_dp
 from shared.ranks.tp import Ranks, TPRanks, follow_tp
 from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local
+from tests.support.node_pair import Net, make_node
 from tests.support.patience import HANG_GUARD_S
 
 Load = Callable[[RankGroup], Model]
@@ -88,3 +89,25 @@ def streams_of(model: Model, jobs: list[Job], num_pages: int, team: Team | None 
         return dict(outcome.streams)
     finally:
         core.close()
+
+
+def pair_streams(
+    jobs: list[Job], sizes: tuple[int, int], load: Load, whole: Model, knobs: CoreKnobs
+) -> list[list[int]]:
+    """Prefilled on a node of one number of ranks, decoded on a node of another; nothing leaks."""
+    nodes = []
+    with contextlib.ExitStack() as stack:
+        for role, size in zip(("prefill", "decode"), sizes, strict=True):
+            team = stack.enter_context(followers(size, load)) if size > 1 else None
+            model, ranks = (team.model, team.ranks) if team is not None else (whole, None)
+            core = make_core(knobs, model=model, ranks=ranks)  # type: ignore[arg-type]
+            stack.callback(core.close)
+            if team is not None:
+                team.share(core.pool)
+            nodes.append(make_node(role, f"{role}-0", knobs, core=core))
+        net = Net(nodes)
+        keys = [net.generate(nodes[0], job, nodes[1]) for job in jobs]
+        net.run_until_ended(keys)
+        net.settle(*nodes)
+        assert nodes[1].ctx.metrics.counters()["handoffs"] >= 3
+        return [net.router.streams[key] for key in keys]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from dataclasses import replace
@@ -38,9 +37,8 @@ from tests.support.core_rig import (
     run_local,
     some_follow_grammars,
 )
-from tests.support.node_pair import Net, make_node
 from tests.support.tiny_llama import VOCAB, write_tiny_llama
-from tests.support.tp_rig import Load, followers, streams_of
+from tests.support.tp_rig import followers, pair_streams, streams_of
 
 KNOBS = {
     "plain": CoreKnobs(chunk_size=16, num_pages=40),
@@ -191,30 +189,11 @@ def test_llama_streams_are_those_of_one_rank(llama: Path, size: int) -> None:
 PAIRS = [(1, 2), (2, 1), (4, 2), (2, 4), (4, 1)]
 
 
-def pair_streams(jobs: list[Job], sizes: tuple[int, int], load: Load, whole: Model) -> list[list[int]]:
-    """Prefilled on a node of one number of ranks, decoded on a node of another; nothing leaks."""
-    nodes = []
-    with contextlib.ExitStack() as stack:
-        for role, size in zip(("prefill", "decode"), sizes, strict=True):
-            team = stack.enter_context(followers(size, load)) if size > 1 else None
-            model, ranks = (team.model, team.ranks) if team is not None else (whole, None)
-            core = make_core(KNOBS["plain"], model=model, ranks=ranks)  # type: ignore[arg-type]
-            stack.callback(core.close)
-            if team is not None:
-                team.share(core.pool)
-            nodes.append(make_node(role, f"{role}-0", KNOBS["plain"], core=core))
-        net = Net(nodes)
-        keys = [net.generate(nodes[0], job, nodes[1]) for job in jobs]
-        net.run_until_ended(keys)
-        net.settle(*nodes)
-        assert nodes[1].ctx.metrics.counters()["handoffs"] >= 3
-        return [net.router.streams[key] for key in keys]
-
-
 @pytest.mark.parametrize("sizes", PAIRS)
 def test_hashlm_streams_of_unequal_pairs_are_the_oracles(sizes: tuple[int, int]) -> None:
     jobs = some_follow_grammars(draw_jobs(random.Random(2), 6, max_prompt=60))
-    assert pair_streams(jobs, sizes, hashlm, HashLM(max_context=MAX_CONTEXT)) == [job.expected() for job in jobs]
+    whole = HashLM(max_context=MAX_CONTEXT)
+    assert pair_streams(jobs, sizes, hashlm, whole, KNOBS["plain"]) == [job.expected() for job in jobs]
 
 
 @pytest.mark.parametrize("sizes", PAIRS)
@@ -222,9 +201,11 @@ def test_llama_streams_of_unequal_pairs_are_those_of_one_rank(llama: Path, sizes
     jobs = llama_jobs(random.Random(5))
     whole = load_model(str(llama), LoadOptions("float32", max_context=MAX_CONTEXT))
     expected = streams_of(whole, jobs, 24)
-    got = pair_streams(
-        jobs, sizes, lambda group: load_shard(str(llama), LoadOptions("float32", max_context=MAX_CONTEXT), group), whole
-    )
+
+    def load(group: RankGroup) -> Model:
+        return load_shard(str(llama), LoadOptions("float32", max_context=MAX_CONTEXT), group)
+
+    got = pair_streams(jobs, sizes, load, whole, KNOBS["plain"])
     assert got == [expected[f"r{job.rid}"] for job in jobs]
 
 

@@ -7,5 +7,11 @@
     model      the Model that the engine runs
     check      compares its logits with the library's own; a model that differs is refused
 
+With --tp each rank has a part of the network:
+
+    plan            what of each tensor, by the library's own plan
+    parts           what ranks do before and after a module that is divided
+    rank_attention  a rank's own heads of the pages
+
 Only `loading` and what it imports load transformers.
 """

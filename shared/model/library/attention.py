@@ -114,7 +114,10 @@ class PagedAttention:
 
     def __init__(self, layers: Sequence[LayerShape]) -> None:
         kinds = list(dict.fromkeys(layer.sizes for layer in layers))
-        self._layers = tuple(layers)
+        self.layers = tuple(layers)
+        self._own = self.layers  # with the heads that this rank has
+        self._columns: tuple[tuple[slice, ...], ...] = ((slice(None),),) * len(self.layers)  # of their numbers
+        self._marked_late = 0  # by how many layers
         self._groups = [kinds.index(layer.sizes) for layer in layers]
         self._places = [self._groups[:index].count(group) for index, group in enumerate(self._groups)]  # in its group
 
@@ -149,26 +152,32 @@ class PagedAttention:
         place = self._places[index]
         plane = self._planes[self._groups[index]][:, place]
         written = torch.cat((key[0].transpose(0, 1).flatten(1), value[0].transpose(0, 1).flatten(1)), dim=1)
-        plane[self._write_page, self._write_slot] = written
+        planes = [plane[:, :, columns] for columns in self._columns[index]]
+        for own, numbers in zip(planes, written.split([own.shape[2] for own in planes], dim=1), strict=True):
+            own[self._write_page, self._write_slot] = numbers
         if self._marks is not None and self._groups[index] == 0:  # only its layers travel before the step ends
-            self._marks.reached(place + 1)
+            self._marks.reached(place + 1 - self._marked_late)
         scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
         queries = query[0].transpose(0, 1)
-        layer = self._layers[index]
-        parts = [self._attend(layer, plane, rows, queries[rows.start : rows.stop], scoring) for rows in self._rows]
+        layer = self._own[index]
+        parts = [self._attend(layer, planes, rows, queries[rows.start : rows.stop], scoring) for rows in self._rows]
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
     def _attend(
-        self, layer: LayerShape, plane: torch.Tensor, rows: StepRows, q: torch.Tensor, scoring: Scoring
+        self, layer: LayerShape, planes: Sequence[torch.Tensor], rows: StepRows, q: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
         """Return (B * Q, heads, value_size). q: (B * Q, heads, key_size).
 
         All heads that share keys attend together, as if they were more queries: nothing is copied for them."""
         keys = self._keys_of(rows, layer.window)
-        both = plane[keys.pages].flatten(1, 2)[:, keys.first : keys.first + keys.num]
+        read = [plane[keys.pages].flatten(1, 2)[:, keys.first : keys.first + keys.num] for plane in planes]
         if len(rows.lengths) > 1 and keys.mask is not None:  # behind a row's end may be an earlier owner's NaN
-            both.masked_fill_(~keys.mask.any(dim=1)[:, :, None], 0)
-        k, v = both.split((layer.num_kv_heads * layer.key_size, layer.num_kv_heads * layer.value_size), dim=2)
+            hidden = ~keys.mask.any(dim=1)[:, :, None]
+            for numbers in read:
+                numbers.masked_fill_(hidden, 0)
+        if len(read) == 1:
+            read = list(read[0].split([layer.num_kv_heads * size for size in (layer.key_size, layer.value_size)], 2))
+        k, v = read
         k, v = (one.unflatten(2, (layer.num_kv_heads, -1)).transpose(1, 2) for one in (k, v))
         most = max(1, MOST_NUMBERS // (len(rows.lengths) * q.shape[1] * keys.num))  # queries of a row at a time
         parts: list[torch.Tensor] = []

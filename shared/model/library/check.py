@@ -21,6 +21,7 @@ from shared.kernel.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.library.model import LibraryModel, run
+from shared.model.library.parts import NetworkParts
 
 PAGE = 8
 LENGTHS = (5, 18, 37)  # tokens of the rows; the longest also crosses windows of up to LONGEST_WINDOW
@@ -47,14 +48,21 @@ class CheckResult:
         )
 
 
-def check_logits(network: PreTrainedModel, model: LibraryModel) -> CheckResult:
-    """Raise ConfigError if the model differs. Leave the network with the model's attention."""
+def check_logits(network: PreTrainedModel, model: LibraryModel, parts: NetworkParts | None = None) -> CheckResult:
+    """Raise ConfigError if the model differs. Leave the network with the model's attention.
+
+    If ranks have parts of the network, the right is what each of them computes with the whole."""
     rows = draw_rows(model)
     wanted = compared_positions(len(rows[-1]))
     with torch.inference_mode():
         network.set_attn_implementation("eager")
-        right = own_logits(network, rows, wanted)
-        noise = noise_of(network, rows, wanted, right)
+        own = own_logits(network, rows, wanted)
+        noise = noise_of(network, rows, wanted, own)
+        right = own
+        if parts is not None:
+            network.set_attn_implementation("eager")
+            with parts.whole():
+                right = own_logits(network, rows, wanted)
         model.attach()
         result = CheckResult(difference(paged_logits(model, rows, wanted), right, network.dtype), noise)
     if not result.difference <= result.bound:  # also if it is NaN

@@ -17,17 +17,22 @@ import transformers
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
+    AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
 from shared.config.frozen import LIBRARY
 from shared.core.errors import BatonError, ConfigError
+from shared.device.group import RankGroup
 from shared.model.hf_config import eos_ids_of, folder_name
 from shared.model.interface import ModelSpec, StoredWeights
 from shared.model.library.attention import LayerShape, PagedAttention
 from shared.model.library.check import check_logits
 from shared.model.library.model import LibraryModel, run, use_attention
+from shared.model.library.parts import NetworkParts, with_parts
+from shared.model.library.plan import Division, divide
+from shared.model.library.rank_attention import RankAttention, share_of
 from shared.model.library.survey import LayerSurvey
 from shared.model.opened import DTYPES, LoadOptions, settled
 from shared.model.quantized_folder import QuantizedFiles, open_tensors
@@ -42,8 +47,10 @@ LIBRARY_VERSION = f"transformers {transformers.__version__}"
 logger = logging.getLogger(__name__)
 
 
-def load_library_model(folder: Path, options: LoadOptions) -> LibraryModel:
-    """Raises ConfigError, in one sentence, for a model that the library or our attention can't run."""
+def load_library_model(folder: Path, options: LoadOptions, group: RankGroup | None = None) -> LibraryModel:
+    """With `group`, load this rank's part; all ranks call it together.
+
+    Raises ConfigError, in one sentence, for a model that the library or our attention can't run."""
     refuse_flags(folder, options)
     config = checked_config(folder)
     files = open_tensors(folder)
@@ -53,11 +60,18 @@ def load_library_model(folder: Path, options: LoadOptions) -> LibraryModel:
     limit = max_context_of(folder, config)
     spec = spec_of(folder, config, files, dtype, context_of(options, limit), num_bytes)
     with explained(folder, "load it"):
-        network = read_network(files, config, DTYPES[dtype])
+        division = None if group is None else divide(outline_of(config), files.names(), group.rank, group.size)
+        network = read_network(files, config, DTYPES[dtype], division)
+        parts = None if group is None or division is None else NetworkParts(network, division, group)
         survey = survey_of(network, folder, config, limit)
-        model = LibraryModel(network, spec, survey.layers, limit)
-        found = check_logits(network, model)
+        model = LibraryModel(network, spec, attention_of(survey, parts), limit)
+        found = check_logits(network, model, parts)
     model.report = f"{LIBRARY_VERSION} runs {described(model.layers)}; {found}"
+    if group is not None:
+        own_bytes = sum(parameter.nbytes for parameter in network.parameters())
+        model.report += f"; each of {group.size} ranks has {own_bytes / num_bytes:.0%} of the weights"
+        if group.rank:  # rank 0 tells it
+            return model
     logger.info("checked against the library: %s", model.report)
     if found.bound > MOST_BOUND:
         logger.warning("the library's own results differ by over 1 %: a wrong mask could pass; try --dtype float32")
@@ -149,16 +163,30 @@ def spec_of(
     )
 
 
-def read_network(files: TensorFiles, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The tensors come from the files that are hashed, whatever files an index or config.json names."""
+def outline_of(config: PreTrainedConfig) -> PreTrainedModel:
+    """Return the network without numbers."""
+    with torch.device("meta"):
+        outline: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return outline
+
+
+def read_network(
+    files: TensorFiles, config: PreTrainedConfig, dtype: torch.dtype, division: Division | None = None
+) -> PreTrainedModel:
+    """The tensors come from the files that are hashed, whatever files an index or config.json names.
+
+    With `division`, only this rank's part of a tensor stays in memory."""
     transformers.logging.disable_progress_bar()
     files.check_scales(files.names())
-    if isinstance(files, QuantizedFiles):
+    is_widened = isinstance(files, QuantizedFiles)
+    if is_widened:
         del config.quantization_config
-        tensors = {name: files.tensor(name, dtype) for name in files.names()}
-    else:
-        tensors = {name: files.tensor(name) for name in files.names()}  # in the mapped files, which nodes share
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    tensors = {}
+    for name in files.names():  # in the mapped files, which nodes share, unless they are widened
+        tensor = files.tensor(name, dtype) if isinstance(files, QuantizedFiles) else files.tensor(name)
+        tensors[name] = tensor if division is None else division.own(name, tensor, copied=is_widened)
+    whole_kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    kind: Any = whole_kind if division is None else with_parts(whole_kind, division)
     loaded = kind.from_pretrained(
         None,
         config=config,
@@ -174,6 +202,14 @@ def read_network(files: TensorFiles, config: PreTrainedConfig, dtype: torch.dtyp
         raise ConfigError(f"{files.path} lacks tensors: {', '.join(sorted(missing)[:4])}")
     network.eval()
     return network
+
+
+def attention_of(survey: LayerSurvey, parts: NetworkParts | None) -> PagedAttention:
+    if parts is None:
+        return PagedAttention(survey.layers)
+    found = zip(survey.layers, survey.modules, strict=True)
+    layers, shares = zip(*(share_of(layer, parts.divides_heads(own), parts.group) for layer, own in found), strict=True)
+    return RankAttention(layers, shares, parts.group)
 
 
 def survey_of(network: PreTrainedModel, folder: Path, config: PreTrainedConfig, limit: int) -> LayerSurvey:

@@ -6,7 +6,7 @@ input ids (1, T) -> the library's network -> logits of the wanted tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,19 +15,19 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from shared.kv.layout import GroupSpec, PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
-from shared.model.library.attention import LayerShape, PagedAttention, group_specs
+from shared.model.library.attention import PagedAttention, group_specs
 
 
 class LibraryModel:
     """Runs one forward at a time."""
 
-    def __init__(self, network: PreTrainedModel, spec: ModelSpec, layers: Sequence[LayerShape], limit: int) -> None:
+    def __init__(self, network: PreTrainedModel, spec: ModelSpec, attention: PagedAttention, limit: int) -> None:
         """`limit`: the number of positions that the network knows, at least the spec's context."""
         self.spec = spec
-        self.layers = tuple(layers)
+        self.layers = attention.layers
         self.report = ""  # what the check found
         self._network = network
-        self._attention = PagedAttention(layers)
+        self._attention = attention
         self._last_position = limit - 1
         self.attach()
 

@@ -1,0 +1,90 @@
+"""The attention of one rank: it writes and reads only its own KV heads of the pages, which all ranks share.
+
+    the plan divides the heads:    q k v of own heads -> own heads of the pages -> output of own heads
+    every rank has all of q k v:   own heads of them  -> own heads of the pages -> all ranks' outputs, whole
+
+If the number of ranks doesn't divide the KV heads, rank 0 attends alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from shared.device.group import RankGroup
+from shared.model.library.attention import LayerShape, PagedAttention
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShare:
+    """Which KV heads of a layer a rank has. `arrive_alone`: its queries, keys and values come without the others'."""
+
+    first: int
+    num: int
+    arrive_alone: bool
+
+    def of_heads(self, x: torch.Tensor, dim: int, num_kv_heads: int) -> torch.Tensor:
+        """Return the share of a tensor whose dimension `dim` is the layer's heads, which KV heads divide evenly."""
+        group = x.shape[dim] // num_kv_heads
+        return x.narrow(dim, self.first * group, self.num * group)
+
+
+def share_of(layer: LayerShape, alone: bool, group: RankGroup) -> tuple[LayerShape, HeadShare]:
+    """Return the layer as pages have it, and the rank's share. `layer`: as it asks, with own heads if `alone`."""
+    if alone:
+        own = layer.num_kv_heads
+        return replace(layer, num_kv_heads=own * group.size), HeadShare(group.rank * own, own, True)
+    if layer.num_kv_heads % group.size:
+        return layer, HeadShare(0, 0 if group.rank else layer.num_kv_heads, False)
+    own = layer.num_kv_heads // group.size
+    return layer, HeadShare(group.rank * own, own, False)
+
+
+class RankAttention(PagedAttention):
+    """All ranks call it together. `layers`: as pages have them."""
+
+    def __init__(self, layers: Sequence[LayerShape], shares: Sequence[HeadShare], group: RankGroup) -> None:
+        super().__init__(layers)
+        self._shares, self._group = tuple(shares), group
+        self._own = tuple(replace(layer, num_kv_heads=share.num) for layer, share in zip(layers, shares, strict=True))
+        self._columns = tuple(columns_of(layer, share) for layer, share in zip(layers, shares, strict=True))
+        # Only when the next layer begins have all ranks written this one: they have exchanged outputs in between.
+        self._marked_late = 1
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: object,
+        *,
+        s_aux: torch.Tensor | None = None,
+        **more: Any,
+    ) -> tuple[torch.Tensor, None]:
+        index = int(cast(int, module.layer_idx))
+        share, num_kv_heads = self._shares[index], self.layers[index].num_kv_heads
+        if share.arrive_alone:
+            return super().__call__(module, query, key, value, attention_mask, s_aux=s_aux, **more)
+        if not share.num:
+            whole = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+            return self._group.stack(whole)[0], None
+        query = share.of_heads(query, 1, num_kv_heads)
+        key, value = (share.of_heads(x, 1, num_kv_heads) for x in (key, value))
+        s_aux = None if s_aux is None else share.of_heads(s_aux, 0, num_kv_heads)
+        out, _ = super().__call__(module, query, key, value, attention_mask, s_aux=s_aux, **more)
+        outputs = self._group.stack(out)
+        return outputs[0] if share.num == num_kv_heads else torch.cat(list(outputs), dim=2), None
+
+
+def columns_of(layer: LayerShape, share: HeadShare) -> tuple[slice, slice]:
+    """Return where a token's keys and values of the share are in the layer's page."""
+    end_of_keys = layer.num_kv_heads * layer.key_size
+    sizes = ((0, layer.key_size), (end_of_keys, layer.value_size))
+    keys, values = (
+        slice(begin + share.first * size, begin + (share.first + share.num) * size) for begin, size in sizes
+    )
+    return keys, values
