@@ -115,8 +115,15 @@ def test_two_ranks_of_any_family_say_what_the_library_says(family: str, tmp_path
     assert_served(family, tmp_path)
 
 
-@pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
-@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("gpt_oss", (1, 2)),
+        ("deepseek_v3", (2, 1)),
+        pytest.param("gpt_oss", (2, 1), marks=pytest.mark.long),
+        pytest.param("deepseek_v3", (1, 2), marks=pytest.mark.long),
+    ],
+)
 def test_unequal_pairs_say_what_the_library_says(family: str, sizes: tuple[int, int], tmp_path: Path) -> None:
     said = said_by(family, tmp_path)
     streams = pair_streams(greedy_jobs(), sizes, loader(tmp_path), load(tmp_path), KNOBS)
@@ -124,10 +131,12 @@ def test_unequal_pairs_say_what_the_library_says(family: str, sizes: tuple[int, 
 
 
 def test_what_three_ranks_can_t_divide_stays_whole(tmp_path: Path) -> None:
-    """Rank 0 attends for all with 2 KV heads; 212 rows of the embedding stay whole; 96 columns of an MLP are divided."""
+    """Rank 0 attends alone with 2 KV heads, and 212 rows of the embedding stay whole. An MLP has 96."""
     model = assert_served("qwen3", tmp_path, size=3)
-    cut = [name for name, value in model._network.named_parameters() if value.numel() * 3 == 64 * 96]
-    assert len(cut) == 4 * 3 and all(".mlp." in name for name in cut)
+    shapes = {name: tuple(value.shape) for name, value in model._network.named_parameters()}
+    assert shapes["model.layers.3.self_attn.k_proj.weight"] == (2 * 16, 64)
+    assert shapes["lm_head.weight"] == shapes["model.embed_tokens.weight"] == (212, 64)
+    assert shapes["model.layers.3.mlp.up_proj.weight"] == (32, 64)
 
 
 @pytest.mark.long
@@ -250,11 +259,11 @@ def refusals(folder: Path) -> list[str]:
 def test_a_wrong_division_is_refused(
     style: str, wrong: PartStyle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By all ranks, with the same numbers."""
+    """By both ranks."""
     save("granitemoe", tmp_path)
     monkeypatch.setattr(plan, "STYLES", {**plan.STYLES, style: wrong})
-    first, second = refusals(tmp_path)
-    assert first == second and "its logits differ by" in first
+    said = refusals(tmp_path)
+    assert len(said) == 2 and all("its logits differ by" in one for one in said)
 
 
 # Cuts
