@@ -28,6 +28,7 @@ LENGTHS = (5, 18, 37)  # tokens of the rows; the longest also crosses windows of
 LONGEST_WINDOW = 256  # a longer one is checked by the survey alone
 COMPARED = 16  # about how many tokens are compared in the longest row
 MOST_NOISE = 4.0
+MOST_NOISE_OF_RANKS = 8.0  # their sums, one part from each rank, round in still another way
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,11 @@ class CheckResult:
 
     difference: float
     noise: float
+    most_noise: float = MOST_NOISE
 
     @property
     def bound(self) -> float:
-        return MOST_NOISE * self.noise
+        return self.most_noise * self.noise
 
     def __str__(self) -> str:
         return (
@@ -64,7 +66,8 @@ def check_logits(network: PreTrainedModel, model: LibraryModel, parts: NetworkPa
             with parts.whole():
                 right = own_logits(network, rows, wanted)
         model.attach()
-        result = CheckResult(difference(paged_logits(model, rows, wanted), right, network.dtype), noise)
+        most = MOST_NOISE if parts is None else MOST_NOISE_OF_RANKS
+        result = CheckResult(difference(paged_logits(model, rows, wanted), right, network.dtype), noise, most)
     if not result.difference <= result.bound:  # also if it is NaN
         raise ConfigError(f"{model.spec.name}: {result}")
     return result

@@ -2,7 +2,7 @@
 
     x, whole on all ranks -> "colwise": own columns of the output -> ... -> "rowwise": own part of a sum -> sum, whole
 
-Every rank adds the same numbers in the same order, so what is whole has the same bits on all ranks.
+Every rank adds the same numbers in the same order, so whole tensors have the same bits on all ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def with_parts(kind: type[PreTrainedModel], division: Division) -> type[PreTrain
 
 
 class NetworkParts:
-    """Gives the divided modules of a network forwards in which ranks take part together."""
+    """Replaces the forwards of divided modules by forwards in which all ranks take part."""
 
     def __init__(self, network: PreTrainedModel, division: Division, group: RankGroup) -> None:
         self.group = group

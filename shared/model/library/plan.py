@@ -165,7 +165,7 @@ def is_divided(block: Sequence[PlannedModule], module: nn.Module, outline: PreTr
     }
     if not all(cut.fits(shapes[name], size) for one in block for name, cut in one.cuts.items()):
         return False
-    if not hasattr(module, "layer_idx"):  # it is no attention
+    if not hasattr(module, "layer_idx"):  # it is not attention
         return True
     text = outline.config.get_text_config()
     counts = [getattr(text, name, None) or size for name in ("num_attention_heads", "num_key_value_heads")]
@@ -177,7 +177,7 @@ def is_divided(block: Sequence[PlannedModule], module: nn.Module, outline: PreTr
 def cuts_of_files(
     outline: PreTrainedModel, names: Iterable[str], cuts: Mapping[str, TensorCut]
 ) -> dict[str, TensorCut]:
-    """Return how tensors of the files are cut, by their names there, so that the library makes cut parameters of them.
+    """Return the cuts of the files' tensors (by their names there) of which the library makes cut parameters.
 
     It renames tensors, stacks those of all experts, and joins two of these. Raises ConfigError if it does more."""
     changes = get_model_conversion_mapping(outline, None, None)
