@@ -24,7 +24,7 @@ from catalogue import ROOT, find_tests, node_id, read_all
 SECONDS = ROOT / "build" / "seconds"
 # Seconds of tests, on one core each, in the first and in the deep part of a tier. Two cores share the first two tiers.
 SHARES_S = {
-    "unit": (505.0, 600.0),
+    "unit": (505.0, 420.0),
     "simulation": (120.0, 200.0),
     "integration": (145.0, 350.0),
     "chaos": (50.0, 200.0),

@@ -13,7 +13,7 @@ from tests.support.mutant_tools import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("catalogue", "choose", "run", "graft", "trial", "instrument", "traced", "sampled", "worth")
-LEAST_NOTICED, LEAST_IN_CI = 0.85, 0.97  # of the mutants, by the tests of `make test`, and with `make test-deep`
+LEAST_NOTICED, LEAST_IN_CI = 0.85, 0.95  # of the mutants, by the tests of `make test`, and with `make test-deep`
 
 
 @pytest.fixture
