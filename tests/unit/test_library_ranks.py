@@ -199,9 +199,9 @@ def test_a_layer_is_announced_when_every_rank_has_written_it(family: str, tmp_pa
 # What is refused, in one sentence
 
 
-def divided(family: str, size: int) -> plan.Division:
+def divided(family: str, size: int, **changes: Any) -> plan.Division:
     with torch.device("meta"):
-        outline = network_of(family)
+        outline = network_of(family, **changes)
     return plan.divide(outline, outline.state_dict(), 0, size)
 
 
@@ -267,6 +267,20 @@ def test_a_wrong_division_is_refused(
 
 
 # Cuts
+
+
+def test_no_head_is_cut_in_two() -> None:
+    """Four ranks could share 32 columns of keys, but not two heads of 16."""
+    cuts = divided("qwen3", 4).cuts
+    assert len([name for name in cuts if ".mlp." in name]) == 4 * 3
+    assert not [name for name in cuts if ".self_attn." in name]
+
+
+def test_layers_with_fewer_heads_stay_whole() -> None:
+    """Layers of Gemma 4 without a window may have fewer KV heads than the others."""
+    heads = {"attention_k_eq_v": True, "num_key_value_heads": 4, "num_global_key_value_heads": 2}
+    cuts = divided("gemma4_text", 4, **heads).cuts
+    assert [f"model.layers.{layer}.self_attn.k_proj.weight" in cuts for layer in range(4)] == [True] * 3 + [False]
 
 
 @pytest.mark.parametrize("cut", [TensorCut(ROWS), TensorCut(COLUMNS), TensorCut(ROWS, pieces=2)])

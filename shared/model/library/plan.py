@@ -168,10 +168,10 @@ def is_divided(block: Sequence[PlannedModule], module: nn.Module, outline: PreTr
     if not hasattr(module, "layer_idx"):  # it is not attention
         return True
     text = outline.config.get_text_config()
-    counts = [getattr(text, name, None) or size for name in ("num_attention_heads", "num_key_value_heads")]
-    head = getattr(module, "head_dim", 1)
-    rows = [shapes[name][0] for one in block for name, cut in one.cuts.items() if cut.dim == ROWS]
-    return all(n % size == 0 for n in counts) and all(n % (head * size) == 0 for n in rows if n % head == 0)
+    layers = getattr(text, "per_layer_config", None)  # of families whose layers differ in their heads
+    own = text if layers is None else layers[module.layer_idx]
+    counts = [getattr(own, name, None) or size for name in ("num_attention_heads", "num_key_value_heads")]
+    return all(count % size == 0 for count in counts)
 
 
 def cuts_of_files(
