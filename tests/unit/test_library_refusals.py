@@ -18,7 +18,7 @@ from tests.support.patience import HANG_GUARD_S
 STATE = "keeps a state beside keys and values, which pages can't hold"
 OWN_WAY = "attend in a way of their own, which can't read pages"
 SENTENCES = {
-    "bert": "BertForMaskedLM is no network that continues a text",
+    "bert": "BertForMaskedLM is not a network that continues a text",
     "bloom": f"the layers of bloom {OWN_WAY}",
     "lfm2": "lfm2 has layers of kind conv; pages hold only keys and values of full_attention and sliding_attention",
     "llama4_text": "llama4_text has layers of kind chunked_attention; ",
@@ -32,7 +32,7 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_kind_that_can_t_be_served_is_refused_before_its_weights(name: str, tmp_path: Path) -> None:
+def test_a_kind_that_can_t_be_served_is_refused_unread(name: str, tmp_path: Path) -> None:
     write_config(name, tmp_path)
     with pytest.raises(ConfigError, match=re.escape(SENTENCES[name])):
         load(tmp_path)
@@ -54,7 +54,7 @@ def test_a_node_says_the_sentence_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["lfm2", "bloom"])
-def test_layers_that_do_not_call_attention_are_noticed_without_their_names(
+def test_layers_of_unknown_kinds_that_keep_states_are_noticed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later version of the library may have kinds of layers that we don't know."""

@@ -35,7 +35,7 @@ def num_waits(folder: Path, library: str, drafted: bool) -> tuple[int, int]:
 
 
 @pytest.mark.rule("S6")
-def test_only_drafts_over_an_attention_that_asks_wait_for_lengths(tmp_path: Path) -> None:
+def test_only_drafts_of_an_attention_that_asks_wait_for_lengths(tmp_path: Path) -> None:
     save("llama", tmp_path)
     reads, waits = num_waits(tmp_path, "transformers", drafted=True)
     assert 0 < waits <= reads

@@ -23,7 +23,7 @@ def check_kind(folder: Path, config: PreTrainedConfig) -> None:
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     made_as = config.architectures or [kind.__name__]
     if not any(one.endswith(ANSWERS) or one == kind.__name__ for one in made_as):
-        raise ConfigError(f"{folder}: {made_as[0]} is no network that continues a text")
+        raise ConfigError(f"{folder}: {made_as[0]} is not a network that continues a text")
     if getattr(kind, "_is_stateful", False):
         raise ConfigError(f"{folder}: {name} keeps a state beside keys and values, which pages can't hold")
     strange = sorted({*(getattr(config.get_text_config(), "layer_types", None) or ())} - {*IN_PAGES})
