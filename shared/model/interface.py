@@ -30,11 +30,14 @@ def path_digest(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """What a model's weights are in its files, and how many bytes they take there and, at most, in memory."""
+    """What a model's weights are in its files, and how many bytes they take there and, at most, in memory.
+
+    `mapped_bytes` of these lie in the mapped files themselves, which the system counts as free memory."""
 
     format: str
     file_bytes: int
     memory_bytes: int
+    mapped_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

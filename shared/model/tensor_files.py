@@ -49,6 +49,9 @@ class TensorFiles:
     def names(self) -> frozenset[str]:
         return frozenset(self._where)
 
+    def file_of(self, name: str) -> Path:
+        return self._where[name]
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 

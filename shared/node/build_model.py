@@ -37,7 +37,9 @@ class Loaded:
     @property
     def mapped_bytes(self) -> int:
         """Return the bytes of mapped weights, which the system counts as free memory."""
-        return 0 if self.packed is None else self.packed.mapped_bytes
+        stored = self.model.spec.stored
+        own = 0 if stored is None else stored.mapped_bytes
+        return own + (0 if self.packed is None else self.packed.mapped_bytes)
 
 
 def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[str, str]:

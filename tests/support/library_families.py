@@ -50,12 +50,18 @@ LATENT = {
     "v_head_dim": 24,
     "num_key_value_heads": 4,
 }
-# Families that are refused.
+# Kinds of models that are refused.
 REFUSED: dict[str, dict[str, Any]] = {
+    "bert": {"architectures": ["BertForMaskedLM"]},
     "bloom": {},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "llama4_text": {},
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
+    "minimax": {},
+    "mpt": {},
+    "qwen2_vl": {"architectures": ["Qwen2VLForConditionalGeneration"]},
     "qwen3_next": EXPERTS | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+    "rwkv": {},
 }
 # What a family's config needs beside SIZES.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -114,6 +120,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm": {},
     "starcoder2": {},
 }
+
+
+def write_config(family: str, folder: Path) -> None:
+    """Write a folder of one of REFUSED. Nobody can read its weights."""
+    folder.joinpath("model.safetensors").write_bytes(b"no weights")
+    fields = SIZES | {"architectures": [f"{family}ForCausalLM"]} | REFUSED[family]
+    if family == "qwen2_vl":
+        fields = REFUSED[family]
+    transformers.CONFIG_MAPPING[family](**fields).save_pretrained(folder)
 
 
 def network_of(family: str, **changes: Any) -> transformers.PreTrainedModel:

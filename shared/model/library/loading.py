@@ -6,6 +6,7 @@ folder -> refused by its files? -> network -> survey (what do its layers ask?) -
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ from shared.model.hf_config import eos_ids_of, folder_name
 from shared.model.interface import ModelSpec, StoredWeights
 from shared.model.library.attention import LayerShape, PagedAttention
 from shared.model.library.check import check_logits
+from shared.model.library.kinds import LIBRARY_VERSION, check_kind
+from shared.model.library.mapped_tensors import as_read, mapped_bytes, mapped_tensors
 from shared.model.library.model import LibraryModel, run, use_attention
 from shared.model.library.parts import NetworkParts, with_parts
 from shared.model.library.plan import Division, divide
@@ -42,7 +45,6 @@ SURVEYED = 8  # tokens of the survey
 MOST_POSITIONS = 1 << 26
 MOST_BOUND = 0.04  # of the check: four times 1 %
 LONGROPE = "longrope"
-LIBRARY_VERSION = f"transformers {transformers.__version__}"
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +60,14 @@ def load_library_model(folder: Path, options: LoadOptions, group: RankGroup | No
     num_bytes = files.num_numbers() * DTYPES[dtype].itemsize
     options.check_memory(2 * num_bytes if isinstance(files, QuantizedFiles) and has_experts(files) else num_bytes)
     limit = max_context_of(folder, config)
-    spec = spec_of(folder, config, files, dtype, context_of(options, limit), num_bytes)
+    context = context_of(options, limit)
     with explained(folder, "load it"):
         division = None if group is None else divide(outline_of(config), files.names(), group.rank, group.size)
         network = read_network(files, config, DTYPES[dtype], division)
         parts = None if group is None or division is None else NetworkParts(network, division, group)
         survey = survey_of(network, folder, config, limit)
+        stored = StoredWeights(files.described(), files.num_bytes, num_bytes, mapped_bytes(network, files))
+        spec = spec_of(folder, config, files, dtype, context, stored)
         model = LibraryModel(network, spec, attention_of(survey, parts), limit)
         found = check_logits(network, model, parts)
     model.report = f"{LIBRARY_VERSION} runs {described(model.layers)}; {found}"
@@ -117,10 +121,7 @@ def checked_config(folder: Path) -> PreTrainedConfig:
     """Raise ConfigError for what can be refused without weights. Code in the folder (auto_map) is never run."""
     with explained(folder, "read its config.json"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ConfigError(f"{folder}: {LIBRARY_VERSION} has no text model of type {config.model_type}")
-    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
-        raise ConfigError(f"{folder}: {config.model_type} keeps a state beside keys and values, which pages can't hold")
+    check_kind(folder, config)
     max_context_of(folder, config)
     return config
 
@@ -146,9 +147,8 @@ def context_of(options: LoadOptions, limit: int) -> int:
 
 
 def spec_of(
-    folder: Path, config: PreTrainedConfig, files: TensorFiles, dtype: str, max_context: int, num_bytes: int
+    folder: Path, config: PreTrainedConfig, files: TensorFiles, dtype: str, max_context: int, stored: StoredWeights
 ) -> ModelSpec:
-    """`num_bytes`: of the weights in memory."""
     text = config.get_text_config()
     return ModelSpec(
         name=folder_name(folder),
@@ -157,7 +157,7 @@ def spec_of(
         dtype=dtype,
         weights_hash=f"{files.content_hash()} by {LIBRARY_VERSION}",  # another version may round in another way
         eos_ids=eos_ids_of(folder, text.eos_token_id),
-        stored=StoredWeights(files.described(), files.num_bytes, num_bytes),
+        stored=stored,
         needs_cpu_seq_lens=PagedAttention.needs_cpu_seq_lens,
         library=LIBRARY_VERSION,
     )
@@ -178,13 +178,13 @@ def read_network(
     With `division`, only this rank's part of a tensor stays in memory."""
     transformers.logging.disable_progress_bar()
     files.check_scales(files.names())
-    is_widened = isinstance(files, QuantizedFiles)
-    if is_widened:
+    own = as_read if division is None else functools.partial(division.own, copied=isinstance(files, QuantizedFiles))
+    tensors: dict[str, Any]
+    if isinstance(files, QuantizedFiles):
         del config.quantization_config
-    tensors = {}
-    for name in files.names():  # in the mapped files, which nodes share, unless they are widened
-        tensor = files.tensor(name, dtype) if isinstance(files, QuantizedFiles) else files.tensor(name)
-        tensors[name] = tensor if division is None else division.own(name, tensor, copied=is_widened)
+        tensors = {name: own(name, files.tensor(name, dtype)) for name in files.names()}
+    else:
+        tensors = mapped_tensors(files, own)
     whole_kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     kind: Any = whole_kind if division is None else with_parts(whole_kind, division)
     loaded = kind.from_pretrained(

@@ -1,0 +1,36 @@
+"""Refuse kinds of models that can't be served, by config.json and the library's classes: no weights are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+
+from shared.core.errors import ConfigError
+
+LIBRARY_VERSION = f"transformers {transformers.__version__}"
+IN_PAGES = ("full_attention", "sliding_attention")  # kinds of layers that keep nothing but keys and values
+ANSWERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # ends of names of networks that make texts
+
+
+def check_kind(folder: Path, config: PreTrainedConfig) -> None:
+    """Raise ConfigError, in one sentence, for a kind of model that can't be served."""
+    name = config.model_type
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(f"{folder}: {LIBRARY_VERSION} has no text model of type {name}")
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    made_as = config.architectures or [kind.__name__]
+    if not any(one.endswith(ANSWERS) or one == kind.__name__ for one in made_as):
+        raise ConfigError(f"{folder}: {made_as[0]} is not a network that continues a text")
+    if getattr(kind, "_is_stateful", False):
+        raise ConfigError(f"{folder}: {name} keeps a state beside keys and values, which pages can't hold")
+    strange = sorted({*(getattr(config.get_text_config(), "layer_types", None) or ())} - {*IN_PAGES})
+    if strange:
+        raise ConfigError(
+            f"{folder}: {name} has layers of kind {', '.join(strange)}; pages hold only keys and values of "
+            f"{' and '.join(IN_PAGES)}"
+        )
+    if not getattr(kind, "_supports_attention_backend", False):
+        raise ConfigError(f"{folder}: the layers of {name} attend in a way of their own, which can't read pages")

@@ -1,0 +1,65 @@
+"""Kinds of models that can't be served are refused in one sentence, by config.json alone: the weights are not read."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deploy.cluster.restart_policy import EXIT_CONFIG
+from shared.core import launcher
+from shared.core.errors import ConfigError
+from shared.model.library import loading
+from tests.support.library_families import REFUSED, load, save, write_config
+from tests.support.patience import HANG_GUARD_S
+
+STATE = "keeps a state beside keys and values, which pages can't hold"
+OWN_WAY = "attend in a way of their own, which can't read pages"
+SENTENCES = {
+    "bert": "BertForMaskedLM is not a network that continues a text",
+    "bloom": f"the layers of bloom {OWN_WAY}",
+    "lfm2": "lfm2 has layers of kind conv; pages hold only keys and values of full_attention and sliding_attention",
+    "llama4_text": "llama4_text has layers of kind chunked_attention; ",
+    "mamba2": f"mamba2 {STATE}",
+    "minimax": "minimax has layers of kind linear_attention; ",
+    "mpt": f"the layers of mpt {OWN_WAY}",
+    "qwen2_vl": "has no text model of type qwen2_vl",
+    "qwen3_next": f"qwen3_next {STATE}",
+    "rwkv": f"rwkv {STATE}",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_kind_that_can_t_be_served_is_refused_unread(name: str, tmp_path: Path) -> None:
+    write_config(name, tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(SENTENCES[name])):
+        load(tmp_path)
+
+
+def test_every_sentence_is_tested() -> None:
+    assert {*SENTENCES} == {*REFUSED}
+
+
+def test_a_node_says_the_sentence_and_ends(tmp_path: Path) -> None:
+    """`baton up` shows what its nodes say, and starts none again that ends so."""
+    write_config("bloom", tmp_path)
+    command = launcher.command("deploy.cli", "decode", "--model", str(tmp_path), "--device", "inline")
+    node = subprocess.run(
+        [*command, "--router", "ipc:///nobody"], check=False, capture_output=True, text=True, timeout=HANG_GUARD_S
+    )
+    assert node.returncode == EXIT_CONFIG
+    assert node.stderr.splitlines()[-1] == f"baton decode: {tmp_path}: {SENTENCES['bloom']}"
+
+
+@pytest.mark.parametrize("name", ["lfm2", "bloom"])
+def test_layers_of_unknown_kinds_that_keep_states_are_noticed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later version of the library may have kinds of layers that we don't know."""
+    monkeypatch.setattr(loading, "check_kind", lambda folder, config: None)
+    save(name, tmp_path)
+    silent = r"3 of 4 layers \(0, 1, 3\)" if name == "lfm2" else r"4 of 4 layers \(0, 1, 2, 3\)"
+    with pytest.raises(ConfigError, match=f"{silent} do not call attention: they keep a state"):
+        load(tmp_path)
