@@ -68,11 +68,9 @@ LIBRARY = FrozenPath(
     {
         "--deterministic": "compute with kernels whose results depend on the batch",
         "--device": "run on the CPU only so far; use --device cpu",
-        "--kv-dtype": "keep KV in --dtype",
         "--lora": "have no adapters",
         "--lora-dir": "have no adapters",
         "--pp": "are not cut into stages",
-        "--spec": "have no draft heads so far; use --spec ngram or none",
         "--tp": "are not split among ranks so far; use --dp or one process",
         "--weight-dtype": "keep weights in --dtype",
     },

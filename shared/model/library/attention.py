@@ -1,15 +1,17 @@
 """The attention that the library's layers call: write a step's keys and values to pages, then attend over pages.
 
     plane of a group:  [page][layer][slot][kv_heads * key_size, then kv_heads * value_size]
+    scales (--kv-dtype int8 or fp8, where the plane holds bytes):  [page][layer][slot][kv_heads of keys, then of values]
 
 The library has already rotated queries and keys. This is plain torch. Prompt chunks attend one by one, and neighbouring
-rows with equally many tokens together. The host cuts rows to their lengths, so it needs exact ones.
+rows with equally many tokens together. The host cuts rows to their lengths, so it needs exact ones. Bytes are widened
+after they have been gathered.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,6 +26,7 @@ from shared.kernel.attention import (
     hidden_keys,
     outside_window,
 )
+from shared.kernel.quantized import DTYPES, quantize
 from shared.kv.layout import KIND_WHOLE, KIND_WINDOW, GroupSpec, PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks
@@ -50,21 +53,27 @@ class LayerShape:
         return self.num_kv_heads, self.key_size, self.value_size, self.dtype
 
 
-def group_specs(layers: Sequence[LayerShape], page_size: int) -> tuple[GroupSpec, ...]:
-    """Return one group for each key and value size, in the order of their first layers."""
+def group_specs(layers: Sequence[LayerShape], page_size: int, kv_dtype: str = "auto") -> tuple[GroupSpec, ...]:
+    """Return one group for each key and value size, in the order of their first layers. `kv_dtype`: of ModelSpec."""
     groups = []
     for number, sizes in enumerate(dict.fromkeys(layer.sizes for layer in layers)):
         windows = [layer.window for layer in layers if layer.sizes == sizes]
         num_kv_heads, key_size, value_size, dtype = sizes
         shape = (len(windows), page_size, num_kv_heads * (key_size + value_size))
         window = max(windows) if all(windows) else 0
-        plane = PlaneSpec(plane_name(number), shape, dtype, window=window)
-        groups.append(GroupSpec((plane,), window, KIND_WINDOW if window else KIND_WHOLE))
+        planes = [PlaneSpec(plane_name(number), shape, DTYPES.get(kv_dtype, dtype), window=window)]
+        if kv_dtype != "auto":
+            planes.append(PlaneSpec(scales_name(number), (*shape[:2], 2 * num_kv_heads), torch.float32, window=window))
+        groups.append(GroupSpec(tuple(planes), window, KIND_WINDOW if window else KIND_WHOLE))
     return tuple(groups)
 
 
 def plane_name(group: int) -> str:
     return f"kv{group}"
+
+
+def scales_name(group: int) -> str:
+    return f"kv{group}_scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +116,57 @@ class ReadKeys:
     mask: torch.Tensor | None  # (B, Q, num) bool, True where a query reads a key; None: all read all
 
 
+@dataclass(frozen=True, slots=True)
+class LayerPages:
+    """A layer's part of all pages."""
+
+    layer: LayerShape
+    plane: torch.Tensor  # (pages, page_size, numbers of keys and values)
+    scales: torch.Tensor | None  # (pages, page_size, 2 * kv_heads) float32 if the plane holds bytes
+
+    def write(self, page: torch.Tensor, slot: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write T tokens. page, slot: (T,) int64. key, value: (T, kv_heads, size)."""
+        if self.scales is not None:
+            (key, of_keys), (value, of_values) = (quantize(one, self.plane.dtype) for one in (key, value))
+            self.scales[page, slot] = torch.cat((of_keys, of_values), dim=1)
+        self.plane[page, slot] = torch.cat((key.flatten(1), value.flatten(1)), dim=1)
+
+    def read(self, keys: ReadKeys, dtype: torch.dtype, is_padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values, each (B, kv_heads, num, size) in `dtype`. `is_padded`: rows may end earlier."""
+        both = self._gather(self.plane, keys)
+        if self.scales is not None:
+            both = self._widen(both, self._gather(self.scales, keys)).to(dtype)
+        if is_padded and keys.mask is not None:  # behind a row's end may be an earlier owner's NaN
+            both.masked_fill_(~keys.mask.any(dim=1)[:, :, None], 0)
+        k, v = (one.transpose(1, 2) for one in self._by_head(both))
+        return k, v
+
+    def _widen(self, data: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """(B, num, numbers) bytes, (B, num, 2 * kv_heads) -> the numbers in float32."""
+        wide = data.float()
+        for part, scale in zip(self._by_head(wide), scales.split(self.layer.num_kv_heads, dim=2), strict=True):
+            part.mul_(scale[..., None])
+        return wide
+
+    def _by_head(self, both: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield keys, then values: views (B, num, kv_heads, size)."""
+        layer, heads = self.layer, self.layer.num_kv_heads
+        for one in both.split((heads * layer.key_size, heads * layer.value_size), dim=2):
+            yield one.unflatten(2, (heads, -1))
+
+    @staticmethod
+    def _gather(plane: torch.Tensor, keys: ReadKeys) -> torch.Tensor:
+        return plane[keys.pages].flatten(1, 2)[:, keys.first : keys.first + keys.num]
+
+
 class PagedAttention:
     """`begin` starts a step; then the library calls the object once per layer, in the layers' order."""
 
     needs_cpu_seq_lens = True
 
-    def __init__(self, layers: Sequence[LayerShape]) -> None:
+    def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto") -> None:
+        """`kv_dtype`: of ModelSpec."""
+        self._has_bytes = kv_dtype != "auto"
         kinds = list(dict.fromkeys(layer.sizes for layer in layers))
         self._layers = tuple(layers)
         self._groups = [kinds.index(layer.sizes) for layer in layers]
@@ -121,7 +175,9 @@ class PagedAttention:
     def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
         layout, slots = inputs.layout, inputs.key_slots
         self._inputs, self._page_size, self._marks = inputs, kv.page_size, marks
-        self._planes = [kv.plane(plane_name(group)) for group in range(1 + max(self._groups))]
+        groups = range(1 + max(self._groups))
+        self._planes = [kv.plane(plane_name(group)) for group in groups]
+        self._scales = [kv.plane(scales_name(group)) for group in groups] if self._has_bytes else None
         self._rows = rows_of(inputs)
         lens = torch.diff(layout.cu_q_lens)
         row = torch.repeat_interleave(torch.arange(len(lens), device=lens.device), lens, output_size=len(slots))
@@ -147,29 +203,24 @@ class PagedAttention:
         The survey has seen all other arguments, and has refused any that would change the result."""
         index = int(cast(int, module.layer_idx))
         place = self._places[index]
-        plane = self._planes[self._groups[index]][:, place]
-        written = torch.cat((key[0].transpose(0, 1).flatten(1), value[0].transpose(0, 1).flatten(1)), dim=1)
-        plane[self._write_page, self._write_slot] = written
-        if self._marks is not None and self._groups[index] == 0:  # only its layers travel before the step ends
+        layer, group = self._layers[index], self._groups[index]
+        scales = None if self._scales is None else self._scales[group][:, place]
+        pages = LayerPages(layer, self._planes[group][:, place], scales)
+        pages.write(self._write_page, self._write_slot, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        if self._marks is not None and group == 0:  # only its layers travel before the step ends
             self._marks.reached(place + 1)
         scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
         queries = query[0].transpose(0, 1)
-        layer = self._layers[index]
-        parts = [self._attend(layer, plane, rows, queries[rows.start : rows.stop], scoring) for rows in self._rows]
+        parts = [self._attend(pages, rows, queries[rows.start : rows.stop], scoring) for rows in self._rows]
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
-    def _attend(
-        self, layer: LayerShape, plane: torch.Tensor, rows: StepRows, q: torch.Tensor, scoring: Scoring
-    ) -> torch.Tensor:
+    def _attend(self, pages: LayerPages, rows: StepRows, q: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         """Return (B * Q, heads, value_size). q: (B * Q, heads, key_size).
 
         All heads that share keys attend together, as if they were more queries: nothing is copied for them."""
+        layer = pages.layer
         keys = self._keys_of(rows, layer.window)
-        both = plane[keys.pages].flatten(1, 2)[:, keys.first : keys.first + keys.num]
-        if len(rows.lengths) > 1 and keys.mask is not None:  # behind a row's end may be an earlier owner's NaN
-            both.masked_fill_(~keys.mask.any(dim=1)[:, :, None], 0)
-        k, v = both.split((layer.num_kv_heads * layer.key_size, layer.num_kv_heads * layer.value_size), dim=2)
-        k, v = (one.unflatten(2, (layer.num_kv_heads, -1)).transpose(1, 2) for one in (k, v))
+        k, v = pages.read(keys, q.dtype, is_padded=len(rows.lengths) > 1)
         most = max(1, MOST_NUMBERS // (len(rows.lengths) * q.shape[1] * keys.num))  # queries of a row at a time
         parts: list[torch.Tensor] = []
         for queries in q.view(len(rows.lengths), rows.num_queries, layer.num_kv_heads, -1, q.shape[2]).split(most, 1):

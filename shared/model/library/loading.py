@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from shared.core.errors import BatonError, ConfigError
 from shared.model.hf_config import eos_ids_of, folder_name
 from shared.model.interface import ModelSpec, StoredWeights
 from shared.model.library.attention import LayerShape, PagedAttention
-from shared.model.library.check import check_logits
+from shared.model.library.check import bytes_difference, check_logits
 from shared.model.library.model import LibraryModel, run, use_attention
 from shared.model.library.survey import LayerSurvey
 from shared.model.opened import DTYPES, LoadOptions, settled
@@ -55,9 +56,13 @@ def load_library_model(folder: Path, options: LoadOptions) -> LibraryModel:
     with explained(folder, "load it"):
         network = read_network(files, config, DTYPES[dtype])
         survey = survey_of(network, folder, config, limit)
-        model = LibraryModel(network, spec, survey.layers, limit)
+        model = LibraryModel(network, spec, survey, limit)
         found = check_logits(network, model)
-    model.report = f"{LIBRARY_VERSION} runs {described(model.layers)}; {found}"
+        report = f"{LIBRARY_VERSION} runs {described(model.layers)}; {found}"
+        if options.formats.kv != "auto":
+            exact, model = model, LibraryModel(network, replace(spec, kv_dtype=options.formats.kv), survey, limit)
+            report += f"; with KV in {options.formats.kv} they differ by {bytes_difference(exact, model):.1e}"
+    model.report = report
     logger.info("checked against the library: %s", model.report)
     if found.bound > MOST_BOUND:
         logger.warning("the library's own results differ by over 1 %: a wrong mask could pass; try --dtype float32")
@@ -92,7 +97,6 @@ def refuse_flags(folder: Path, options: LoadOptions) -> None:
     asked = {
         "--lora": bool(options.adapters),
         "--lora-dir": bool(options.lora_slots),
-        "--kv-dtype": formats.kv != "auto",
         "--weight-dtype": formats.weights != "auto",
         "--deterministic": options.kernels == "fixed",
     }

@@ -27,6 +27,7 @@ class LayerSurvey:
     def __init__(self, max_context: int) -> None:
         self._max_context = max_context
         self.called: list[int] = []  # layers, in the order of their calls
+        self.modules: list[torch.nn.Module] = []  # that called
         self.layers: list[LayerShape] = []
         self.problems: list[str] = []
 
@@ -66,6 +67,7 @@ class LayerSurvey:
         if attention_mask is not None and not is_mark(attention_mask, window):
             self.problems.append(f"layer {layer} asks for a window of {window} (0: none), but its mask has another")
         self.called.append(getattr(module, "layer_idx", -1))
+        self.modules.append(module)
         self.layers.append(LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, window))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
