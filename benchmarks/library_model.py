@@ -1,6 +1,6 @@
 """The shipped model by the library's layers, beside transformers itself in the same process. Prints tokens/s.
 
-    python -m benchmarks.library_model [--threads 2] [--parts speed,drafts,kv,start] [--rounds 3] [--json out.json]
+    python -m benchmarks.library_model [--dtype bfloat16] [--threads 2] [--parts speed,drafts,kv,start] [--rounds 3]
 
     speed   ours through scheduler, overlap loop and engine; theirs by `generate` (batch 1) and by `generate_batch`,
             the paged continuous batching (8 and 32); from the moment when all have a token until the first one ends
@@ -41,7 +41,7 @@ from shared.device.streams import make_streams
 from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_model
-from shared.model.opened import LoadOptions, open_model
+from shared.model.opened import DTYPES, LoadOptions, open_model
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
 from shared.sched.settings import SchedSettings
@@ -50,17 +50,17 @@ from shared.speculation.ngram import NgramWorkerV2
 NUM_OUT = {1: 96, 8: 64, 32: 48}
 WIDTH = 4
 LOAD = "import sys; from shared.model.load import load_model; from shared.model.opened import LoadOptions; "
-LOAD += "load_model(sys.argv[1], LoadOptions('bfloat16', library=sys.argv[2]))"
+LOAD += "load_model(sys.argv[1], LoadOptions(sys.argv[2], library=sys.argv[3]))"
 Figures = dict[str, Any]
 
 
-def write_folder(folder: Path) -> None:
-    """Write the shipped model as a folder of plain bfloat16 numbers."""
-    reference_network(open_model(bundled_gguf()), torch.bfloat16).save_pretrained(folder)
+def write_folder(folder: Path, dtype: str) -> None:
+    """Write the shipped model as a folder of plain numbers."""
+    reference_network(open_model(bundled_gguf()), DTYPES[dtype]).save_pretrained(folder)
 
 
-def load(folder: Path, kv: str = "auto") -> Model:
-    return load_model(str(folder), LoadOptions("bfloat16", library="transformers", formats=Formats(kv)))
+def load(folder: Path, dtype: str, kv: str = "auto") -> Model:
+    return load_model(str(folder), LoadOptions(dtype, library="transformers", formats=Formats(kv)))
 
 
 def core_of(model: Model, threads: int, width: int = 1) -> NodeCore:
@@ -103,7 +103,7 @@ def theirs(network: transformers.PreTrainedModel, prompts: list[list[int]], num_
     )
     if len(prompts) == 1:
         stamps, ids = Stamps(), torch.tensor(prompts)
-        network.generate(ids, torch.ones_like(ids), generation_config=settings, streamer=stamps)
+        network.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings, streamer=stamps)
         return (num_out - 1) / (stamps.times[-1] - stamps.times[1])
     paged = transformers.ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=512)
     found = network.generate_batch(prompts, settings, paged, record_timestamps=True, warmup=False)
@@ -124,9 +124,9 @@ def in_turn(contenders: dict[str, Callable[[], float]], rounds: int) -> dict[str
 
 def bench_speed(folder: Path, args: argparse.Namespace) -> Figures:
     network = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.bfloat16, attn_implementation="sdpa"
+        folder, dtype=DTYPES[args.dtype], attn_implementation="sdpa"
     ).eval()
-    core, found = core_of(load(folder), args.threads), {}
+    core, found = core_of(load(folder, args.dtype), args.threads), {}
     for batch in args.batches:
         prompts, num_out = prompts_of(batch), NUM_OUT[batch]
         rows = in_turn(
@@ -160,7 +160,9 @@ def bench_drafts(folder: Path, args: argparse.Namespace) -> Figures:
     """A text that repeats itself: prompts of one passage, again and again."""
     passage = prompts_of(1)[0][:24]
     prompts = [(passage * 10)[: PROMPT_TOKENS + number] for number in range(4)]
-    cores = {"none": core_of(load(folder), args.threads), "ngram": core_of(load(folder), args.threads, WIDTH)}
+    cores = {
+        name: core_of(load(folder, args.dtype), args.threads, width) for name, width in (("none", 1), ("ngram", WIDTH))
+    }
     waits = Waits(cores["ngram"])
     busy = [0.0]
 
@@ -182,7 +184,7 @@ def bench_drafts(folder: Path, args: argparse.Namespace) -> Figures:
 
 
 def bench_kv(folder: Path, args: argparse.Namespace) -> Figures:
-    cores = {kv: core_of(load(folder, kv), args.threads) for kv in ("auto", "int8", "fp8")}
+    cores = {kv: core_of(load(folder, args.dtype, kv), args.threads) for kv in ("auto", "int8", "fp8")}
     prompts = prompts_of(8)
     rows = in_turn({kv: lambda c=core: ours(c, prompts, NUM_OUT[8]) for kv, core in cores.items()}, args.rounds)
     found: Figures = {kv: {"tok/s": rate, "of auto": rate / rows["auto"]} for kv, rate in rows.items()}
@@ -195,7 +197,7 @@ def bench_kv(folder: Path, args: argparse.Namespace) -> Figures:
 def bench_start(folder: Path, args: argparse.Namespace) -> Figures:
     def seconds(library: str) -> float:
         begin = time.perf_counter()
-        subprocess.run([sys.executable, "-c", LOAD, str(folder), library], check=True)
+        subprocess.run([sys.executable, "-c", LOAD, str(folder), args.dtype, library], check=True)
         return time.perf_counter() - begin
 
     rows = in_turn({name: lambda n=name: seconds(n) for name in ("baton", "transformers")}, args.rounds)
@@ -207,6 +209,7 @@ PARTS = {"speed": bench_speed, "drafts": bench_drafts, "kv": bench_kv, "start": 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPES))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
@@ -216,7 +219,7 @@ def main() -> int:
     keep_freed_memory()  # as nodes do
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        write_folder(Path(folder))
+        write_folder(Path(folder), args.dtype)
         figures = {part: PARTS[part](Path(folder), args) for part in args.parts.split(",")}
     report(figures, args.json)
     return 0

@@ -228,7 +228,9 @@ def test_wrong_attention_is_refused(lost: str, tmp_path: Path, monkeypatch: pyte
 def test_a_window_that_reads_one_token_more_is_refused(windowed: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     find = attention.PagedAttention._find_keys
     monkeypatch.setattr(
-        attention.PagedAttention, "_find_keys", lambda own, rows, window: find(own, rows, window + 1 if window else 0)
+        attention.PagedAttention,
+        "_find_keys",
+        lambda own, rows, window, dtype: find(own, rows, window + 1 if window else 0, dtype),
     )
     with pytest.raises(ConfigError, match="its logits differ"):
         load(windowed.folder)

@@ -11,8 +11,9 @@ after they have been gathered.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -108,16 +109,29 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class ReadKeys:
-    """The keys that B rows read: slots [first, first + num) of their `pages`."""
+    """The `num` keys that each of B rows reads. Behind a shorter row's end, its last one is repeated: other slots may
+    hold an earlier owner's NaN."""
 
-    pages: torch.Tensor  # (B, P) int64
-    first: int
-    num: int
-    mask: torch.Tensor | None  # (B, Q, num) bool, True where a query reads a key; None: all read all
+    pages: torch.Tensor  # (B, num) int64
+    slots: torch.Tensor  # (B, num) int64, in the page
+    mask: torch.Tensor | None  # (B, 1, Q, num): 0 where a query reads a key, else -inf; None: all read all
+
+    found: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def num(self) -> int:
+        return self.pages.shape[1]
+
+    def places(self, page: int, token: int) -> torch.Tensor:
+        """(B * num,) int64: where keys begin, if pages and tokens begin so far apart. All layers share the result."""
+        places = self.found.get((page, token))
+        if places is None:
+            places = self.found[page, token] = (self.pages * page + self.slots * token).flatten()
+        return places
 
 
 @dataclass(frozen=True, slots=True)
-class LayerPages:
+class PagesOfLayer:
     """A layer's part of all pages."""
 
     layer: LayerShape
@@ -131,13 +145,11 @@ class LayerPages:
             self.scales[page, slot] = torch.cat((of_keys, of_values), dim=1)
         self.plane[page, slot] = torch.cat((key.flatten(1), value.flatten(1)), dim=1)
 
-    def read(self, keys: ReadKeys, dtype: torch.dtype, is_padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values, each (B, kv_heads, num, size) in `dtype`. `is_padded`: rows may end earlier."""
-        both = self._gather(self.plane, keys)
+    def read(self, keys: ReadKeys, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values, each (B, kv_heads, num, size) in `dtype`."""
+        both = take_tokens(self.plane, keys)
         if self.scales is not None:
-            both = self._widen(both, self._gather(self.scales, keys)).to(dtype)
-        if is_padded and keys.mask is not None:  # behind a row's end may be an earlier owner's NaN
-            both.masked_fill_(~keys.mask.any(dim=1)[:, :, None], 0)
+            both = self._widen(both, take_tokens(self.scales, keys)).to(dtype)
         k, v = (one.transpose(1, 2) for one in self._by_head(both))
         return k, v
 
@@ -154,9 +166,17 @@ class LayerPages:
         for one in both.split((heads * layer.key_size, heads * layer.value_size), dim=2):
             yield one.unflatten(2, (heads, -1))
 
-    @staticmethod
-    def _gather(plane: torch.Tensor, keys: ReadKeys) -> torch.Tensor:
-        return plane[keys.pages].flatten(1, 2)[:, keys.first : keys.first + keys.num]
+
+def take_tokens(plane: torch.Tensor, keys: ReadKeys) -> torch.Tensor:
+    """Return (B, num, N) of a layer's plane (pages, page_size, N).
+
+    index_select is several times as fast as indexing by page and slot. So all places where a token may begin become
+    rows of one matrix. These rows overlap if a page is not a whole number of tokens."""
+    page, token = plane.stride(0), plane.stride(1)
+    step = math.gcd(page, token)
+    num_rows = ((plane.shape[0] - 1) * page + (plane.shape[1] - 1) * token) // step + 1
+    rows = plane.as_strided((num_rows, plane.shape[2]), (step, 1), plane.storage_offset())
+    return rows.index_select(0, keys.places(page // step, token // step)).view(*keys.pages.shape, -1)
 
 
 class PagedAttention:
@@ -205,7 +225,7 @@ class PagedAttention:
         place = self._places[index]
         layer, group = self._layers[index], self._groups[index]
         scales = None if self._scales is None else self._scales[group][:, place]
-        pages = LayerPages(layer, self._planes[group][:, place], scales)
+        pages = PagesOfLayer(layer, self._planes[group][:, place], scales)
         pages.write(self._write_page, self._write_slot, key[0].transpose(0, 1), value[0].transpose(0, 1))
         if self._marks is not None and group == 0:  # only its layers travel before the step ends
             self._marks.reached(place + 1)
@@ -214,47 +234,52 @@ class PagedAttention:
         parts = [self._attend(pages, rows, queries[rows.start : rows.stop], scoring) for rows in self._rows]
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
-    def _attend(self, pages: LayerPages, rows: StepRows, q: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    def _attend(self, pages: PagesOfLayer, rows: StepRows, q: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         """Return (B * Q, heads, value_size). q: (B * Q, heads, key_size).
 
         All heads that share keys attend together, as if they were more queries: nothing is copied for them."""
         layer = pages.layer
-        keys = self._keys_of(rows, layer.window)
-        k, v = pages.read(keys, q.dtype, is_padded=len(rows.lengths) > 1)
+        keys = self._keys_of(rows, layer.window, q.dtype)
+        k, v = pages.read(keys, q.dtype)
+        if rows.num_queries == 1:
+            grouped = q.view(len(q), layer.num_kv_heads, -1, q.shape[2])
+            mask = None if keys.mask is None else keys.mask.expand(-1, -1, grouped.shape[2], -1)
+            return attend(grouped, k, v, mask, scoring).flatten(1, 2)
         most = max(1, MOST_NUMBERS // (len(rows.lengths) * q.shape[1] * keys.num))  # queries of a row at a time
         parts: list[torch.Tensor] = []
         for queries in q.view(len(rows.lengths), rows.num_queries, layer.num_kv_heads, -1, q.shape[2]).split(most, 1):
             first, (num, _, group) = sum(part.shape[1] for part in parts), queries.shape[1:4]
-            mask = None if keys.mask is None else keys.mask[:, first : first + num].repeat(1, group, 1)[:, None]
+            mask = None if keys.mask is None else keys.mask[:, :, first : first + num].repeat(1, 1, group, 1)
             out = attend(queries.permute(0, 2, 3, 1, 4).flatten(2, 3), k, v, mask, scoring)
             parts.append(out.unflatten(2, (group, num)).permute(0, 3, 1, 2, 4))
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return whole.flatten(2, 3).flatten(0, 1)
 
-    def _keys_of(self, rows: StepRows, window: int) -> ReadKeys:
+    def _keys_of(self, rows: StepRows, window: int, dtype: torch.dtype) -> ReadKeys:
         """All layers with the same window share the result."""
         found = self._keys.get((rows.first, window))
         if found is None:
-            found = self._keys[rows.first, window] = self._find_keys(rows, window)
+            found = self._keys[rows.first, window] = self._find_keys(rows, window, dtype)
         return found
 
-    def _find_keys(self, rows: StepRows, window: int) -> ReadKeys:
+    def _find_keys(self, rows: StepRows, window: int, dtype: torch.dtype) -> ReadKeys:
         size, num_rows, num_queries = self._page_size, len(rows.lengths), rows.num_queries
         befores = [length - num_queries for length in rows.lengths]
         firsts = [max(0, before + 1 - window) if window else 0 for before in befores]  # no query reads a key before it
-        begins = [first // size for first in firsts]  # pages
-        num = max(length - begin * size for length, begin in zip(rows.lengths, begins, strict=True))
+        num = max(length - first for length, first in zip(rows.lengths, firsts, strict=True))
         table = self._inputs.layout.page_table[rows.first : rows.first + num_rows].long()
+        first, length = torch.tensor([firsts, rows.lengths], device=table.device)[:, :, None]
+        nth = torch.arange(num, device=table.device)
+        read = (first + nth).minimum(length - 1)
+        pages, slots = table.gather(1, read // size), read % size
         if num_rows == num_queries == 1:
-            pages = table[:, begins[0] : -(-rows.lengths[0] // size)]
-            return ReadKeys(pages, firsts[0] - begins[0] * size, rows.lengths[0] - firsts[0], None)
-        begin = torch.tensor(begins, device=table.device)[:, None]
-        places = begin + torch.arange(-(-num // size), device=table.device)
-        tokens = slice(rows.start, rows.stop)
-        slots, visible = self._inputs.key_slots[tokens].view(num_rows, -1) - begin * size, self._inputs.visible
-        seen = torch.full_like(slots, -1) if visible is None else visible[tokens].view(num_rows, -1)
-        hidden = outside_window(hidden_keys(torch.arange(num, device=slots.device), slots, seen), window)
-        return ReadKeys(table.gather(1, places.clamp(max=table.shape[1] - 1)), 0, num, ~hidden)
+            return ReadKeys(pages, slots, None)
+        tokens, visible = slice(rows.start, rows.stop), self._inputs.visible
+        own = self._inputs.key_slots[tokens].view(num_rows, -1) - first
+        seen = torch.full_like(own, -1) if visible is None else visible[tokens].view(num_rows, -1)
+        hidden = outside_window(hidden_keys(nth, own, seen), window)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+        return ReadKeys(pages, slots, mask[:, None])
 
 
 def rows_of(inputs: AttentionInputs) -> list[StepRows]:
@@ -296,7 +321,7 @@ def attend(
 ) -> torch.Tensor:
     """Return (B, H, Q, value_size).
 
-    q (B, H, Q, D), k and v (B, H, S, size), mask (B, 1, Q, S), True where a query reads a key."""
+    q (B, H, Q, D), k and v (B, H, S, size), mask (B, 1, Q, S), which is added to scores."""
     if scoring.is_plain:
         out: torch.Tensor = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale)
         return out
@@ -304,7 +329,7 @@ def attend(
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores + mask
     if scoring.sinks is None:
         weights = scores.softmax(dim=-1)
     else:
