@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,9 @@ from shared.config.core_plan import CorePlan
 if TYPE_CHECKING:
     from tests.support.hazards.attach import Hazards
 
-DEEP = Path(__file__).with_name("deep.txt")  # written by tests/mutants/choose.py
+LISTS = {
+    part: Path(__file__).with_name(f"{part}.txt") for part in ("deep", "long")
+}  # tests/mutants/choose.py wrote them
 FIGURES = "figures"  # the property of a test's report that holds its lines
 running: list[str] = []  # tests that were begun and have not ended, in whichever process
 GPU_TESTS = Path(__file__).parent / "gpu"
@@ -27,7 +29,9 @@ settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", choices=("first", "deep"), help=f"first: without those of {DEEP.name}; deep: only those")
+    parser.addoption(
+        "--part", choices=("first", *LISTS), help="first: what no list names; else what tests/PART.txt names"
+    )
     parser.addoption("--seeds", type=int, default=120, help="seeds of the equivalence matrix (600: the long run)")
     parser.addoption("--transport", default="", help="chaos: what carries all pages; else shared memory and messages")
     parser.addoption("--drill-json", default="", help="drill: a file that gets the figures of its scenarios")
@@ -36,12 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    part, deep = config.getoption("--part"), frozenset(DEEP.read_text(encoding="utf-8").splitlines())
+    part, lists = config.getoption("--part"), {part: frozenset(entries(part)) for part in LISTS}
     left_out = {
         item
         for item in items
         if (item.get_closest_marker("long") and not config.getoption("--long"))
-        or (part is not None and (part == "deep") != is_deep(item.nodeid, deep))
+        or (part is not None and part != part_of(item.nodeid, lists))
     }
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
@@ -54,10 +58,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
 
 
-def is_deep(nodeid: str, deep: Collection[str]) -> bool:
-    """Whether `deep` has the test, all of its cases, or its whole file."""
+def entries(part: str) -> list[str]:
+    return LISTS[part].read_text(encoding="utf-8").splitlines()
+
+
+def part_of(nodeid: str, lists: Mapping[str, Collection[str]]) -> str:
+    """The part whose list has the case, its test or its whole file."""
     file, _, rest = nodeid.partition("::")
-    return nodeid in deep or f"{file}::{rest.partition('[')[0]}" in deep or file in deep
+    names = {nodeid, f"{file}::{rest.partition('[')[0]}", file}
+    return next((part for part, listed in lists.items() if not names.isdisjoint(listed)), "first")
 
 
 @pytest.fixture(scope="session", autouse=True)

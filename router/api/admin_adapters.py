@@ -108,7 +108,7 @@ class AdapterAdmin:
         self._check_on()
         name = str(connection.scope["path_params"]["name"])
         body = self._remove.parse(await connection.body(MAX_BODY_BYTES) or b"{}").body
-        if not any(own.name == name for node in self._there() for own in node.hello.adapters):
+        if not any(has_adapter(node, name) for node in self._there()):
             raise NotFound(f"no node has an adapter {name[:100]!r}", param="name")
         limit_s = self._move_after_s if body.move_after_s is None else body.move_after_s
         number, after_ms = secrets.randbits(53), round(1000 * limit_s)
@@ -156,6 +156,12 @@ class AdapterAdmin:
         digests = {row["digest"] for row in rows if row["state"] == "loaded"}
         answer = {"name": name, "number": number, "differs": len(digests) > 1, "nodes": rows}
         await connection.answer(status, msgspec.json.encode(answer))
+
+
+def has_adapter(node: RegisteredNode, name: str) -> bool:
+    """Return whether a node takes requests for the adapter, or has some left, whose time a second removal changes."""
+    is_leaving = any(order.name == name and order.state == "leaving" for order in node.report.adapter_orders)
+    return is_leaving or any(own.name == name for own in node.hello.adapters)
 
 
 def row_of(

@@ -46,7 +46,7 @@ class BodyTooLarge(InvalidRequest):
 
 
 class Overloaded(BatonError):
-    """Too many requests are open."""
+    """The cluster has too much to do: open requests, checks or offers. A tenant's limit is RateLimited."""
 
     code = "overloaded"
     status = 429

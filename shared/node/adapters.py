@@ -30,6 +30,7 @@ from shared.wire.ranges import MAX_ORDERS
 
 NO_FOLDER = "it was started without --lora-dir: start it with --lora-dir DIR, the folder that has the adapters"
 
+MAX_NUMBERS = 10_000  # of orders, remembered so that a late copy of an order changes nothing
 MOST_WHY = 500  # characters of a reason, which may quote a file: every heartbeat has the reasons of several orders
 
 
@@ -58,6 +59,26 @@ def path_below(root: str, path: str) -> Path:
     return folder
 
 
+def check_links(root: str, folder: Path) -> None:
+    """Raise ConfigError if a link in an adapter's folder leads out of `root`."""
+    top = Path(root).expanduser().resolve()
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_symlink() and top not in path.resolve().parents:
+            raise ConfigError(f"{path.name} is a link that leads out of --lora-dir: copy the file itself")
+
+
+def read_below(bank: AdapterBank, root: str, folder: Path) -> ReadAdapter:
+    """Runs on the thread that reads. Raise ConfigError."""
+    check_links(root, folder)
+    return bank.read(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    name: str
+    until: float  # then the requests that still use the weights fail
+
+
 @dataclass(slots=True, eq=False)
 class AdapterReading:
     order: LoadAdapter
@@ -83,8 +104,9 @@ class AdapterDesk:
             1, "adapter", initializer=torch.set_num_threads, initargs=(threads,)
         )
         self._reading: list[AdapterReading] = []
-        self._ends: dict[str, float] = {}  # digest -> when the requests that use it fail
-        self._orders: dict[int, AdapterOrder] = {}  # by number
+        self._removals: dict[str, Removal] = {}  # by digest
+        self._orders: dict[int, AdapterOrder] = {}  # by number; the last ones
+        self._numbers: dict[int, None] = {}  # in order; those of all orders, as far as memory is kept for them
         self._has_news = False
 
     @property
@@ -93,8 +115,11 @@ class AdapterDesk:
 
     def take_order(self, order: LoadAdapter | RemoveAdapter, now: float) -> None:
         """An order that is said again, with its number, changes nothing."""
-        if order.number in self._orders:
+        if order.number in self._numbers:
             return
+        self._numbers[order.number] = None
+        while len(self._numbers) > MAX_NUMBERS:
+            del self._numbers[next(iter(self._numbers))]
         self._has_news = True
         if isinstance(order, LoadAdapter):
             self._load(order)
@@ -111,7 +136,7 @@ class AdapterDesk:
         if self._bank is None:
             self._refuse_order(order, ConfigError("its model takes no adapters"))
             return
-        reading = AdapterReading(order, self._executor.submit(self._bank.read, folder))
+        reading = AdapterReading(order, self._executor.submit(read_below, self._bank, self._ctx.facts.lora_dir, folder))
         self._reading.append(reading)
         reading.result.add_done_callback(lambda _: self._ctx.wake())
 
@@ -119,12 +144,17 @@ class AdapterDesk:
         for reading in [reading for reading in self._reading if reading.order.name == order.name]:
             self._reading.remove(reading)
             self._refuse_order(reading.order, ConfigError("it was removed before it was loaded"))
-        digest = self._table.remove_name(order.name)
+        digest = self._table.remove_name(order.name) or self._leaving_as(order.name)
         is_last = bool(digest) and not self._table.serves(digest)
         if is_last:
-            self._ends[digest] = now + order.move_after_ms / 1000
+            self._removals[digest] = Removal(order.name, now + order.move_after_ms / 1000)
         self._note(order, "leaving" if is_last else "removed", digest)
         self._ctx.log.info((order.name, order.number), "an adapter is removed", adapter=order.name, digest=digest)
+
+    def _leaving_as(self, name: str) -> str:
+        """Return the weights that were removed under the name last, if requests use them, or "". A later order may
+        change their time."""
+        return next((one for one in reversed(self._table.leaving) if self._removals[one].name == name), "")
 
     def go_on(self, now: float) -> bool:
         """Return whether routers should hear of a change."""
@@ -161,8 +191,8 @@ class AdapterDesk:
             for slot in self._table.free(digest):
                 if self._bank is not None:
                     self._bank.clear(slot)
-            self._ends.pop(digest, None)
-        elif now >= self._ends[digest]:
+            del self._removals[digest]
+        elif now >= self._removals[digest].until:
             self._fail(users)
 
     def users(self, digest: str) -> list[Request]:

@@ -1,11 +1,12 @@
-"""Choose the tests of `make test`: those that notice most per second. The others wait for `make test-deep`.
+"""Choose the tests of `make test`: those that notice most per second. `make test-deep` gets the next ones.
 
-    python tests/mutants/choose.py [--seconds FOLDER]
+    python tests/mutants/choose.py [--seconds FOLDER] [--slower TIMES]
 
 Each test is worth 1, and 1 more for every mutant that only it would notice among those chosen so far. What it costs was
 measured: `make test` and `make test-deep` leave each tier's seconds in build/seconds. The most valuable per second go
-first, until the tier's share of twelve minutes is used up; `tests/deep.txt` gets the rest. A test that is in neither
-measurement is new, and runs in `make test`.
+first, until the tier's share of twelve minutes is used up. Of the rest, `tests/deep.txt` gets the most valuable in the
+same way, until CI's share is used up; `tests/long.txt` gets what remains, for `make test-long`. Both keep what was not
+measured. Another test that was not measured is new, and runs in `make test`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ from pathlib import Path
 from catalogue import ROOT, find_tests, node_id, read_all
 
 SECONDS = ROOT / "build" / "seconds"
-DEEP = ROOT / "tests" / "deep.txt"
-# Of tests, on one core each, in the first part of a tier. Two cores share the first two tiers.
-SHARES_S = {"unit": 505.0, "simulation": 120.0, "integration": 145.0, "chaos": 50.0, "drill": 50.0}
+# Seconds of tests, on one core each, in the first and in the deep part of a tier. Two cores share the first two tiers.
+SHARES_S = {
+    "unit": (505.0, 420.0),
+    "simulation": (120.0, 200.0),
+    "integration": (145.0, 350.0),
+    "chaos": (50.0, 200.0),
+    "drill": (50.0, 100.0),
+}
 BIG_S = 8.0  # of a test's cases together, from which on they are chosen one by one
 # Files that are one thing: clusters are their fixtures, or a last test counts what the others did.
 WHOLE_FILES = ("tests/integration/", "tests/chaos/", "tests/drill/", "tests/simulation/test_equivalence.py")
@@ -46,21 +52,40 @@ class Candidate:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=Path, default=SECONDS, help="JUnit files of all tiers (default: %(default)s)")
-    measured = read_seconds(parser.parse_args().seconds)
+    parser.add_argument("--slower", type=float, default=1.0, help="than a quiet machine's were these seconds, in times")
+    options = parser.parse_args()
+    measured = {test: s / options.slower for test, s in read_seconds(options.seconds).items()}
     if not measured:
         parser.error("nothing was measured: run `make test test-deep` first")
     naming = tests_of_mutants()
-    deep: list[str] = []
-    for tier, share_s in SHARES_S.items():
-        candidates = group({test: s for test, s in measured.items() if test.startswith(f"tests/{tier}/")}, naming)
-        chosen = choose(candidates, share_s)
-        deep += [one.name for one in candidates if one not in chosen]
-        num_chosen, num_tests = (sum(one.num_tests for one in those) for those in (chosen, candidates))
-        print(f"{tier}: {num_chosen} of {num_tests} tests, {sum(one.seconds for one in chosen):.0f} s")
-    DEEP.write_text("".join(f"{name}\n" for name in sorted(deep)), encoding="utf-8")
-    print(
-        f"{DEEP.relative_to(ROOT)} has {len(deep)}; {noticed_share(deep):.1%} of the mutants are noticed without them"
-    )
+    names = {name for test in measured for name in (test, test_of(test), file_of(test))}
+    lists = {part: [line for line in read_list(part) if line not in names] for part in ("deep", "long")}
+    for tier, shares_s in SHARES_S.items():
+        left = group({test: s for test, s in measured.items() if test.startswith(f"tests/{tier}/")}, naming)
+        noticed: set[str] = set()
+        for part, share_s in zip(("first", "deep"), shares_s, strict=True):
+            chosen = choose(left, share_s, noticed)
+            left = [one for one in left if one not in chosen]
+            lists.get(part, []).extend(one.name for one in chosen)
+            print(f"{tier}, {part}: {summary(chosen)}")
+        lists["long"] += [one.name for one in left]
+        print(f"{tier}, long: {summary(left)}")
+    for part, listed in lists.items():
+        path_of(part).write_text("".join(f"{name}\n" for name in sorted(listed)), encoding="utf-8")
+    first, ci = noticed_share(lists["deep"] + lists["long"]), noticed_share(lists["long"])
+    print(f"of the mutants, make test notices {first:.1%}, CI {ci:.1%}")
+
+
+def read_list(part: str) -> list[str]:
+    return path_of(part).read_text(encoding="utf-8").splitlines()
+
+
+def path_of(part: str) -> Path:
+    return ROOT / "tests" / f"{part}.txt"
+
+
+def summary(chosen: Collection[Candidate]) -> str:
+    return f"{sum(one.num_tests for one in chosen)} tests, {sum(one.seconds for one in chosen):.0f} s"
 
 
 def read_seconds(folder: Path) -> dict[str, float]:
@@ -117,12 +142,12 @@ def file_of(case: str) -> str:
     return case.partition("::")[0]
 
 
-def choose(candidates: list[Candidate], share_s: float) -> list[Candidate]:
-    """Greedily. A candidate's worth only falls as mutants are noticed, so it is worked out anew when it comes up."""
+def choose(candidates: list[Candidate], share_s: float, noticed: set[str]) -> list[Candidate]:
+    """Greedily. A candidate's worth only falls as mutants are noticed, so it is worked out anew when it comes up.
+    Adds to `noticed`."""
     heap = [(-one.worth(()), number) for number, one in enumerate(candidates)]
     heapq.heapify(heap)
     chosen: list[Candidate] = []
-    noticed: set[str] = set()
     while heap:
         before, number = heapq.heappop(heap)
         one = candidates[number]

@@ -25,6 +25,7 @@ from shared.model.interface import AdapterSpec, Carried, Model, ModelInputs, Sta
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
 from shared.ranks.tp import Ranks
+from shared.sched.draft_length import WidthChoice
 from shared.sched.events import Emitted, Ended, Scored
 from shared.sched.settings import SchedSettings
 from shared.speculation.copying import CopyingDrafter
@@ -59,6 +60,7 @@ class Job:
     cache_salt: int = 0
     tenant: int = 0
     seq_index: int = 0  # of several sequences of one request; they differ in their seeds
+    num_sequences: int = 1  # of a request that nodes get
 
     def request(self, handoff_to: str | None = None) -> Request:
         key = RequestKey("test", 1, f"r{self.rid}", 0, self.seq_index)
@@ -172,8 +174,9 @@ def make_core(
     model: Model | None = None,
     ranks: Ranks | None = None,
     grammars: Grammars | None = None,
+    widths: WidthChoice | None = None,
 ) -> NodeCore:
-    """`drafter`, `model`, `grammars`: others than the knobs name. `ranks`: where the model is one rank's part."""
+    """`ranks`: where the model is one rank's part. The others replace what the knobs name."""
     adapters = tuple(AdapterSpec(name, name) for name in knobs.adapters)
     model = model or HashLM(
         max_context=MAX_CONTEXT, window=knobs.window, adapters=adapters, num_spare=knobs.spare_adapters
@@ -202,7 +205,7 @@ def make_core(
     )
     streams = streams_of(knobs, world)
     drawn = (1, settings.width) if knobs.topk > 1 else range(1, settings.width + 1)
-    widths = DrawnWidths(drawn, knobs.seed) if knobs.draw_widths else None
+    widths = DrawnWidths(drawn, knobs.seed) if knobs.draw_widths else widths
     stages = stages_of(model, knobs.stages)
     how = {
         "overlap": knobs.overlap,

@@ -43,19 +43,19 @@ def save_target(
     return network
 
 
-def head_config(kind: str = "whole") -> dict[str, Any]:
+def head_config(kind: str = "whole", vocab: int = VOCAB, draft_vocab: int = DRAFT_VOCAB) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "hidden_size": TARGET[kind]["hidden_size"],
         **HEAD[kind],
-        "vocab_size": VOCAB,
-        "draft_vocab_size": DRAFT_VOCAB,
+        "vocab_size": vocab,
+        "draft_vocab_size": draft_vocab,
         "rms_norm_eps": 1e-5,
         "rope_theta": 5000.0,
     }
 
 
-def head_tensors(kind: str = "whole") -> Tensors:
+def head_tensors(kind: str = "whole", vocab: int = VOCAB, draft_vocab: int = DRAFT_VOCAB) -> Tensors:
     hidden, sizes = TARGET[kind]["hidden_size"], HEAD[kind]
     inner, dim = sizes["intermediate_size"], sizes["head_dim"]
     q, kv = sizes["num_attention_heads"] * dim, sizes["num_key_value_heads"] * dim
@@ -67,7 +67,7 @@ def head_tensors(kind: str = "whole") -> Tensors:
     def norm() -> torch.Tensor:
         return 1 + 0.3 * torch.randn(hidden, generator=draw)
 
-    ids = torch.randperm(VOCAB, generator=draw)[:DRAFT_VOCAB].sort().values
+    ids = torch.randperm(vocab, generator=draw)[:draft_vocab].sort().values
     return {
         "fc.weight": matrix(hidden, 3 * hidden),
         "midlayer.input_layernorm.weight": norm(),
@@ -81,9 +81,9 @@ def head_tensors(kind: str = "whole") -> Tensors:
         "midlayer.mlp.up_proj.weight": matrix(inner, hidden),
         "midlayer.mlp.down_proj.weight": matrix(hidden, inner),
         "norm.weight": norm(),
-        "lm_head.weight": matrix(DRAFT_VOCAB, hidden),
-        "d2t": ids - torch.arange(DRAFT_VOCAB),
-        "t2d": torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True),
+        "lm_head.weight": matrix(draft_vocab, hidden),
+        "d2t": ids - torch.arange(draft_vocab),
+        "t2d": torch.zeros(vocab, dtype=torch.bool).index_fill(0, ids, True),
     }
 
 

@@ -13,6 +13,9 @@ from typing import Any
 import jsonschema
 import regex
 
+from router.text import grammars
+from shared.core.errors import InvalidRequest
+
 Schema = dict[str, Any]
 MAX_DEPTH = 3
 NAMES = ("a", "b", "name", "city", "is ok", "naïve", "x-1", "数")
@@ -93,6 +96,16 @@ def by_reference(rng: random.Random, depth: int) -> Schema:
         "required": ["one"],
         "additionalProperties": False,
     }
+
+
+def draw_possible(rng: random.Random) -> tuple[Schema, str]:
+    """Return a schema and its grammar. Some drawn schemas fit nothing; the router refuses these."""
+    while True:
+        schema = draw_schema(rng)
+        try:
+            return schema, grammars.of_schema(schema)
+        except InvalidRequest as error:
+            assert "nsatisfiable" in error.message, f"{schema}: {error}"
 
 
 def fits_schema(text: str, schema: Schema) -> bool:

@@ -10,7 +10,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from shared.core.request import RequestState
@@ -20,10 +20,10 @@ from shared.model.hashlm.draft import expected_accept_len
 from shared.node.core import NodeCore
 from shared.node.node import Node
 from shared.sched.events import Emitted, Ended
-from shared.wire.messages import Prebuilt, Ready
+from shared.wire.messages import Key, Prebuilt, Ready
 from tests.support.core_rig import CoreKnobs, Job, draw_jobs, make_core
 from tests.support.grammar_oracle import KINDS, following
-from tests.support.node_pair import Net, expected, make_node
+from tests.support.node_pair import Net, expected, make_node, sibling
 
 POISON = 0xA5
 HIT_RATE = 70
@@ -265,25 +265,10 @@ def run_disaggregated(knobs: CoreKnobs, jobs: Sequence[Job], every: int, rng: ra
     p, d = nodes
     for node in nodes:
         watch.on(node.ctx.core, most_accepted(knobs))
-    net, retractor, left = Net(nodes, knobs.seed), Retractor(d.ctx.core, rng, every), list(jobs)
-    net.hold = lambda src, dst, message: isinstance(message, Ready | Prebuilt) and rng.random() < 0.2
-    keys = {}
+    net, retractor = Net(nodes, knobs.seed), Retractor(d.ctx.core, rng, every)
     try:
-        counted = _Rounds(lambda: bool(left) or not _ended(net, keys) or not all(node.idle for node in nodes))
-        for rounds in counted:
-            while left and rng.random() < 0.5:
-                job = left.pop(0)
-                local = job.rid % 4 == 0
-                keys[job.rid] = net.generate(d if local else p, job, None if local else d)
-            if not sum([net.tick(name) for name in net.nodes]):
-                net.release_held(shuffle=True)
-                _pause(nodes)
-                counted.waited += knobs.backend == "cpu"  # for threads, which run as fast as the machine lets them
-            if rounds % 7 == 0:
-                net.release_held(shuffle=True)
-            watch.retractions += retractor.maybe()
-            if rounds % 16 == 0:
-                d.ctx.core.check_integrity()
+        keys, forced = through_pair(net, p, d, jobs, retractor, has_threads=knobs.backend == "cpu")
+        watch.retractions += forced
         for job in jobs:
             assert net.router.streams[keys[job.rid]] == expected(job), f"stream of r{job.rid}: {job.sampling}"
             ends = net.router.ends[keys[job.rid]]
@@ -298,8 +283,36 @@ def run_disaggregated(knobs: CoreKnobs, jobs: Sequence[Job], every: int, rng: ra
             node.ctx.core.close()
 
 
-def _ended(net: Net, keys: dict) -> bool:
-    return all(net.router.ends[key] for key in keys.values())
+def through_pair(
+    net: Net, p: Node, d: Node, jobs: Sequence[Job], retractor: Retractor, has_threads: bool
+) -> tuple[dict[int, Key], int]:
+    """Run all jobs to their ends. Return their keys by rid, and how many retractions were forced."""
+    rng, left, keys, forced = retractor.rng, list(jobs), dict[int, Key](), 0
+    net.hold = lambda src, dst, message: isinstance(message, Ready | Prebuilt) and rng.random() < 0.2
+    counted = _Rounds(lambda: bool(left) or not _ended(net, jobs, keys) or not (p.idle and d.idle))
+    for rounds in counted:
+        while left and rng.random() < 0.5:
+            job = left.pop(0)
+            local = job.rid % 4 == 0
+            keys[job.rid] = net.generate(d if local else p, job, None if local else d, num_sequences=job.num_sequences)
+        if not sum([net.tick(name) for name in net.nodes]):
+            net.release_held(shuffle=True)
+            _pause((p, d))
+            counted.waited += has_threads  # which run as fast as the machine lets them
+        if rounds % 7 == 0:
+            net.release_held(shuffle=True)
+        forced += retractor.maybe()
+        if rounds % 16 == 0:
+            d.ctx.core.check_integrity()
+    return keys, forced
+
+
+def _ended(net: Net, jobs: Sequence[Job], keys: Mapping[int, Key]) -> bool:
+    return all(net.router.ends[key] for job in jobs for key in keys_of(job, keys))
+
+
+def keys_of(job: Job, keys: Mapping[int, Key]) -> list[Key]:
+    return [sibling(keys[job.rid], index) for index in range(job.num_sequences)] if job.rid in keys else []
 
 
 def _pause(nodes: Sequence[Node]) -> None:

@@ -1,4 +1,4 @@
-"""A small random Llama as a Hugging Face folder, written without transformers."""
+"""A small random Llama, or one of its relatives, as a Hugging Face folder, written without transformers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,26 @@ import torch
 from safetensors.torch import save_file
 
 VOCAB = 128
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+NUM_EXPERTS, EXPERT_INNER = 6, 64
+EXPERTS = {
+    "num_experts": NUM_EXPERTS,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": EXPERT_INNER,
+    "norm_topk_prob": True,
+}
 
 
 def write_tiny_llama(
     folder: Path,
     *,
+    family: str = "qwen2",
     heads: int = 8,
     kv_heads: int = 4,
     head_dim: int = 16,
@@ -23,9 +38,10 @@ def write_tiny_llama(
     vocab: int = VOCAB,
     context: int = 512,
     dtype: torch.dtype = torch.float32,
+    window: int = 0,
 ) -> Path:
-    """Biases on q, k and v, its own head. Large weights, so that greedy answers wander."""
-    generator = torch.Generator().manual_seed(11)
+    """Its own head. Large weights, so that greedy answers wander. `window`: of all layers, for mistral."""
+    generator, is_sparse = torch.Generator().manual_seed(11), family == "qwen3_moe"
 
     def draw(*shape: int, scale: float = 0.15) -> torch.Tensor:
         return (torch.randn(shape, generator=generator) * scale).to(dtype)
@@ -39,17 +55,24 @@ def write_tiny_llama(
         at = f"model.layers.{layer}."
         for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             tensors[f"{at}self_attn.{name}_proj.weight"] = draw(rows * head_dim, hidden)
-            tensors[f"{at}self_attn.{name}_proj.bias"] = draw(rows * head_dim)
+            if family == "qwen2":
+                tensors[f"{at}self_attn.{name}_proj.bias"] = draw(rows * head_dim)
+            elif family.startswith("qwen3") and name != "v":
+                tensors[f"{at}self_attn.{name}_norm.weight"] = 1 + draw(head_dim)
         tensors[f"{at}self_attn.o_proj.weight"] = draw(hidden, heads * head_dim)
-        tensors[f"{at}mlp.gate_proj.weight"] = draw(inner, hidden)
-        tensors[f"{at}mlp.up_proj.weight"] = draw(inner, hidden)
-        tensors[f"{at}mlp.down_proj.weight"] = draw(hidden, inner)
+        if is_sparse:
+            tensors[f"{at}mlp.gate.weight"] = draw(NUM_EXPERTS, hidden)
+        for part in [f"experts.{number}." for number in range(NUM_EXPERTS)] if is_sparse else [""]:
+            own = EXPERT_INNER if is_sparse else inner
+            tensors[f"{at}mlp.{part}gate_proj.weight"] = draw(own, hidden)
+            tensors[f"{at}mlp.{part}up_proj.weight"] = draw(own, hidden)
+            tensors[f"{at}mlp.{part}down_proj.weight"] = draw(hidden, own)
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{at}{name}.weight"] = 1 + draw(hidden)
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     config = {
-        "architectures": ["Qwen2ForCausalLM"],
+        "architectures": [FAMILIES[family]],
         "vocab_size": vocab,
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -61,6 +84,8 @@ def write_tiny_llama(
         "rope_theta": 10000.0,
         "max_position_embeddings": context,
         "eos_token_id": 1,
-    }
+    } | (EXPERTS if is_sparse else {})
+    if family == "mistral":
+        config["sliding_window"] = window or None
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -172,6 +172,22 @@ def test_a_removal_says_who_still_uses_it() -> None:
     assert site.sent[-1][1].move_after_ms == 1500  # type: ignore[union-attr]
 
 
+def test_a_removal_is_sent_again_while_streams_use_the_adapter() -> None:
+    """No node names it any more, but a shorter time may be set. Afterwards it is unknown."""
+    site = Site(p0=says("removed"), d0=says("leaving", digest="x", requests=2))
+    site.join("d0", sql="x")
+    site.ask("DELETE", {"move_after_s": 60}, name="sql")
+    site.join("d0").reported(load(free=8), adapter_orders=[AdapterOrder(1, "sql", "leaving", "x", requests=2)])
+    site.ask("DELETE", {"move_after_s": 1}, name="sql")
+    assert [order.move_after_ms for name, order in site.sent if name == "d0"] == [60_000, 1_000]  # type: ignore[union-attr]
+    with pytest.raises(NotFound):
+        site.ask("DELETE", name="other")
+    site.says["d0"] = says("removed")
+    site.ask("DELETE", {"move_after_s": 1}, name="sql")
+    with pytest.raises(NotFound):
+        site.ask("DELETE", name="sql")
+
+
 def test_what_nodes_have_is_shown() -> None:
     site = Site(p0=LOADED)
     site.load()

@@ -18,10 +18,12 @@ from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.model.adapter_bank import bank_of
 from shared.model.interface import path_digest
+from shared.node import adapters
 from shared.node.adapters import MOST_WHY, NO_FOLDER, AdapterDesk, check_lora_dir, path_below
 from shared.node.node import Node
 from shared.node.routers.dialled import RouterState
 from shared.wire.messages import AdapterOrder, Key, LoadAdapter, Offer, RemoveAdapter
+from shared.wire.ranges import MAX_ORDERS
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import Net, assert_clean, make_node, name_of
 
@@ -217,6 +219,26 @@ def test_a_path_outside_the_operators_folder_is_refused(path: str, tmp_path: Pat
     assert rig.named(rig.p) == {}
 
 
+def test_a_link_in_an_adapter_that_leads_out_is_refused_by_name(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside / "v1", inside / "shared", outside):
+        folder.mkdir(parents=True)
+        (folder / "weights.safetensors").touch()
+    linked = inside / "v1" / "more.safetensors"
+    linked.symlink_to("../shared/weights.safetensors")
+    rig, read = Rig(inside), list[Path]()
+    bank = bank_of(rig.d.ctx.core.model)
+    bank.read, own = lambda folder: (read.append(folder), own(folder))[1], bank.read  # type: ignore[method-assign,union-attr]
+    rig.load("sql", "v1", rig.d)
+    assert rig.order(rig.d).state == "loaded" and len(read) == 1
+    linked.unlink()
+    linked.symlink_to(outside / "weights.safetensors")
+    rig.load("other", "v1", rig.d)
+    told = rig.order(rig.d)
+    assert told.state == "refused" and "more.safetensors is a link" in told.why and "--lora-dir" in told.why
+    assert len(read) == 1, "nothing was opened"
+
+
 def test_a_link_within_the_folder_is_followed(tmp_path: Path) -> None:
     (tmp_path / "v1").mkdir()
     (tmp_path / "newest").symlink_to("v1")
@@ -322,6 +344,44 @@ def test_an_order_said_again_changes_nothing(rig: Rig) -> None:
     assert rig.order(rig.d).digest == rig.digest("v1") and len(rig.net.router.hellos) == num_hellos
     rig.load("sql", "v1", rig.d)
     assert rig.order(rig.d) == AdapterOrder(2, "sql", "loaded", rig.digest("v1"))
+
+
+def test_an_old_order_said_again_changes_nothing(rig: Rig) -> None:
+    """When heartbeats no longer tell of it, too."""
+    rig.load("sql", "v1", rig.d)
+    rig.remove("sql", rig.d)
+    for _ in range(MAX_ORDERS):
+        rig.load("sql", "v2", rig.d)
+    assert {order.number for order in rig.d.adapters.orders()}.isdisjoint({1, 2})
+    rig.net.to_node(name_of(rig.d), RemoveAdapter("d0", 2, "sql", 0))
+    rig.net.to_node(name_of(rig.d), LoadAdapter("d0", 1, "other", "v1"))
+    rig.net.run()
+    assert rig.named(rig.d) == {"sql": rig.digest("v2")}
+
+
+def test_numbers_are_not_kept_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "MAX_NUMBERS", 20)
+    for _ in range(30):
+        rig.remove("sql", rig.d)
+    rig.net.run()
+    assert list(rig.d.adapters._numbers) == list(range(11, 31))
+
+
+def test_a_second_removal_changes_the_time_that_is_left(rig: Rig) -> None:
+    rig.load("sql", "v1")
+    key = rig.start(1, "v1")
+    rig.net.run(until=lambda: bool(rig.net.router.streams[key]))
+    rig.remove("sql")
+    rig.tell(LoadAdapter, "other", "v2")
+    rig.net.run(until=lambda: list(rig.named(rig.d)) == ["other"])
+    assert not rig.net.router.ends[key]
+    rig.remove("other", after_ms=0)
+    rig.remove("sql", after_ms=0)
+    told = rig.number
+    rig.net.run()
+    assert rig.net.router.end(key).error_code == "adapter_missing"
+    assert rig.order(rig.d, told) == AdapterOrder(told, "sql", "removed", rig.digest("v1"))
+    assert_clean(rig.p, rig.d)
 
 
 def test_a_second_name_keeps_the_weights(rig: Rig) -> None:

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import DEEP, is_deep
+from tests.conftest import LISTS, entries, part_of
 from tests.support.mutant_tools import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("catalogue", "choose", "run", "graft", "trial", "instrument", "traced", "sampled", "worth")
-LEAST_NOTICED = 0.85  # of the mutants, by the tests of `make test`
+LEAST_NOTICED, LEAST_IN_CI = 0.85, 0.95  # of the mutants, by the tests of `make test`, and with `make test-deep`
 
 
 @pytest.fixture
@@ -21,28 +21,36 @@ def tools(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     yield from loaded(monkeypatch, NAMES)
 
 
-def entries() -> list[str]:
-    return DEEP.read_text(encoding="utf-8").splitlines()
-
-
 def test_make_test_notices_most_mutants(tools: SimpleNamespace) -> None:
-    assert tools.choose.noticed_share(entries()) >= LEAST_NOTICED
+    assert tools.choose.noticed_share(entries("deep") + entries("long")) >= LEAST_NOTICED
+    assert tools.choose.noticed_share(entries("long")) >= LEAST_IN_CI
 
 
-def test_every_entry_names_tests_that_exist(tools: SimpleNamespace) -> None:
+@pytest.mark.parametrize("part", LISTS)
+def test_every_entry_names_tests_that_exist(tools: SimpleNamespace, part: str) -> None:
     tests = {f"{path.as_posix()}::{name}" for name, paths in tools.catalogue.find_tests().items() for path in paths}
     tests |= {path.as_posix() for paths in tools.catalogue.find_tests().values() for path in paths}
-    assert entries() == sorted(set(entries()))
-    of_functions = {tools.choose.test_of(entry) for entry in entries() if entry.count("::") < 2}  # not of a class
+    assert entries(part) == sorted(set(entries(part)))
+    of_functions = {tools.choose.test_of(entry) for entry in entries(part) if entry.count("::") < 2}  # not of a class
     assert not of_functions - tests, "run python tests/mutants/choose.py"
 
 
-def test_an_entry_is_a_case_a_test_or_a_file() -> None:
-    deep = {"tests/unit/test_a.py::test_x", "tests/unit/test_b.py", "tests/unit/test_c.py::test_y[two words-1]"}
-    yes = ("test_a.py::test_x", "test_a.py::test_x[1]", "test_b.py::test_z[2]", "test_c.py::test_y[two words-1]")
-    no = ("test_a.py::test_xx", "test_c.py::test_y[two words-2]", "test_bb.py::test_z")
-    assert all(is_deep(f"tests/unit/{name}", deep) for name in yes)
-    assert not any(is_deep(f"tests/unit/{name}", deep) for name in no)
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("test_a.py::test_x", "deep"),
+        ("test_a.py::test_x[1]", "deep"),
+        ("test_b.py::test_z[2]", "deep"),
+        ("test_c.py::test_y[two words-1]", "long"),
+        ("test_a.py::test_xx", "first"),
+        ("test_c.py::test_y[two words-2]", "first"),
+        ("test_bb.py::test_z", "first"),
+    ],
+)
+def test_an_entry_is_a_case_a_test_or_a_file(name: str, part: str) -> None:
+    deep = {"tests/unit/test_a.py::test_x", "tests/unit/test_b.py"}
+    long = {"tests/unit/test_c.py::test_y[two words-1]"}
+    assert part_of(f"tests/unit/{name}", {"deep": deep, "long": long}) == part
 
 
 def test_what_notices_most_per_second_goes_first(tools: SimpleNamespace) -> None:
@@ -52,8 +60,10 @@ def test_what_notices_most_per_second_goes_first(tools: SimpleNamespace) -> None
     many, same, other, slow = (
         one("many", 2, "a", "b", "c"), one("same", 1, "a", "b"), one("other", 1, "d"), one("slow", 9, "e")
     )  # fmt: skip
-    assert tools.choose.choose([slow, same, many, other], 3.5) == [same, other], "many would notice only c anew"
-    assert tools.choose.choose([slow, same, many, other], 4.5) == [same, other, many]
+    noticed: set[str] = set()
+    assert tools.choose.choose([slow, same, many, other], 3.5, noticed) == [same, other], "many notices only c anew"
+    assert tools.choose.choose([slow, many], 1.5, noticed) == [] and noticed == {"a", "b", "d"}
+    assert tools.choose.choose([slow, same, many, other], 4.5, set()) == [same, other, many]
 
 
 def test_a_small_test_keeps_its_cases_and_a_big_one_is_parted(tools: SimpleNamespace) -> None:
