@@ -68,11 +68,17 @@ LIBRARY = FrozenPath(
     {
         "--deterministic": "compute with kernels whose results depend on the batch",
         "--device": "run on the CPU only so far; use --device cpu",
-        "--kv-dtype": "keep KV in --dtype",
         "--lora": "have no adapters",
         "--lora-dir": "have no adapters",
         "--pp": "are not cut into stages",
-        "--spec": "have no draft heads so far; use --spec ngram or none",
         "--weight-dtype": "keep weights in --dtype",
+    },
+)
+
+LIBRARY_RANKS = FrozenPath(
+    "models that ranks divide by the library's plan",
+    {
+        "--kv-dtype": "keep KV in --dtype so far",
+        "--spec": "have no draft heads so far; use --spec ngram or none",
     },
 )

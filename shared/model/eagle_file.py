@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,6 +17,23 @@ from shared.model.tensor_files import TensorFiles
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 NUM_AUX = 3
 LEFT_OUT = {"embed_tokens.weight"}  # some files repeat the target's embedding
+
+
+class HeadFit(Protocol):
+    """What a head's folder is compared with: facts about its target."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +74,7 @@ def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
 class HeadFolder:
     """A head's folder. Opening it checks all names and shapes, and the vocabulary map. Weights are read on demand."""
 
-    def __init__(self, folder: Path, target: LlamaConfig) -> None:
+    def __init__(self, folder: Path, target: HeadFit) -> None:
         self.path = folder
         self.config = head_config(folder, target)
         self._files = TensorFiles(folder)
@@ -124,7 +141,7 @@ def public_name(name: str) -> str:
     return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
 
 
-def head_config(folder: Path, target: LlamaConfig) -> HeadConfig:
+def head_config(folder: Path, target: HeadFit) -> HeadConfig:
     """Raise ConfigError for an unsupported or unsuitable field."""
     raw = read_json(folder / "config.json")
     architecture = (raw.get("architectures") or ["?"])[0]
@@ -143,7 +160,7 @@ def head_config(folder: Path, target: LlamaConfig) -> HeadConfig:
     return config
 
 
-def _config(folder: Path, raw: Mapping[str, Any], target: LlamaConfig) -> HeadConfig:
+def _config(folder: Path, raw: Mapping[str, Any], target: HeadFit) -> HeadConfig:
     heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     layer = LlamaConfig(
         name=folder.resolve().name,
@@ -164,7 +181,7 @@ def _config(folder: Path, raw: Mapping[str, Any], target: LlamaConfig) -> HeadCo
     return HeadConfig(layer, int(raw.get("draft_vocab_size") or raw["vocab_size"]), _aux_layers(raw, target))
 
 
-def _aux_layers(raw: Mapping[str, Any], target: LlamaConfig) -> tuple[int, ...]:
+def _aux_layers(raw: Mapping[str, Any], target: HeadFit) -> tuple[int, ...]:
     """Return the target's layers whose inputs `fc` reads.
 
     Number n in the file means the output of layer n, which is the input of layer n + 1.

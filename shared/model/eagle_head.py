@@ -23,7 +23,7 @@ from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
 from shared.model.draft_head import DraftOutput
-from shared.model.eagle_file import HeadConfig, HeadFolder
+from shared.model.eagle_file import HeadConfig, HeadFit, HeadFolder
 from shared.model.interface import ModelSpec
 from shared.model.weights import rope_tables_of
 
@@ -31,9 +31,15 @@ EAGLE_PLANE = "eagle"
 
 
 class DraftTarget(Protocol):
-    config: LlamaConfig
     spec: ModelSpec
-    embed: torch.Tensor  # (vocab, H) in the model's dtype
+
+    @property
+    def config(self) -> HeadFit: ...
+
+    @property
+    def embed(self) -> torch.Tensor:
+        """(vocab, H) in the model's dtype"""
+        ...
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         """Make later steps store the residual before each of `layers` in ModelOutput.aux."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from shared.config.frozen import ENCODER, LIBRARY
+from shared.config.frozen import ENCODER
 from shared.config.settings import SpecConfig
 from shared.engine.drafter import Drafter
 from shared.kernel.team import Team
@@ -24,7 +24,6 @@ def make_drafter(config: SpecConfig, name: str, model: Model, team: Team) -> Dra
     if config.spec == "ngram":
         return NgramWorkerV2()
     ENCODER.refuse({f"--spec {config.spec}": model.spec.has_encoder}, of=model.spec.name)
-    LIBRARY.refuse({f"--spec {config.spec}": bool(model.spec.library)}, of=model.spec.name)
     head = _head_drafter(config, name, model, team)
     return CopyingDrafter(head, config.spec_copies) if config.spec_copies else head
 
@@ -34,7 +33,7 @@ def _head_drafter(config: SpecConfig, name: str, model: Model, team: Team) -> Dr
     if hashed is not None:
         return hashed
     vocab_size = model.spec.vocab_size
-    target = cast(DraftTarget, model)  # a Llama: neither a HashLM nor a model with an encoder
+    target = cast(DraftTarget, model)  # neither a HashLM nor a model with an encoder
     head = load_eagle_head(config.spec_head, name, target, team=team)
     target.capture_aux(head.aux_layers)
     return EagleWorkerV2(head, vocab_size, config.spec_topk, config.spec_steps)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 import torch
 import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
 from shared.core.sampling_params import SamplingParams
-from shared.model.interface import Model
+from shared.kernel.step_layout import HostLengths, Layout
+from shared.kv.pool import KVPool
+from shared.model.interface import Model, ModelInputs
 from shared.model.library.model import LibraryModel
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
@@ -189,18 +193,24 @@ class Said:
         return None
 
 
-def generate(network: transformers.PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Said:
+def generate(
+    network: transformers.PreTrainedModel,
+    prompt: Sequence[int],
+    num_tokens: int,
+    eos: int = VOCAB,  # no token; with None the network's own would end an answer
+    **more: Any,
+) -> Said:
     settings = transformers.GenerationConfig(
         max_new_tokens=num_tokens,
         do_sample=False,
-        eos_token_id=network.config.vocab_size,  # no token ends an answer; with None the network's own would
+        eos_token_id=eos,
         pad_token_id=0,
         output_scores=True,
         return_dict_in_generate=True,
     )
     ids = torch.tensor([prompt])
     with torch.inference_mode():
-        answer = network.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+        answer = network.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings, **more)
     best = [scores[0].topk(2).values for scores in answer.scores]
     margins = [float((two[0] - two[1]) / scores.abs().max()) for two, scores in zip(best, answer.scores, strict=True)]
     return Said(answer.sequences[0, len(prompt) :].tolist(), margins)
@@ -215,6 +225,7 @@ KNOBS = CoreKnobs("simulated", chunk_size=16, page_size=8, num_pages=120)
 class Family:
     name: str
     folder: Path
+    network: transformers.PreTrainedModel
     model: LibraryModel
     said: list[Said]  # answers to PROMPTS
 
@@ -228,7 +239,28 @@ def make_family(name: str, folder: Path) -> Family:
     network = save(name, folder)
     model = load(folder)
     assert isinstance(model, LibraryModel)
-    return Family(name, folder, model, [generate(network, prompt, NUM_TOKENS) for prompt in PROMPTS])
+    return Family(name, folder, network, model, [generate(network, prompt, NUM_TOKENS) for prompt in PROMPTS])
+
+
+def assert_captured(network: transformers.PreTrainedModel, model: LibraryModel, prompt: Sequence[int]) -> None:
+    """What a draft head gets, in chunks, is what the library itself says that layers read."""
+    layers, ids = (0, 2, 3), torch.tensor(prompt)
+    with torch.inference_mode():
+        hidden = network(ids[None], output_hidden_states=True).hidden_states
+    model.capture_aux(layers)
+    pool, found = KVPool(model.kv_planes(8), 12, 8), []
+    table = torch.arange(1, 12, dtype=torch.int32)[None]
+    for start, stop in itertools.pairwise((0, 7, 8, len(ids))):
+        bounds = np.asarray([0, stop - start], np.int32)
+        host = HostLengths(bounds, np.asarray([start]), 0)
+        layout = Layout(torch.from_numpy(bounds), (table,), stop - start, stop, host=host)
+        inputs = ModelInputs(ids[start:stop], torch.arange(start, stop), layout, torch.tensor([0]))
+        with torch.inference_mode():
+            found.append(model.forward(inputs, pool).aux)
+    model.capture_aux(())
+    torch.testing.assert_close(
+        torch.cat(found), torch.cat([hidden[layer][0] for layer in layers], dim=-1), atol=1e-4, rtol=1e-4
+    )
 
 
 def greedy_jobs(first: int = 0) -> list[Job]:

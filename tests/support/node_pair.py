@@ -15,6 +15,7 @@ from decode_node.side import DecodeSide
 from prefill_node.pulls import TRANSPORTS
 from prefill_node.side import PrefillSide
 from shared.device.gpu import Gpu
+from shared.model.interface import Model
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
 from shared.node.fingerprint import make_fingerprint
@@ -69,9 +70,10 @@ def make_node(
     make_group: Callable[[str, int], Group] = TwinGroup,
     gpu: Gpu | None = None,
     lora_dir: str = "",
+    model: Model | None = None,
 ) -> Node:
-    """`core`: another than the knobs describe. `gpu`: that of its pool, if it is on one."""
-    core = core or make_core(replace(knobs, shared_memory=role == "prefill" and transport == "shm"))
+    """`core`, `model`: others than the knobs describe. `gpu`: that of its pool, if it is on one."""
+    core = core or make_core(replace(knobs, shared_memory=role == "prefill" and transport == "shm"), model=model)
     planes = core.pool.planes
     facts = NodeFacts(
         role=role,

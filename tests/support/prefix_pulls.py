@@ -13,6 +13,7 @@ import msgspec
 from prefill_node.side import PrefillSide
 from shared.core.page_identity import KEY_BYTES, identities, prefix_keys
 from shared.core.sampling_params import SamplingParams
+from shared.model.interface import Model
 from shared.node.node import Node
 from shared.transfer.frames import FrameReceiver
 from shared.transfer.interface import Frames, PageList
@@ -39,12 +40,17 @@ class PullPair:
     """`s` has pages, `p` is to have them. A decode node `d` takes hand-offs."""
 
     def __init__(
-        self, knobs: CoreKnobs | None = None, transport: str = "zmq", s_knobs: CoreKnobs | None = None
+        self,
+        knobs: CoreKnobs | None = None,
+        transport: str = "zmq",
+        s_knobs: CoreKnobs | None = None,
+        model: Model | None = None,
     ) -> None:
+        """`model`: another than the knobs describe, for all nodes."""
         knobs = knobs or CoreKnobs()
-        self.s = make_node("prefill", "s", s_knobs or knobs, transport=transport)
-        self.p = make_node("prefill", "p", knobs, transport=transport)
-        self.d = make_node("decode", "d", knobs, transport=transport)
+        self.s = make_node("prefill", "s", s_knobs or knobs, transport=transport, model=model)
+        self.p = make_node("prefill", "p", knobs, transport=transport, model=model)
+        self.d = make_node("decode", "d", knobs, transport=transport, model=model)
         self.net = Net([self.s, self.p, self.d])
         self.net.run()
 

@@ -1,4 +1,5 @@
-"""Every family that the support page lists: its greedy streams through two cores are the library's own `generate`'s."""
+"""Every family that the support page lists: its greedy streams through two cores are the library's own `generate`'s,
+and draft heads read the library's own hidden states."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.library_families import FAMILIES, assert_served, make_family
+from tests.support.library_families import FAMILIES, PROMPTS, assert_captured, assert_served, make_family
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_says_what_the_library_says(name: str, tmp_path: Path) -> None:
-    assert_served(make_family(name, tmp_path))
+    family = make_family(name, tmp_path)
+    assert_served(family)
+    assert_captured(family.network, family.model, PROMPTS[1])

@@ -18,14 +18,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from deploy.tools.prove.command import print_check
-from shared.config.settings import SpecConfig
 from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap
 from shared.kernel.attention import AttentionInputs
 from shared.kernel.step_layout import HostLengths, Layout
-from shared.kernel.team import Team
 from shared.kv.layout import KIND_WHOLE, KIND_WINDOW
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
@@ -37,7 +35,6 @@ from shared.model.library.survey import window_of
 from shared.model.llama import LlamaModel
 from shared.model.load import load_model, why_on_cpu
 from shared.model.opened import LibraryFolder, LoadOptions, open_named
-from shared.speculation.drafters import make_drafter
 from tests.support.core_rig import Outcome, make_core, run_local
 from tests.support.library_families import (
     KNOBS,
@@ -229,7 +226,9 @@ def test_wrong_attention_is_refused(lost: str, tmp_path: Path, monkeypatch: pyte
 def test_a_window_that_reads_one_token_more_is_refused(windowed: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     find = attention.PagedAttention._find_keys
     monkeypatch.setattr(
-        attention.PagedAttention, "_find_keys", lambda own, rows, window: find(own, rows, window + 1 if window else 0)
+        attention.PagedAttention,
+        "_find_keys",
+        lambda own, rows, window, dtype: find(own, rows, window + 1 if window else 0, dtype),
     )
     with pytest.raises(ConfigError, match="its logits differ"):
         load(windowed.folder)
@@ -345,7 +344,6 @@ def test_longrope_ends_where_its_frequencies_change(tmp_path: Path) -> None:
     [
         ("--lora", {"adapters": {"a": "/there"}}),
         ("--lora-dir", {"lora_slots": 8}),
-        ("--kv-dtype", {"formats": Formats(kv="int8")}),
         ("--weight-dtype", {"formats": Formats(weights="int8")}),
         ("--deterministic", {"kernels": "fixed"}),
     ],
@@ -355,9 +353,7 @@ def test_flags_that_it_lacks_are_refused(flag: str, options: dict[str, Any], win
         load(windowed.folder, **options)
 
 
-def test_draft_heads_and_gpus_are_refused(windowed: Family) -> None:
-    with pytest.raises(ConfigError, match="--spec eagle: .* have no draft heads so far; use --spec ngram or none"):
-        make_drafter(SpecConfig(spec="eagle"), "gpt_oss", windowed.model, Team())
+def test_gpus_are_refused(windowed: Family) -> None:
     options = LoadOptions("float32")
     assert "run on the CPU only so far" in why_on_cpu(str(windowed.folder), options)
     with pytest.raises(ConfigError, match="--device cuda: .* run on the CPU only so far"):

@@ -7,6 +7,7 @@
     survey     one tiny forward that notes what each layer asks of attention
     attention  the function that the library's layers call
     model      the Model that the engine runs
+    captures   the hidden states that draft heads read
     check      compares its logits with the library's own; a model that differs is refused
 
 With --tp each rank has a part of the network:

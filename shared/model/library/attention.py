@@ -1,16 +1,19 @@
 """The attention that the library's layers call: write a step's keys and values to pages, then attend over pages.
 
     plane of a group:  [page][layer][slot][kv_heads * key_size, then kv_heads * value_size]
+    scales (--kv-dtype int8 or fp8, where the plane holds bytes):  [page][layer][slot][kv_heads of keys, then of values]
 
 The library has already rotated queries and keys. This is plain torch. Prompt chunks attend one by one, and neighbouring
-rows with equally many tokens together. The host cuts rows to their lengths, so it needs exact ones.
+rows with equally many tokens together. The host cuts rows to their lengths, so it needs exact ones. Bytes are widened
+after they have been gathered.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -24,6 +27,7 @@ from shared.kernel.attention import (
     hidden_keys,
     outside_window,
 )
+from shared.kernel.quantized import DTYPES, quantize
 from shared.kv.layout import KIND_WHOLE, KIND_WINDOW, GroupSpec, PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks
@@ -50,21 +54,27 @@ class LayerShape:
         return self.num_kv_heads, self.key_size, self.value_size, self.dtype
 
 
-def group_specs(layers: Sequence[LayerShape], page_size: int) -> tuple[GroupSpec, ...]:
-    """Return one group for each key and value size, in the order of their first layers."""
+def group_specs(layers: Sequence[LayerShape], page_size: int, kv_dtype: str = "auto") -> tuple[GroupSpec, ...]:
+    """Return one group for each key and value size, in the order of their first layers. `kv_dtype`: of ModelSpec."""
     groups = []
     for number, sizes in enumerate(dict.fromkeys(layer.sizes for layer in layers)):
         windows = [layer.window for layer in layers if layer.sizes == sizes]
         num_kv_heads, key_size, value_size, dtype = sizes
         shape = (len(windows), page_size, num_kv_heads * (key_size + value_size))
         window = max(windows) if all(windows) else 0
-        plane = PlaneSpec(plane_name(number), shape, dtype, window=window)
-        groups.append(GroupSpec((plane,), window, KIND_WINDOW if window else KIND_WHOLE))
+        planes = [PlaneSpec(plane_name(number), shape, DTYPES.get(kv_dtype, dtype), window=window)]
+        if kv_dtype != "auto":
+            planes.append(PlaneSpec(scales_name(number), (*shape[:2], 2 * num_kv_heads), torch.float32, window=window))
+        groups.append(GroupSpec(tuple(planes), window, KIND_WINDOW if window else KIND_WHOLE))
     return tuple(groups)
 
 
 def plane_name(group: int) -> str:
     return f"kv{group}"
+
+
+def scales_name(group: int) -> str:
+    return f"kv{group}_scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +109,88 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class ReadKeys:
-    """The keys that B rows read: slots [first, first + num) of their `pages`."""
+    """The `num` keys that each of B rows reads. Behind a shorter row's end, its last one is repeated: other slots may
+    hold an earlier owner's NaN."""
 
-    pages: torch.Tensor  # (B, P) int64
-    first: int
-    num: int
-    mask: torch.Tensor | None  # (B, Q, num) bool, True where a query reads a key; None: all read all
+    pages: torch.Tensor  # (B, num) int64
+    slots: torch.Tensor  # (B, num) int64, in the page
+    mask: torch.Tensor | None  # (B, 1, Q, num): 0 where a query reads a key, else -inf; None: all read all
+
+    found: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def num(self) -> int:
+        return self.pages.shape[1]
+
+    def places(self, page: int, token: int) -> torch.Tensor:
+        """(B * num,) int64: where keys begin, if pages and tokens begin so far apart. All layers share the result."""
+        places = self.found.get((page, token))
+        if places is None:
+            places = self.found[page, token] = (self.pages * page + self.slots * token).flatten()
+        return places
+
+
+@dataclass(frozen=True, slots=True)
+class PagesOfLayer:
+    """A layer's part of all pages."""
+
+    layer: LayerShape  # with the heads that this rank has
+    planes: tuple[torch.Tensor, ...]  # each (pages, page_size, numbers): of keys and values; a rank's keys, its values
+    scales: torch.Tensor | None  # (pages, page_size, 2 * kv_heads) float32 if the one plane holds bytes
+
+    def write(self, page: torch.Tensor, slot: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write T tokens. page, slot: (T,) int64. key, value: (T, kv_heads, size)."""
+        if self.scales is not None:
+            (key, of_keys), (value, of_values) = (quantize(one, self.planes[0].dtype) for one in (key, value))
+            self.scales[page, slot] = torch.cat((of_keys, of_values), dim=1)
+        both = torch.cat((key.flatten(1), value.flatten(1)), dim=1)
+        for plane, numbers in zip(self.planes, both.split([one.shape[2] for one in self.planes], dim=1), strict=True):
+            plane[page, slot] = numbers
+
+    def read(self, keys: ReadKeys, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values, each (B, kv_heads, num, size) in `dtype`."""
+        parts = [take_tokens(plane, keys) for plane in self.planes]
+        if self.scales is not None:
+            parts = [self._widen(parts[0], take_tokens(self.scales, keys)).to(dtype)]
+        k, v = (one.transpose(1, 2) for one in self._by_head(parts))
+        return k, v
+
+    def _widen(self, data: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """(B, num, numbers) bytes, (B, num, 2 * kv_heads) -> the numbers in float32."""
+        wide = data.float()
+        for part, scale in zip(self._by_head([wide]), scales.split(self.layer.num_kv_heads, dim=2), strict=True):
+            part.mul_(scale[..., None])
+        return wide
+
+    def _by_head(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return keys, then values: views (B, num, kv_heads, size)."""
+        layer, heads = self.layer, self.layer.num_kv_heads
+        if len(parts) == 1:
+            parts = parts[0].split((heads * layer.key_size, heads * layer.value_size), dim=2)
+        return [one.unflatten(2, (heads, -1)) for one in parts]
+
+
+def take_tokens(plane: torch.Tensor, keys: ReadKeys) -> torch.Tensor:
+    """Return (B, num, N) of a layer's plane (pages, page_size, N).
+
+    index_select is several times as fast as indexing by page and slot. So all places where a token may begin become
+    rows of one matrix. These rows overlap if a page is not a whole number of tokens."""
+    page, token = plane.stride(0), plane.stride(1)
+    step = math.gcd(page, token)
+    num_rows = ((plane.shape[0] - 1) * page + (plane.shape[1] - 1) * token) // step + 1
+    rows = plane.as_strided((num_rows, plane.shape[2]), (step, 1), plane.storage_offset())
+    return rows.index_select(0, keys.places(page // step, token // step)).view(*keys.pages.shape, -1)
 
 
 class PagedAttention:
     """`begin` starts a step; then the library calls the object once per layer, in the layers' order."""
 
     needs_cpu_seq_lens = True
+    is_divided = False  # among ranks
 
-    def __init__(self, layers: Sequence[LayerShape]) -> None:
+    def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto") -> None:
+        """`kv_dtype`: of ModelSpec."""
+        self._has_bytes = kv_dtype != "auto"
         kinds = list(dict.fromkeys(layer.sizes for layer in layers))
         self.layers = tuple(layers)
         self._own = self.layers  # with the heads that this rank has
@@ -124,7 +202,9 @@ class PagedAttention:
     def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
         layout, slots = inputs.layout, inputs.key_slots
         self._inputs, self._page_size, self._marks = inputs, kv.page_size, marks
-        self._planes = [kv.plane(plane_name(group)) for group in range(1 + max(self._groups))]
+        groups = range(1 + max(self._groups))
+        self._planes = [kv.plane(plane_name(group)) for group in groups]
+        self._scales = [kv.plane(scales_name(group)) for group in groups] if self._has_bytes else None
         self._rows = rows_of(inputs)
         lens = torch.diff(layout.cu_q_lens)
         row = torch.repeat_interleave(torch.arange(len(lens), device=lens.device), lens, output_size=len(slots))
@@ -150,69 +230,64 @@ class PagedAttention:
         The survey has seen all other arguments, and has refused any that would change the result."""
         index = int(cast(int, module.layer_idx))
         place = self._places[index]
-        plane = self._planes[self._groups[index]][:, place]
-        written = torch.cat((key[0].transpose(0, 1).flatten(1), value[0].transpose(0, 1).flatten(1)), dim=1)
-        planes = [plane[:, :, columns] for columns in self._columns[index]]
-        for own, numbers in zip(planes, written.split([own.shape[2] for own in planes], dim=1), strict=True):
-            own[self._write_page, self._write_slot] = numbers
-        if self._marks is not None and self._groups[index] == 0:  # only its layers travel before the step ends
+        group = self._groups[index]
+        plane = self._planes[group][:, place]
+        scales = None if self._scales is None else self._scales[group][:, place]
+        pages = PagesOfLayer(self._own[index], tuple(plane[:, :, part] for part in self._columns[index]), scales)
+        pages.write(self._write_page, self._write_slot, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        if self._marks is not None and group == 0:  # only its layers travel before the step ends
             self._marks.reached(place + 1 - self._marked_late)
         scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
         queries = query[0].transpose(0, 1)
-        layer = self._own[index]
-        parts = [self._attend(layer, planes, rows, queries[rows.start : rows.stop], scoring) for rows in self._rows]
+        parts = [self._attend(pages, rows, queries[rows.start : rows.stop], scoring) for rows in self._rows]
         return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
-    def _attend(
-        self, layer: LayerShape, planes: Sequence[torch.Tensor], rows: StepRows, q: torch.Tensor, scoring: Scoring
-    ) -> torch.Tensor:
+    def _attend(self, pages: PagesOfLayer, rows: StepRows, q: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         """Return (B * Q, heads, value_size). q: (B * Q, heads, key_size).
 
         All heads that share keys attend together, as if they were more queries: nothing is copied for them."""
-        keys = self._keys_of(rows, layer.window)
-        read = [plane[keys.pages].flatten(1, 2)[:, keys.first : keys.first + keys.num] for plane in planes]
-        if len(rows.lengths) > 1 and keys.mask is not None:  # behind a row's end may be an earlier owner's NaN
-            hidden = ~keys.mask.any(dim=1)[:, :, None]
-            for numbers in read:
-                numbers.masked_fill_(hidden, 0)
-        if len(read) == 1:
-            read = list(read[0].split([layer.num_kv_heads * size for size in (layer.key_size, layer.value_size)], 2))
-        k, v = read
-        k, v = (one.unflatten(2, (layer.num_kv_heads, -1)).transpose(1, 2) for one in (k, v))
+        layer = pages.layer
+        keys = self._keys_of(rows, layer.window, q.dtype)
+        k, v = pages.read(keys, q.dtype)
+        if rows.num_queries == 1:
+            grouped = q.view(len(q), layer.num_kv_heads, -1, q.shape[2])
+            mask = None if keys.mask is None else keys.mask.expand(-1, -1, grouped.shape[2], -1)
+            return attend(grouped, k, v, mask, scoring).flatten(1, 2)
         most = max(1, MOST_NUMBERS // (len(rows.lengths) * q.shape[1] * keys.num))  # queries of a row at a time
         parts: list[torch.Tensor] = []
         for queries in q.view(len(rows.lengths), rows.num_queries, layer.num_kv_heads, -1, q.shape[2]).split(most, 1):
             first, (num, _, group) = sum(part.shape[1] for part in parts), queries.shape[1:4]
-            mask = None if keys.mask is None else keys.mask[:, first : first + num].repeat(1, group, 1)[:, None]
+            mask = None if keys.mask is None else keys.mask[:, :, first : first + num].repeat(1, 1, group, 1)
             out = attend(queries.permute(0, 2, 3, 1, 4).flatten(2, 3), k, v, mask, scoring)
             parts.append(out.unflatten(2, (group, num)).permute(0, 3, 1, 2, 4))
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return whole.flatten(2, 3).flatten(0, 1)
 
-    def _keys_of(self, rows: StepRows, window: int) -> ReadKeys:
+    def _keys_of(self, rows: StepRows, window: int, dtype: torch.dtype) -> ReadKeys:
         """All layers with the same window share the result."""
         found = self._keys.get((rows.first, window))
         if found is None:
-            found = self._keys[rows.first, window] = self._find_keys(rows, window)
+            found = self._keys[rows.first, window] = self._find_keys(rows, window, dtype)
         return found
 
-    def _find_keys(self, rows: StepRows, window: int) -> ReadKeys:
+    def _find_keys(self, rows: StepRows, window: int, dtype: torch.dtype) -> ReadKeys:
         size, num_rows, num_queries = self._page_size, len(rows.lengths), rows.num_queries
         befores = [length - num_queries for length in rows.lengths]
         firsts = [max(0, before + 1 - window) if window else 0 for before in befores]  # no query reads a key before it
-        begins = [first // size for first in firsts]  # pages
-        num = max(length - begin * size for length, begin in zip(rows.lengths, begins, strict=True))
+        num = max(length - first for length, first in zip(rows.lengths, firsts, strict=True))
         table = self._inputs.layout.page_table[rows.first : rows.first + num_rows].long()
+        first, length = torch.tensor([firsts, rows.lengths], device=table.device)[:, :, None]
+        nth = torch.arange(num, device=table.device)
+        read = (first + nth).minimum(length - 1)
+        pages, slots = table.gather(1, read // size), read % size
         if num_rows == num_queries == 1:
-            pages = table[:, begins[0] : -(-rows.lengths[0] // size)]
-            return ReadKeys(pages, firsts[0] - begins[0] * size, rows.lengths[0] - firsts[0], None)
-        begin = torch.tensor(begins, device=table.device)[:, None]
-        places = begin + torch.arange(-(-num // size), device=table.device)
-        tokens = slice(rows.start, rows.stop)
-        slots, visible = self._inputs.key_slots[tokens].view(num_rows, -1) - begin * size, self._inputs.visible
-        seen = torch.full_like(slots, -1) if visible is None else visible[tokens].view(num_rows, -1)
-        hidden = outside_window(hidden_keys(torch.arange(num, device=slots.device), slots, seen), window)
-        return ReadKeys(table.gather(1, places.clamp(max=table.shape[1] - 1)), 0, num, ~hidden)
+            return ReadKeys(pages, slots, None)
+        tokens, visible = slice(rows.start, rows.stop), self._inputs.visible
+        own = self._inputs.key_slots[tokens].view(num_rows, -1) - first
+        seen = torch.full_like(own, -1) if visible is None else visible[tokens].view(num_rows, -1)
+        hidden = outside_window(hidden_keys(nth, own, seen), window)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+        return ReadKeys(pages, slots, mask[:, None])
 
 
 def rows_of(inputs: AttentionInputs) -> list[StepRows]:
@@ -254,7 +329,7 @@ def attend(
 ) -> torch.Tensor:
     """Return (B, H, Q, value_size).
 
-    q (B, H, Q, D), k and v (B, H, S, size), mask (B, 1, Q, S), True where a query reads a key."""
+    q (B, H, Q, D), k and v (B, H, S, size), mask (B, 1, Q, S), which is added to scores."""
     if scoring.is_plain:
         out: torch.Tensor = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale)
         return out
@@ -262,7 +337,7 @@ def attend(
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores + mask
     if scoring.sinks is None:
         weights = scores.softmax(dim=-1)
     else:

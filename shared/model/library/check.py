@@ -73,6 +73,22 @@ def check_logits(network: PreTrainedModel, model: LibraryModel, parts: NetworkPa
     return result
 
 
+def bytes_difference(exact: LibraryModel, rounded: LibraryModel) -> float:
+    """Return how far logits are apart with KV in bytes, as a share of the largest. Raise ConfigError if they are NaN.
+
+    Leave the network with the attention of `rounded`."""
+    rows = draw_rows(exact)
+    wanted = compared_positions(len(rows[-1]))
+    with torch.inference_mode():
+        exact.attach()
+        right = paged_logits(exact, rows, wanted)
+        rounded.attach()
+        found = difference(paged_logits(rounded, rows, wanted), right, torch.float32)
+    if not found < float("inf"):
+        raise ConfigError(f"{exact.spec.name}: with KV in {rounded.spec.kv_dtype} its logits are not numbers")
+    return found
+
+
 def draw_rows(model: LibraryModel) -> list[torch.Tensor]:
     windows = [layer.window for layer in model.layers if layer.window <= LONGEST_WINDOW]
     lengths = (*LENGTHS[:-1], LENGTHS[-1] + max(windows, default=0))
@@ -129,7 +145,8 @@ def paged_logits(
     tables = 1 + torch.randperm(len(rows) * most, generator=torch.Generator().manual_seed(2)).view(len(rows), most)
     pool = KVPool(model.kv_planes(PAGE), 1 + len(rows) * most, PAGE)
     for plane in pool.planes:
-        pool.plane(plane.name).fill_(unwritten)
+        filled = pool.plane(plane.name)
+        filled.fill_(unwritten if filled.dtype.is_floating_point else 0)
     found: list[list[torch.Tensor]] = [[] for _ in rows]
     for parts in ragged_steps([len(row) for row in rows]):
         inputs, owners = step_inputs(rows, tables.int(), parts, wanted)

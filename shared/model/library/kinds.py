@@ -32,5 +32,5 @@ def check_kind(folder: Path, config: PreTrainedConfig) -> None:
             f"{folder}: {name} has layers of kind {', '.join(strange)}; pages hold only keys and values of "
             f"{' and '.join(IN_PAGES)}"
         )
-    if not getattr(kind, "_supports_attention_backend", False):
+    if not (kind._supports_attention_backend or kind._supports_sdpa):  # StableLm forgets the first
         raise ConfigError(f"{folder}: the layers of {name} attend in a way of their own, which can't read pages")

@@ -10,6 +10,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from shared.config.frozen import LIBRARY
+from shared.config.frozen import LIBRARY, LIBRARY_RANKS
 from shared.core.errors import BatonError, ConfigError
 from shared.device.group import RankGroup
 from shared.model.hf_config import eos_ids_of, folder_name
 from shared.model.interface import ModelSpec, StoredWeights
 from shared.model.library.attention import LayerShape, PagedAttention
-from shared.model.library.check import check_logits
+from shared.model.library.check import bytes_difference, check_logits
 from shared.model.library.kinds import LIBRARY_VERSION, check_kind
 from shared.model.library.mapped_tensors import as_read, mapped_bytes, mapped_tensors
 from shared.model.library.model import LibraryModel, run, use_attention
@@ -53,7 +54,7 @@ def load_library_model(folder: Path, options: LoadOptions, group: RankGroup | No
     """With `group`, load this rank's part; all ranks call it together.
 
     Raises ConfigError, in one sentence, for a model that the library or our attention can't run."""
-    refuse_flags(folder, options)
+    refuse_flags(folder, options, group)
     config = checked_config(folder)
     files = open_tensors(folder)
     dtype = settled(options).dtype
@@ -68,14 +69,19 @@ def load_library_model(folder: Path, options: LoadOptions, group: RankGroup | No
         survey = survey_of(network, folder, config, limit)
         stored = StoredWeights(files.described(), files.num_bytes, num_bytes, mapped_bytes(network, files))
         spec = spec_of(folder, config, files, dtype, context, stored)
-        model = LibraryModel(network, spec, attention_of(survey, parts), limit)
+        model = LibraryModel(network, spec, attention_of(survey, parts), survey.modules, limit)
         found = check_logits(network, model, parts)
-    model.report = f"{LIBRARY_VERSION} runs {described(model.layers)}; {found}"
+        report = f"{LIBRARY_VERSION} runs {described(model.layers)}; {found}"
+        if options.formats.kv != "auto":
+            exact, spec = model, replace(spec, kv_dtype=options.formats.kv)
+            model = LibraryModel(network, spec, PagedAttention(survey.layers, spec.kv_dtype), survey.modules, limit)
+            report += f"; with KV in {spec.kv_dtype} they differ by {bytes_difference(exact, model):.1e}"
     if group is not None:
         own_bytes = sum(parameter.nbytes for parameter in network.parameters())
-        model.report += f"; each of {group.size} ranks has {own_bytes / num_bytes:.0%} of the weights"
-        if group.rank:  # rank 0 tells it
-            return model
+        report += f"; each of {group.size} ranks has {own_bytes / num_bytes:.0%} of the weights"
+    model.report = report
+    if group is not None and group.rank:  # rank 0 tells it
+        return model
     logger.info("checked against the library: %s", model.report)
     if found.bound > MOST_BOUND:
         logger.warning("the library's own results differ by over 1 %: a wrong mask could pass; try --dtype float32")
@@ -105,16 +111,16 @@ def described(layers: Sequence[LayerShape]) -> str:
     return ", ".join(f"{count} layers with {kind}" for kind, count in kinds)
 
 
-def refuse_flags(folder: Path, options: LoadOptions) -> None:
+def refuse_flags(folder: Path, options: LoadOptions, group: RankGroup | None) -> None:
     formats = options.formats
     asked = {
         "--lora": bool(options.adapters),
         "--lora-dir": bool(options.lora_slots),
-        "--kv-dtype": formats.kv != "auto",
         "--weight-dtype": formats.weights != "auto",
         "--deterministic": options.kernels == "fixed",
     }
     LIBRARY.refuse(asked, of=folder.name)
+    LIBRARY_RANKS.refuse({"--kv-dtype": group is not None and formats.kv != "auto"}, given="--tp with", of=folder.name)
 
 
 def checked_config(folder: Path) -> PreTrainedConfig:

@@ -6,42 +6,89 @@ input ids (1, T) -> the library's network -> logits of the wanted tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from shared.config.frozen import LIBRARY_RANKS
+from shared.core.errors import ConfigError
 from shared.kv.layout import GroupSpec, PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
 from shared.model.library.attention import PagedAttention, group_specs
+from shared.model.library.captures import LayerInputs
+from shared.model.llama import check_layers
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTarget:
+    """What a draft head's folder is compared with."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_context: int
+    eos_ids: tuple[int, ...]
 
 
 class LibraryModel:
     """Runs one forward at a time."""
 
-    def __init__(self, network: PreTrainedModel, spec: ModelSpec, attention: PagedAttention, limit: int) -> None:
-        """`limit`: the number of positions that the network knows, at least the spec's context."""
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        spec: ModelSpec,
+        attention: PagedAttention,
+        modules: Sequence[torch.nn.Module],
+        limit: int,
+    ) -> None:
+        """`modules`: the layers' attentions. `limit`: the number of positions that the network knows, at least the
+        spec's context."""
         self.spec = spec
         self.layers = attention.layers
         self.report = ""  # what the check found
         self._network = network
         self._attention = attention
         self._last_position = limit - 1
+        width = network.config.get_text_config().hidden_size
+        self.config = HeadTarget(spec.name, spec.vocab_size, width, len(self.layers), spec.max_context, spec.eos_ids)
+        self._layer_inputs = LayerInputs(network, modules, width)
         self.attach()
 
     def attach(self) -> None:
         """Make the network's layers call our attention, as from the start."""
         use_attention(self._network, self._attention)
 
+    @property
+    def embed(self) -> torch.Tensor:
+        """(vocab, H). Raise ConfigError if the embedding has another width than the layers, or is divided."""
+        LIBRARY_RANKS.refuse({"--spec": self._attention.is_divided}, given="--tp with", of=self.spec.name)
+        embedding: Any = self._network.get_input_embeddings()
+        weight: torch.Tensor = embedding.weight.detach()
+        if weight.shape[1] != self.config.hidden_size:
+            raise ConfigError(
+                f"{self.spec.name}: its embedding has {weight.shape[1]} features and its layers "
+                f"{self.config.hidden_size}, which no draft head can read"
+            )
+        return weight
+
+    def capture_aux(self, layers: tuple[int, ...]) -> None:
+        LIBRARY_RANKS.refuse({"--spec": self._attention.is_divided}, given="--tp with", of=self.spec.name)
+        check_layers(layers, len(self.layers))
+        self._layer_inputs.watch(layers)
+
     def kv_groups(self, page_size: int) -> tuple[GroupSpec, ...]:
-        return group_specs(self.layers, page_size)
+        return group_specs(self.layers, page_size, self.spec.kv_dtype)
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         return tuple(plane for group in self.kv_groups(page_size) for plane in group.planes)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
+        aux = self._layer_inputs.begin(len(inputs.input_ids), self._network.dtype, inputs.input_ids.device)
         if len(inputs.input_ids):
             self._attention.begin(inputs.for_attention(), kv, inputs.layers)
             # Steps in flight may run past a sequence's end, where a table of positions ends. Their tokens are dropped.
@@ -49,7 +96,7 @@ class LibraryModel:
             logits = run(self._network, inputs.input_ids[None], positions[None], inputs.logits_idx)[0]
         else:
             logits = torch.empty(0, self.spec.vocab_size, device=inputs.input_ids.device)
-        return ModelOutput(logits, hidden=logits[:, :0])
+        return ModelOutput(logits, hidden=logits[:, :0], aux=aux)
 
 
 def use_attention(

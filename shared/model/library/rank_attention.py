@@ -46,6 +46,8 @@ def share_of(layer: LayerShape, alone: bool, group: RankGroup) -> tuple[LayerSha
 class RankAttention(PagedAttention):
     """All ranks call it together. `layers`: as pages have them."""
 
+    is_divided = True
+
     def __init__(self, layers: Sequence[LayerShape], shares: Sequence[HeadShare], group: RankGroup) -> None:
         super().__init__(layers)
         self._shares, self._group = tuple(shares), group
