@@ -25,13 +25,13 @@ class TensorFiles:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
-        self._files = tuple(sorted(folder.glob("*.safetensors")))
-        if not self._files:
+        self.files = tuple(sorted(folder.glob("*.safetensors")))
+        if not self.files:
             raise ConfigError(f"{folder} has no *.safetensors file")
         self._where: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._formats: dict[str, str] = {}
-        for path in self._files:
+        for path in self.files:
             try:
                 self._read_header(path)
             except (OSError, SafetensorError) as error:
@@ -65,7 +65,7 @@ class TensorFiles:
 
     @property
     def num_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self._files)
+        return sum(path.stat().st_size for path in self.files)
 
     def num_numbers(self) -> int:
         """Return how many numbers all tensors hold together."""
@@ -102,4 +102,4 @@ class TensorFiles:
     def content_hash(self) -> str:
         """Hash the tensors, config.json, and generation_config.json, which may set stop ids."""
         described = (self.path / name for name in ("config.json", "generation_config.json"))
-        return hash_files((*filter(Path.is_file, described), *self._files))
+        return hash_files((*filter(Path.is_file, described), *self.files))

@@ -197,13 +197,13 @@ def generate(
     network: transformers.PreTrainedModel,
     prompt: Sequence[int],
     num_tokens: int,
-    eos: int = VOCAB,  # no token; with None the network's own would end an answer
+    eos: int | None = None,
     **more: Any,
 ) -> Said:
     settings = transformers.GenerationConfig(
         max_new_tokens=num_tokens,
         do_sample=False,
-        eos_token_id=eos,
+        eos_token_id=network.config.vocab_size if eos is None else eos,  # no token; given None, the network's own ends
         pad_token_id=0,
         output_scores=True,
         return_dict_in_generate=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,8 @@ def num_parameters(model: Model) -> int:
 def test_two_ranks_say_what_the_library_says(family: str, tmp_path: Path) -> None:
     model = assert_served(family, tmp_path)
     whole = load(tmp_path)
-    assert model.kv_planes(8) == whole.kv_planes(8) and model.spec == whole.spec
+    assert model.kv_planes(8) == whole.kv_planes(8)
+    assert replace(model.spec, stored=None) == replace(whole.spec, stored=None), "a rank maps only its part"
     most = 1.0 if family == "gpt_oss" else 0.85  # gpt-oss's plan divides only the embedding and the head
     assert num_parameters(model) < most * num_parameters(whole)
 

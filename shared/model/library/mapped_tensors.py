@@ -74,7 +74,7 @@ def mapped_tensors(files: TensorFiles, own: Own = as_read) -> dict[str, LateTens
 
 def mapped_bytes(network: torch.nn.Module, files: TensorFiles) -> int:
     """Return how many bytes of the network's weights lie in the mapped files. 0 where the system doesn't tell."""
-    paths = {str(files.file_of(name).resolve()) for name in files.names()}
+    paths = {str(path.resolve()) for path in files.files}
     ranges = [bounds for path, bounds in own_mappings() if path in paths]
     places = {weight.data_ptr(): weight.nbytes for weight in network.parameters()}
     return sum(size for place, size in places.items() if any(first <= place < end for first, end in ranges))
