@@ -9,13 +9,14 @@ from shared.observe.log_once import LogOnce
 
 
 class StdlibHandler(logging.Handler):
-    """Writes every error. Clients can provoke warnings, so each text is written once per interval, with a count.
+    """Writes every error, and what our own code tells while it starts. Clients can provoke warnings, so each text is
+    written once per interval, with a count.
 
     `handle` holds the handler's lock, so any thread may log.
     """
 
     def __init__(self, log: Logger) -> None:
-        super().__init__(level=logging.WARNING)
+        super().__init__(level=logging.INFO)
         self._log = log
         self._once = LogOnce(log)
 
@@ -24,6 +25,8 @@ class StdlibHandler(logging.Handler):
         fields: dict[str, object] = {"logger": record.name} | ({"error": error} if error else {})
         if record.levelno >= logging.ERROR:
             self._log.write("error", record.getMessage(), fields)
+        elif record.levelno < logging.WARNING:
+            self._log.write("info", record.getMessage(), fields)
         else:
             text = record.getMessage()
             kind = text if record.msg == "%s" else str(record.msg)  # all of Python's own warnings have the message "%s"
@@ -31,7 +34,9 @@ class StdlibHandler(logging.Handler):
 
 
 def capture_libraries(log: Logger) -> None:
-    """Route warnings and errors of libraries and Python to our log. Each app calls it once."""
+    """Route warnings and errors of libraries and Python to our log, and what our own models, kernels and engines tell,
+    which load in tools too and have no node's log. Each app calls it once."""
     root = logging.getLogger()
     root.handlers[:] = [StdlibHandler(log)]
+    logging.getLogger("shared").setLevel(logging.INFO)
     logging.captureWarnings(True)

@@ -104,6 +104,7 @@ def root_logger():
     yield root
     root.handlers[:] = handlers
     logging.captureWarnings(False)
+    logging.getLogger("shared").setLevel(logging.NOTSET)
 
 
 def test_libraries_speak_through_our_lines(root_logger):
@@ -122,6 +123,16 @@ def test_libraries_speak_through_our_lines(root_logger):
     assert "WARNING decode-0 slow client logger=uvicorn.error" in lines[0]
     assert "ERROR   decode-0 failed logger=x" in lines[1] and "OSError: gone" in lines[1]
     assert "old api" in lines[2] and len(lines) == 3
+
+
+def test_our_own_parts_without_a_log_are_heard(root_logger):
+    """Models, kernels and engines load in tools too, which have no node's log."""
+    log, stream = make()
+    capture_libraries(log)
+    logging.getLogger("shared.model.load").info("a step runs %s", "kernel by kernel")
+    logging.getLogger("shared.model.load").debug("not shown")
+    (line,) = stream.getvalue().splitlines()
+    assert "INFO    decode-0 a step runs kernel by kernel logger=shared.model.load" in line
 
 
 def test_what_a_client_can_provoke_again_and_again_is_one_line(root_logger):
