@@ -47,4 +47,5 @@ def test_weights_larger_than_the_container_are_refused() -> None:
 
 @pytest.mark.usefixtures("container")
 def test_the_kv_pool_is_planned_within_the_container() -> None:
-    assert available_bytes(Loaded(None, None)) == 5 * GIB // 2  # type: ignore[arg-type]
+    made_up = SimpleNamespace(spec=SimpleNamespace(stored=None))
+    assert available_bytes(Loaded(made_up, None)) == 5 * GIB // 2  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ ALLOWED = {
     "shared/model/lora.py": KERNEL,
     "shared/model/library/attention.py": "bounds of rows, which --dp deals out; ranks are on CPUs",
     "shared/model/library/check.py": HOST,
+    "shared/model/library/mapped_tensors.py": "addresses of weights, to count those in mapped files",
     "shared/model/quantized_folder.py": "shapes, read from files",
     "shared/model/llama_compiled.py": KERNEL,
     "shared/model/eagle_compiled.py": KERNEL,
