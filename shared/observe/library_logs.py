@@ -34,8 +34,9 @@ class StdlibHandler(logging.Handler):
 
 
 def capture_libraries(log: Logger) -> None:
-    """Route warnings and errors of libraries and Python to our log, and what our own models, kernels and engines tell,
-    which load in tools too and have no node's log. Each app calls it once."""
+    """Route warnings and errors of libraries and Python to our log. Each app calls it once.
+
+    Our own models, kernels and engines load in tools too, and have no node's log: their info lines come as well."""
     root = logging.getLogger()
     root.handlers[:] = [StdlibHandler(log)]
     logging.getLogger("shared").setLevel(logging.INFO)
