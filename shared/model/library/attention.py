@@ -115,7 +115,6 @@ class ReadKeys:
     pages: torch.Tensor  # (B, num) int64
     slots: torch.Tensor  # (B, num) int64, in the page
     mask: torch.Tensor | None  # (B, 1, Q, num): 0 where a query reads a key, else -inf; None: all read all
-
     found: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
     @property
