@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ def write_tiny_llama(
     window: int = 0,
 ) -> Path:
     """Its own head. Large weights, so that greedy answers wander. `window`: of all layers, for mistral."""
-    generator, is_sparse = torch.Generator().manual_seed(11), family == "qwen3_moe"
+    generator = torch.Generator().manual_seed(11)
 
     def draw(*shape: int, scale: float = 0.15) -> torch.Tensor:
         return (torch.randn(shape, generator=generator) * scale).to(dtype)
@@ -60,13 +61,7 @@ def write_tiny_llama(
             elif family.startswith("qwen3") and name != "v":
                 tensors[f"{at}self_attn.{name}_norm.weight"] = 1 + draw(head_dim)
         tensors[f"{at}self_attn.o_proj.weight"] = draw(hidden, heads * head_dim)
-        if is_sparse:
-            tensors[f"{at}mlp.gate.weight"] = draw(NUM_EXPERTS, hidden)
-        for part in [f"experts.{number}." for number in range(NUM_EXPERTS)] if is_sparse else [""]:
-            own = EXPERT_INNER if is_sparse else inner
-            tensors[f"{at}mlp.{part}gate_proj.weight"] = draw(own, hidden)
-            tensors[f"{at}mlp.{part}up_proj.weight"] = draw(own, hidden)
-            tensors[f"{at}mlp.{part}down_proj.weight"] = draw(hidden, own)
+        tensors |= mlp_tensors(f"{at}mlp.", hidden, inner, draw, is_sparse=family == "qwen3_moe")
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{at}{name}.weight"] = 1 + draw(hidden)
     folder.mkdir(exist_ok=True)
@@ -84,8 +79,20 @@ def write_tiny_llama(
         "rope_theta": 10000.0,
         "max_position_embeddings": context,
         "eos_token_id": 1,
-    } | (EXPERTS if is_sparse else {})
+    } | (EXPERTS if family == "qwen3_moe" else {})
     if family == "mistral":
         config["sliding_window"] = window or None
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def mlp_tensors(
+    at: str, hidden: int, inner: int, draw: Callable[..., torch.Tensor], *, is_sparse: bool
+) -> dict[str, torch.Tensor]:
+    tensors = {f"{at}gate.weight": draw(NUM_EXPERTS, hidden)} if is_sparse else {}
+    for part in [f"{at}experts.{number}." for number in range(NUM_EXPERTS)] if is_sparse else [at]:
+        own = EXPERT_INNER if is_sparse else inner
+        tensors[f"{part}gate_proj.weight"] = draw(own, hidden)
+        tensors[f"{part}up_proj.weight"] = draw(own, hidden)
+        tensors[f"{part}down_proj.weight"] = draw(hidden, own)
+    return tensors
