@@ -38,7 +38,7 @@ from shared.core.orphan_guard import die_with_parent
 OVERVIEW = """\
 Serves a language model with prefill and decode on separate nodes, over an OpenAI-compatible API.
 
-  baton up                 a router, a prefill and a decode node on this machine
+  baton up                 a router, a prefill and a decode node on this machine; with one GPU: one node for both
   baton up --decode 2      two decode nodes
   baton up FILE            another model: a .gguf file or a Hugging Face folder
   baton up org/name        a model from the Hugging Face hub, fetched once
@@ -77,7 +77,7 @@ class Command:
 USUAL_FLAGS = frozenset(
     {
         "prefill", "decode", "model", "dtype", "kv_dtype", "weight_dtype", "served_model_name", "max_context",
-        "kv_bytes", "max_running", "device", "spec", "host", "port", "api_key_file", "keys", "router",
+        "kv_bytes", "max_running", "device", "devices", "spec", "host", "port", "api_key_file", "keys", "router",
         "node_endpoint", "bind_host", "threads", "sampling_defaults",
     }
 )  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deploy.cluster.restart_policy import RestartPolicy
+from shared.config.gpus import environment_with
 
 READ_BYTES = 1 << 16
 LONGEST_LINE = 1 << 16
@@ -19,13 +20,15 @@ LONGEST_LINE = 1 << 16
 class ChildSpec:
     """A `vital` child is stopped before the others. If it dies before the cluster is ready, the cluster ends.
 
-    `stop_s`: the seconds in which the child's settings let it stop.
+    `stop_s`: the seconds in which the child's settings let it stop. `gpus`: CUDA_VISIBLE_DEVICES for the child; "":
+    unchanged.
     """
 
     name: str
     argv: tuple[str, ...]
     vital: bool = False
     stop_s: float = 0.0
+    gpus: str = ""
 
 
 class Child:
@@ -57,6 +60,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env=environment_with(self.spec.gpus) if self.spec.gpus else None,
         )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)

@@ -16,6 +16,7 @@ from typing import TextIO
 
 from deploy.cluster.admin_key import with_admin_key
 from deploy.cluster.child import ChildSpec
+from deploy.cluster.gpus import NodeGpu, deal_gpus, find_gpus, tell_gpus, with_gpu
 from deploy.cluster.supervisor import Readiness, Supervisor
 from deploy.hub.local_model import with_local_model
 from deploy.router_http import seers_key
@@ -25,6 +26,7 @@ from shared.config.encoder_decoder import has_encoder
 from shared.config.endpoints import MAX_PORT, bracketed
 from shared.config.flags import to_argv
 from shared.config.json_file import read_json_if_there
+from shared.config.local_settings import LocalConfig
 from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
 from shared.config.router_settings import RouterConfig
@@ -34,10 +36,10 @@ from shared.observe.log import Logger
 
 PROBE_TIMEOUT_S = 0.5
 ROUTER_ID = "router"
+READY = "Baton is ready"  # scripts wait for this text
 MAX_ANSWER = 1 << 20
 STOP_MARGIN_S = 5.0  # to end the last requests and exit, after the process's own limit
 MOST_MEMORY = 0.8  # share of free memory for the KV pools of all nodes together
-MOST_GPU_MEMORY = 0.9  # share of the first GPU's memory for all nodes together
 
 
 def run(config: ClusterConfig, parent_pid: int) -> int:
@@ -47,9 +49,10 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
     config = replace(config, nodes=with_local_model(config.nodes))
     resolve_model(config.nodes.model.model)
     log = Logger("up", sys.stderr, level=config.nodes.log.log_level, color=config.nodes.log.log_color)
+    config, gpus = on_gpus(config, log)
     config = with_admin_key(config, log)
     routers = deal_routers(config)
-    specs = child_specs(config, routers, usable_cores(), parent_pid)
+    specs = child_specs(config, routers, usable_cores(), parent_pid, gpus)
     names = ", ".join(spec.name for spec in specs)
     log.info(f"starting {names}", model=asked, transport=config.nodes.node.transport)
     num_nodes = len(specs) - len(routers)
@@ -69,6 +72,22 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
     return supervisor.run()
 
 
+def on_gpus(config: ClusterConfig, log: Logger) -> tuple[ClusterConfig, tuple[NodeGpu, ...]]:
+    """Return the settings with the number of prefill nodes, and each node's GPU. Raise ConfigError as `deal_gpus`."""
+    asked = config.local
+    found = find_gpus(config.nodes, is_asked=bool(asked.devices))
+    local = asked.on_gpus(len(asked.devices) or len(found.gpus))
+    gpus = deal_gpus(local, found)
+    if asked.prefill < 0 and (local.prefill, local.decode) == (0, 1):
+        log.info("one GPU: one node computes prompts and answers; two would share its memory. --prefill 1 starts two")
+    tell_gpus(log, node_names(local), gpus, found)
+    return replace(config, local=local), gpus
+
+
+def node_names(local: LocalConfig) -> list[str]:
+    return [f"{role}-{i}" for role, num in (("prefill", local.prefill), ("decode", local.decode)) for i in range(num)]
+
+
 def router_names(config: ClusterConfig) -> tuple[str, ...]:
     """Return the routers' names, the same at every start."""
     name, number = config.router.router_id or ROUTER_ID, config.local.routers
@@ -79,8 +98,8 @@ def check_keys(config: ClusterConfig) -> None:
     """Raise ConfigError for a missing key."""
     from shared.wire.keyring import ring_of_node, ring_of_router  # loads zmq
 
-    folder, local, routers = config.nodes.security.keys, config.local, router_names(config)
-    nodes = [f"{role}-{i}" for role, num in (("prefill", local.prefill), ("decode", local.decode)) for i in range(num)]
+    folder, routers = config.nodes.security.keys, router_names(config)
+    nodes = node_names(config.local.on_gpus(0))  # before a model is fetched and GPUs are found
     try:
         for name in routers:
             ring_of_router(folder, name)
@@ -146,16 +165,20 @@ def require_free(host: str, port: int) -> None:
 
 
 def child_specs(
-    config: ClusterConfig, routers: Sequence[RouterConfig], cores: Sequence[int], parent_pid: int
+    config: ClusterConfig,
+    routers: Sequence[RouterConfig],
+    cores: Sequence[int],
+    parent_pid: int,
+    gpus: Sequence[NodeGpu] = (),
 ) -> list[ChildSpec]:
-    """Routers start first, because nodes connect to them."""
+    """Routers start first, because nodes connect to them. `gpus`: each node's; () on CPUs."""
     local = config.local
     plan = plan_cores(tuple(cores), local.prefill, local.decode, share=local.share_cores)
     plans = [replace(plan.router, cpus=(cores[index % len(cores)],)) for index in range(len(routers))]
     daemons = [router_config(config, router, own) for router, own in zip(routers, plans, strict=True)]
     fronts = [spec(one.router.router_id, "router", one, parent_pid, vital=True) for one in daemons]
     endpoints = tuple(router.node_endpoint for router in routers)
-    return [*fronts, *node_specs(config, endpoints, plan, parent_pid)]
+    return [*fronts, *node_specs(config, endpoints, plan, parent_pid, gpus)]
 
 
 def router_config(config: ClusterConfig, router: RouterConfig, cores: CorePlan) -> RouterProcessConfig:
@@ -172,19 +195,28 @@ def router_config(config: ClusterConfig, router: RouterConfig, cores: CorePlan) 
     )
 
 
-def node_specs(config: ClusterConfig, routers: tuple[str, ...], plan: ClusterCores, parent_pid: int) -> list[ChildSpec]:
+def node_specs(
+    config: ClusterConfig, routers: tuple[str, ...], plan: ClusterCores, parent_pid: int, gpus: Sequence[NodeGpu]
+) -> list[ChildSpec]:
     """`routers`: the endpoints at which routers listen for nodes."""
-    roles = [("prefill", index, cores) for index, cores in enumerate(plan.prefill)]
-    roles += [("decode", index, cores) for index, cores in enumerate(plan.decode)]
-    names = [f"{role}-{index}" for role, index, _ in roles]
-    return [
-        spec(name, role, node_config(config, name, role, routers, cores, len(roles)), parent_pid)
-        for name, (role, _, cores) in zip(names, roles, strict=True)
-    ]
+    names, cores = node_names(config.local), (*plan.prefill, *plan.decode)
+    own_gpus: Sequence[NodeGpu | None] = gpus or [None] * len(names)
+    made = []
+    for name, own, gpu in zip(names, cores, own_gpus, strict=True):
+        role, visible = name.partition("-")[0], gpu.visible if gpu is not None else ""
+        settings = node_config(config, name, role, routers, own, len(names), gpu)
+        made.append(spec(name, role, settings, parent_pid, gpus=visible))
+    return made
 
 
 def node_config(
-    config: ClusterConfig, name: str, role: str, routers: tuple[str, ...], cores: CorePlan, num_nodes: int
+    config: ClusterConfig,
+    name: str,
+    role: str,
+    routers: tuple[str, ...],
+    cores: CorePlan,
+    num_nodes: int,
+    gpu: NodeGpu | None,
 ) -> NodeProcessConfig:
     nodes, local = config.nodes, config.local
     parallel = nodes.parallel.of(role)
@@ -192,23 +224,25 @@ def node_config(
         parallel = replace(parallel, tp=local.decode_tp or parallel.tp, pp=local.decode_pp or parallel.pp)
     parts = replace(
         nodes,
-        memory=replace(
-            nodes.memory,
-            mem_fraction=min(nodes.memory.mem_fraction, MOST_MEMORY / num_nodes),
-            gpu_mem_fraction=min(nodes.memory.gpu_mem_fraction, MOST_GPU_MEMORY / num_nodes),
-        ),
+        memory=replace(nodes.memory, mem_fraction=min(nodes.memory.mem_fraction, MOST_MEMORY / num_nodes)),
         parallel=parallel,
         node=replace(nodes.node, role=role, node_id=name, router=routers),
     )
-    return NodeProcessConfig(parts, cores)
+    return NodeProcessConfig(parts if gpu is None else with_gpu(parts, gpu), cores)
 
 
 def spec(
-    name: str, command: str, config: RouterProcessConfig | NodeProcessConfig, parent_pid: int, *, vital: bool = False
+    name: str,
+    command: str,
+    config: RouterProcessConfig | NodeProcessConfig,
+    parent_pid: int,
+    *,
+    vital: bool = False,
+    gpus: str = "",
 ) -> ChildSpec:
     own = (command, f"--parent-pid={parent_pid}")
     argv = tuple(launcher.command("deploy.cli", *own, *to_argv(config, frozenset({"role"}))))
-    return ChildSpec(name=name, argv=argv, vital=vital, stop_s=stop_s(config))
+    return ChildSpec(name=name, argv=argv, vital=vital, stop_s=stop_s(config), gpus=gpus)
 
 
 def stop_s(config: RouterProcessConfig | NodeProcessConfig) -> float:
@@ -258,7 +292,7 @@ def better_model(config: ClusterConfig) -> str:
 
 
 def announce(config: ClusterConfig, routers: Sequence[RouterConfig]) -> None:
-    """Print the next steps. Scripts wait for this text."""
+    """Print the next steps."""
     base, *others = (url(router.host, router.port) for router in routers)
     path, asked = example(config)
     body = f'{{"model": "{config.nodes.model.public_name}", "stream": true, {asked}}}'
@@ -266,7 +300,7 @@ def announce(config: ClusterConfig, routers: Sequence[RouterConfig]) -> None:
     more = "".join(f"  another router        {other}\n" for other in others)
     key, bearer = ("none", "") if not routers[0].api_key_file else ("KEY", " -H 'Authorization: Bearer KEY'")
     write_line(
-        f"\nBaton is ready: {base}\n{more}{browser}"
+        f"\n{READY}: {base}\n{more}{browser}"
         f"  from a shell          curl -N {base}/v1/{path} -H 'Content-Type: application/json'{bearer} \\\n"
         f"                          -d '{body}'\n"
         f"{better_model(config)}"

@@ -8,11 +8,16 @@ from dataclasses import replace
 from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, ActorPlace, index_of, role_of
 from shared.config.core_plan import CorePlan
 from shared.config.endpoints import tcp_endpoint
-from shared.config.processes import NodeProcessConfig, RayClusterConfig, RouterProcessConfig
+from shared.config.processes import NodeProcessConfig, RayClusterConfig, RouterProcessConfig, check_parts_on_gpu
 from shared.core.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 MOST_MEMORY = 0.8  # share of a machine's free memory for its nodes' KV pools
+
+FEWER_GPUS = (
+    ": start fewer nodes, let two share a GPU (prefill_gpus = 0.5 and decode_gpus = 0.5 under [share]), or compute on "
+    'CPUs (device = "cpu" under [sched])'
+)
 
 
 def names_at_start(config: RayClusterConfig) -> tuple[str, ...]:
@@ -40,6 +45,17 @@ def gpus(config: RayClusterConfig, role: str) -> float:
     return {ROUTER: 0.0, PREFILL: config.share.prefill_gpus, DECODE: config.share.decode_gpus}[role]
 
 
+def with_gpus(config: RayClusterConfig, there: float) -> RayClusterConfig:
+    """Reserve a GPU for each node that may use one. `there`: the GPUs of all machines. Raise ConfigError for ranks."""
+    device = config.nodes.sched.device
+    if not config.share.has_gpus and (device == "cuda" or (device == "auto" and there)):
+        config = replace(config, share=replace(config.share, prefill_gpus=1.0, decode_gpus=1.0))
+    for role in (PREFILL, DECODE):
+        if gpus(config, role):
+            check_parts_on_gpu(config.nodes.parallel.of(role), device)
+    return config
+
+
 def resources(config: RayClusterConfig, name: str) -> dict[str, float]:
     """Return one process's bundle. Ray refuses zeros and empty bundles."""
     role = role_of(name)
@@ -49,6 +65,17 @@ def resources(config: RayClusterConfig, name: str) -> dict[str, float]:
 
 def bundle_text(config: RayClusterConfig, name: str) -> str:
     return ", ".join(f"{number:g} {kind}" for kind, number in resources(config, name).items())
+
+
+def check_resources(config: RayClusterConfig, there: Mapping[str, float]) -> None:
+    """Raise ConfigError if all machines together have too little. `there`: their resources."""
+    bundles = [resources(config, name) for name in names_at_start(config)]
+    for kind, advice in {"CPU": "", "GPU": FEWER_GPUS}.items():
+        wanted = sum(bundle.get(kind, 0.0) for bundle in bundles)
+        if wanted > there.get(kind, 0.0):
+            raise ConfigError(
+                f"routers and nodes want {wanted:g} {kind}, this Ray cluster has {there.get(kind, 0):g}{advice}"
+            )
 
 
 def check_bundles(config: RayClusterConfig, machines: Sequence[Mapping[str, float]]) -> None:
@@ -157,10 +184,13 @@ def node_config(
     role, host = role_of(name), host_of(config, place)
     node = replace(config.nodes.node, role=role, node_id=name, router=routers, bind_host=host)
     memory = replace(config.nodes.memory, gpu_mem_fraction=gpu_share(config, role))
-    parts = replace(config.nodes, memory=memory, parallel=config.nodes.parallel.of(role), node=node)
+    sched = config.nodes.sched
+    if sched.device == "auto" and not gpus(config, role):  # it must not take a GPU that another node reserved
+        sched = replace(sched, device="cpu")
+    parts = replace(config.nodes, memory=memory, sched=sched, parallel=config.nodes.parallel.of(role), node=node)
     return NodeProcessConfig(parts, cores)
 
 
 def gpu_share(config: RayClusterConfig, role: str) -> float:
     """With half a GPU, a node gets half of `gpu_mem_fraction`."""
-    return config.nodes.memory.gpu_mem_fraction * min(1.0, gpus(config, role) or 1.0)
+    return config.nodes.memory.gpu_mem_fraction * (gpus(config, role) or 1.0)

@@ -128,7 +128,9 @@ def launch(config: RayClusterConfig, record: RayRecord) -> list[StatusRow]:
         raise runs_already
     machines = alive_machines()
     plan.check_machines(config, [node["NodeManagerAddress"] for node in machines])
-    check_resources(config)
+    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # half of ray has no types
+    config = plan.with_gpus(config, there.get("GPU", 0.0))
+    plan.check_resources(config, there)
     plan.check_bundles(config, [node["Resources"] for node in machines])
     check_installations(machines)
     config = plan.with_memory_share(config, len(machines))
@@ -148,15 +150,6 @@ def launch(config: RayClusterConfig, record: RayRecord) -> list[StatusRow]:
 def alive_machines() -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # half of ray has no types
     return [node for node in nodes if node["Alive"]]
-
-
-def check_resources(config: RayClusterConfig) -> None:
-    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # half of ray has no types
-    bundles = [plan.resources(config, name) for name in plan.names_at_start(config)]
-    for kind in ("CPU", "GPU"):
-        wanted = sum(bundle.get(kind, 0.0) for bundle in bundles)
-        if wanted > there.get(kind, 0.0):
-            raise ConfigError(f"routers and nodes want {wanted:g} {kind}, this Ray cluster has {there.get(kind, 0):g}")
 
 
 def check_installations(machines: Sequence[dict[str, Any]]) -> None:

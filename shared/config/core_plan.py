@@ -120,10 +120,6 @@ def num_threads(plan: CorePlan) -> int:
     return plan.threads or len(plan.cpus) or len(usable_cores())
 
 
-def visible_gpus() -> str | None:
-    return os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251
-
-
 def environment(plan: CorePlan) -> dict[str, str]:
     threads = str(num_threads(plan))
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -40,7 +40,6 @@ class FrozenPath:
 PIPELINE = FrozenPath(
     "pipeline stages",
     {
-        "--device": "would need a device and pages of their own; use --device cpu",
         "--itl-budget": "have no step times that depend only on the step's tokens; use --mixed-chunk-size",
         "--layer-parts": "do not report finished layers, so pages travel whole",
         "--lora-dir": "load adapters only at the start; use --lora",

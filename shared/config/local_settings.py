@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.config.options import check_fields, option
 from shared.core.errors import ConfigError
@@ -13,8 +13,16 @@ class LocalConfig:
     """The processes that `baton up` starts on this machine, and how it watches them."""
 
     routers: int = option(1, "number of routers, all for the same nodes, at --port, --port + 1, ...", low=1, high=64)
-    prefill: int = option(1, "number of prefill nodes; 0: decode nodes also prefill", low=0, high=64)
+    prefill: int = option(
+        -1, "number of prefill nodes; 0: decode nodes also prefill; -1: 0 on one GPU, else 1", low=-1, high=64
+    )
     decode: int = option(1, "number of decode nodes; 0: prefill nodes also decode", low=0, high=64)
+    devices: tuple[int, ...] = option(
+        (),
+        "a GPU for each node, prefill nodes first, e.g. 0,1,4: CUDA's numbers, within CUDA_VISIBLE_DEVICES if it is "
+        "set. Nodes share a GPU whose number occurs several times. none: the first GPUs, one for each node",
+        metavar="LIST",
+    )
     decode_tp: int = option(0, "--tp of the decode nodes; 0: the same as on prefill nodes", low=0, high=64)
     decode_pp: int = option(0, "--pp of the decode nodes; 0: the same as on prefill nodes", low=0, high=64)
     start_timeout_s: float = option(300.0, "longest time until everything is ready", low=1.0, high=3600.0)
@@ -30,5 +38,24 @@ class LocalConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.prefill + self.decode == 0:
+        if self.prefill == self.decode == 0:
             raise ConfigError("--prefill 0 --decode 0 leaves no node; start at least one")
+        if any(number < 0 for number in self.devices):
+            raise ConfigError(f"--devices is {self.named_devices}; GPUs are numbered from 0")
+
+    @property
+    def named_devices(self) -> str:
+        return ",".join(map(str, self.devices))
+
+    @property
+    def num_nodes(self) -> int:
+        return self.prefill + self.decode
+
+    @property
+    def named_nodes(self) -> str:
+        return f"--prefill {self.prefill} --decode {self.decode}"
+
+    def on_gpus(self, num_gpus: int) -> LocalConfig:
+        """Return the settings with a number of prefill nodes. `num_gpus`: GPUs to deal; 0 if nodes are on the CPU."""
+        alone = num_gpus == 1 and self.decode > 0
+        return self if self.prefill >= 0 else replace(self, prefill=0 if alone else 1)

@@ -28,6 +28,8 @@ from shared.config.text_settings import TextConfig
 from shared.config.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
 
+WITHOUT_GPU = ("cpu", "inline")  # values of --device
+
 
 def check_spec(model: ModelConfig, spec: SpecConfig) -> None:
     if spec.spec == "mtp" and model.model != "hashlm":
@@ -54,8 +56,8 @@ def check_parallel(
     parallel: ParallelConfig, sched: SchedConfig, model: ModelConfig, spec: SpecConfig, adapters: AdapterConfig
 ) -> None:
     given = f"--tp {parallel.tp}" if parallel.tp > 1 else f"--dp {parallel.dp}"
-    if parallel.num_ranks > 1 and sched.device == "cuda":
-        raise ConfigError(f"{given} --device cuda: ranks share their KV pages as host memory; use --device cpu")
+    if sched.device == "cuda":
+        check_parts_on_gpu(parallel, sched.device)
     if parallel.num_ranks > 1 and adapters.lora_dir:
         raise ConfigError(f"{given} --lora-dir: ranks load adapters only at the start; use --lora")
     if parallel.dp > 1 and spec.spec == "eagle" and model.model != "hashlm":
@@ -64,12 +66,22 @@ def check_parallel(
         )
 
 
+def check_parts_on_gpu(parallel: ParallelConfig, device: str) -> None:
+    """Raise ConfigError for several ranks or stages beside a GPU, which they would leave unused."""
+    numbers = {"--tp": parallel.tp, "--dp": parallel.dp, "--pp": parallel.pp}
+    given = " ".join(f"{flag} {number}" for flag, number in numbers.items() if number > 1)
+    if given:
+        raise ConfigError(
+            f"{given} --device {device}: ranks and stages share their KV pages as host memory, so this node would "
+            f"compute on the CPU, beside an idle GPU. To use the GPU leave out {given}; else say --device cpu"
+        )
+
+
 def check_pipeline(
     parallel: ParallelConfig, sched: SchedConfig, transfer: TransferConfig, adapters: AdapterConfig
 ) -> None:
     if parallel.pp > 1:
         asked = {
-            "--device cuda": sched.device == "cuda",
             "--lora-dir": bool(adapters.lora_dir),
             f"--layer-parts {transfer.layer_parts}": transfer.layer_parts > 1,
             f"--itl-budget {sched.itl_budget:g}": sched.itl_budget > 0,
@@ -141,6 +153,8 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         self.router.check_addresses(has_keys=self.nodes.security.has_keys)
+        if self.local.devices and (device := self.nodes.sched.device) in WITHOUT_GPU:
+            raise ConfigError(f"--devices {self.local.named_devices} --device {device}: leave out one of them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +173,7 @@ class RayClusterConfig:
 
     def __post_init__(self) -> None:
         self.router.check_addresses(has_keys=self.nodes.security.has_keys)
+        if self.share.has_gpus and (device := self.nodes.sched.device) in WITHOUT_GPU:
+            raise ConfigError(
+                f"[share] prefill_gpus or decode_gpus beside [sched] device = {device!r}: leave out one of them"
+            )

@@ -41,11 +41,18 @@ class ShareConfig:
     router_cpus: float = option(1.0, "cores that a router reserves", low=0.0, high=1024.0)
     prefill_cpus: float = option(1.0, "cores that a prefill node reserves and runs on, one thread per core", low=0.1)
     decode_cpus: float = option(1.0, "cores that a decode node reserves and runs on, one thread per core", low=0.1)
-    prefill_gpus: float = option(0.0, "GPUs that a prefill node reserves", low=0.0)
-    decode_gpus: float = option(0.0, "GPUs that a decode node reserves", low=0.0)
+    prefill_gpus: float = option(0.0, "part of a GPU that a prefill node reserves, e.g. 0.5", low=0.0, high=1.0)
+    decode_gpus: float = option(
+        0.0, "part of a GPU that a decode node reserves; if both are 0: one GPU for each node, if Ray has any",
+        low=0.0, high=1.0,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def has_gpus(self) -> bool:
+        return self.prefill_gpus > 0 or self.decode_gpus > 0
 
 
 @dataclass(frozen=True, slots=True)

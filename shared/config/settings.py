@@ -89,7 +89,12 @@ class MemoryConfig:
         0, "KV pool size, e.g. 512MiB; 0: set by --mem-fraction", low=0, is_bytes=True, metavar="SIZE"
     )
     mem_fraction: float = option(0.2, "CPU: KV pool's share of the memory that is free at start", low=0.01, high=0.95)
-    gpu_mem_fraction: float = option(0.9, "GPU: share of its memory for weights, steps and KV", low=0.01, high=1.0)
+    gpu_mem_fraction: float = option(
+        0.9,
+        "GPU: share of its memory for weights, steps and KV; nodes of `up` that share it divide this",
+        low=0.01,
+        high=1.0,
+    )
     page_size: int = option(16, "tokens in a KV page (a power of two)", low=1, high=1024)
     max_running: int = option(0, "limit on requests decoded together; 0: 32 on a CPU, 256 on a GPU", low=0, high=4096)
     prefix_cache: bool = option(True, "keep the KV of finished prompts and reuse it")

@@ -36,7 +36,7 @@ def build_core(
 ) -> NodeCore:
     size, num_stages = config.parts.parallel.num_ranks, config.parts.parallel.pp
     torch.set_num_threads(cores.threads)
-    device, streams = devices(config.parts, max(size, num_stages), TorchCuda(), log)
+    device, streams = devices(config.parts, TorchCuda(), log)
     parts, gpu = with_device_defaults(config.parts, device), gpu_of(streams)
     check_lora_dir(parts, device)
     check_deterministic(parts, on_gpu=gpu is not None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.config.processes import NodeParts
+from shared.config.processes import WITHOUT_GPU, NodeParts, check_parts_on_gpu
 from shared.config.vocabulary import read_vocabulary
 from shared.core.errors import ConfigError
 from shared.device.gpu import Gpu
@@ -26,6 +26,11 @@ from shared.node.load_options import load_options
 from shared.observe.log import Logger
 from shared.speculation.drafters import make_drafter
 
+NO_GPU = (
+    "torch sees no GPU: none is there, its driver is missing, CUDA_VISIBLE_DEVICES hides it, or this torch was built "
+    "for CPUs"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -42,26 +47,32 @@ class Loaded:
         return own + (0 if self.packed is None else self.packed.mapped_bytes)
 
 
-def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[str, str]:
-    """Return the device and the kind of streams. Raise ConfigError for a missing GPU.
+def devices(parts: NodeParts, gpu: Gpu, log: Logger) -> tuple[str, str]:
+    """Return the device and the kind of streams. Raise ConfigError as `why_no_gpu`."""
+    if parts.sched.device in WITHOUT_GPU:
+        return "cpu", parts.sched.device
+    why = why_no_gpu(parts, gpu)
+    if why and gpu.is_available():
+        log.info("the GPU is not used", why=why)
+    device = "cpu" if why else "cuda"
+    return device, device
 
-    `auto` takes a GPU if the model can use it. A node of several ranks or stages runs on the CPU, because
-    these share host memory.
+
+def why_no_gpu(parts: NodeParts, gpu: Gpu) -> str:
+    """Return why a node with --device auto or cuda computes on the CPU; "" if it uses the GPU.
+
+    Raise ConfigError if the GPU that --device cuda asks for is missing, and for ranks or stages beside a GPU that the
+    model could use. `load` refuses --device cuda for a model that can't use a GPU.
     """
     device = parts.sched.device
-    if device == "inline":
-        return "cpu", "inline"
-    if device == "cuda" and not gpu.is_available():
-        raise ConfigError(
-            "--device cuda: torch sees no GPU: none is there, its driver is missing, CUDA_VISIBLE_DEVICES hides it, or "
-            "this torch was built for CPUs; use --device cpu or auto"
-        )
-    if device == "auto":
-        device = "cuda" if num_parts == 1 and gpu.is_available() else "cpu"
-        if device == "cuda" and (why := why_on_cpu(parts.model.model, load_options(parts))):
-            log.info("the GPU is not used", why=why)
-            device = "cpu"
-    return device, device
+    if not gpu.is_available():
+        if device == "cuda":
+            raise ConfigError(f"--device cuda: {NO_GPU}; use --device cpu or auto")
+        return NO_GPU
+    if device == "auto" and (why := why_on_cpu(parts.model.model, load_options(parts))):
+        return why
+    check_parts_on_gpu(parts.parallel, device)
+    return ""
 
 
 def gpu_of(streams: str) -> Gpu | None:

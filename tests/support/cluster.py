@@ -14,7 +14,7 @@ import psutil
 
 from shared.core import launcher
 from tests.support.metrics_page import Metrics, at_rest, nodes_of, pages_partition, read_metrics
-from tests.support.patience import HANDS_OVER, HANG_GUARD_S, NEUTRAL_DEFAULTS, PATIENT_UP
+from tests.support.patience import HANDS_OVER, HANG_GUARD_S, NEUTRAL_DEFAULTS, ON_CPU, PATIENT_UP
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,8 @@ class Cluster:
         self.log_path = log
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [*program, "up", "--port", str(self.port), *PATIENT_UP, *HANDS_OVER, *NEUTRAL_DEFAULTS, *flags]
+        own = ("--port", str(self.port), *PATIENT_UP, *HANDS_OVER, *NEUTRAL_DEFAULTS, *ON_CPU)
+        command = [*program, "up", *own, *flags]
         with log.open("wb") as sink:
             self.process = subprocess.Popen(command, cwd=cwd, env=env, stdout=sink, stderr=subprocess.STDOUT)
         self._supervisor = psutil.Process(self.process.pid)

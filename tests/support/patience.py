@@ -13,6 +13,8 @@ SILENCE_S = 4.0
 HANDS_OVER = ("--local-prefill-tokens", "32")
 # Requests of tests say themselves how tokens are drawn; what they leave out does not depend on the model.
 NEUTRAL_DEFAULTS = ("--sampling-defaults", "neutral")
+# Nodes of tests compute on the CPU, on a machine with GPUs too.
+ON_CPU = ("--device", "cpu")
 # What those who ask wait for a node that is being started again, and a supervisor for processes that end: no test is
 # about these bounds.
 PATIENT_UP = ("--resume-wait-s", str(HANG_GUARD_S), "--stop-timeout-s", str(HANG_GUARD_S))

@@ -176,7 +176,7 @@ def specs_of(config, cores=(0, 1)):
         replace(config.router, router_id=name, port=config.router.port + index)
         for index, name in enumerate(local.router_names(config))
     ]
-    return local.child_specs(config, routers, cores, parent_pid=42)
+    return local.child_specs(replace(config, local=config.local.on_gpus(0)), routers, cores, parent_pid=42)
 
 
 def announce(config, num_routers=1):
@@ -188,7 +188,7 @@ def test_several_routers_get_own_ports_and_every_node_dials_all():
     config, port = cluster(routers=2), free_port(2)
     routers = local.deal_routers(replace(config, router=replace(config.router, port=port)))
     assert [(router.router_id, router.port) for router in routers] == [("router-0", port), ("router-1", port + 1)]
-    specs = local.child_specs(config, routers, (0, 1), parent_pid=42)
+    specs = local.child_specs(replace(config, local=config.local.on_gpus(0)), routers, (0, 1), parent_pid=42)
     assert [(spec.name, spec.vital) for spec in specs[:3]] == [
         ("router-0", True),
         ("router-1", True),
@@ -253,12 +253,21 @@ def test_a_tool_waits_until_its_own_cluster_has_stopped(monkeypatch):
     assert process.returncode == 7
 
 
+def test_a_tool_s_own_cluster_is_ready_when_it_says_so(tmp_path):
+    """Only `baton up` knows how many nodes it starts: with one GPU it is one."""
+    log, ended = tmp_path / "log", types.SimpleNamespace(poll=lambda: 2)
+    log.write_text(f"decode-0 ready\n\n{local.READY}: http://127.0.0.1:1\n")
+    own_cluster.wait_ready(ended, log, 0.0)
+    log.write_text("baton up: no such model\n")
+    with pytest.raises(cli.ConfigError, match="did not start:\nbaton up: no such model"):
+        own_cluster.wait_ready(ended, log, 300.0)
+
+
 def test_children_share_the_cores_and_the_memory():
     specs = specs_of(cluster(prefill=4, decode=4))
     configs = [parsed(spec.argv[4:])[1] for spec in specs]
     assert [config.cores.cpus for config in configs] == [(0,)] + [(0,), (1,)] * 4
     assert sum(config.parts.memory.mem_fraction for config in configs[1:]) == pytest.approx(0.8)
-    assert sum(config.parts.memory.gpu_mem_fraction for config in configs[1:]) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(("tp", "decode_tp", "sizes"), [(1, 0, [1, 1]), (2, 0, [2, 2]), (4, 1, [4, 1]), (1, 2, [1, 2])])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from deploy import cli
-from deploy.cluster.own_cluster import num_nodes
 from deploy.tools.prove import client as prove_client
 from deploy.tools.prove.cases import CASES
 from deploy.tools.prove.cells import CELLS, chosen_cells
@@ -150,8 +149,3 @@ def test_the_reference_is_always_there() -> None:
     assert chosen_cells("all") == CELLS
     with pytest.raises(ConfigError):
         chosen_cells("zmq,none")
-
-
-def test_nodes_are_counted_from_the_flags() -> None:
-    assert [num_nodes(cell.flags) for cell in CELLS] == [1, 1, 2, 2, 2, 2, 2]
-    assert num_nodes(()) == 2

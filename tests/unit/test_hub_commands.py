@@ -22,6 +22,7 @@ from deploy.tools.plan import measure as plan_measure
 from deploy.tools.plan import profile as profiles
 from deploy.tools.prove import command as prove
 from shared.config.hub_settings import HubConfig
+from shared.config.local_settings import LocalConfig
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.settings import ModelConfig
 from shared.core import launcher
@@ -66,7 +67,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubRig]:
 
 
 def test_routers_and_nodes_get_the_path_and_clients_the_name(rig: HubRig) -> None:
-    config = replace(ClusterConfig(nodes=NODES), nodes=with_local_model(NODES))
+    config = ClusterConfig(local=LocalConfig(prefill=1), nodes=with_local_model(NODES))
     path = config.nodes.model.model
     assert Path(path, WEIGHTS).is_file()
     assert config.nodes.model.public_name == NAME
@@ -141,6 +142,7 @@ def test_plan_measures_the_path_and_its_profile_keeps_the_name(
 
     def measure(config: NodeProcessConfig, *args: object) -> profiles.Profile:
         seen.append(config.parts.model.model)
+        assert config.parts.sched.device == "cpu", "its cluster would take GPUs"
         return replace(plan_cases.profile(), model=config.parts.model.model)
 
     monkeypatch.setattr(plan_measure, "measure", measure)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shared.config.processes import NodeParts
-from shared.config.settings import ModelConfig, SchedConfig
+from shared.config.settings import ModelConfig, ParallelConfig, SchedConfig
 from shared.core.errors import ConfigError
 from shared.model.load import load_model, why_on_cpu
 from shared.node.build_model import devices
@@ -27,10 +27,11 @@ class Machine:
         return self._has_gpu
 
 
-def ask(model: str, device: str, *, has_gpu: bool = True, num_parts: int = 1) -> tuple[str, str, str]:
+def ask(model: str, device: str, *, has_gpu: bool = True, **parallel: int) -> tuple[str, str, str]:
     """Device, streams, and what was logged."""
-    parts, said = NodeParts(model=ModelConfig(model=model), sched=SchedConfig(device=device)), io.StringIO()
-    return *devices(parts, num_parts, Machine(has_gpu), Logger("d0", said)), said.getvalue()  # type: ignore[arg-type]
+    said, ranks = io.StringIO(), ParallelConfig(**parallel)
+    parts = NodeParts(model=ModelConfig(model=model), sched=SchedConfig(device=device), parallel=ranks)
+    return *devices(parts, Machine(has_gpu), Logger("d0", said)), said.getvalue()  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -48,7 +49,6 @@ def test_auto_takes_the_gpu_for_a_model_that_can_use_it(llama: str) -> None:
     assert ask(llama, "auto") == ("cuda", "cuda", "")
     assert why_on_cpu(llama) == ""
     assert ask(llama, "auto", has_gpu=False) == ("cpu", "cpu", "")
-    assert ask(llama, "auto", num_parts=2) == ("cpu", "cpu", ""), "ranks and stages share pages as host memory"
     assert ask(llama, "cpu") == ("cpu", "cpu", "") and ask(llama, "inline") == ("cpu", "inline", "")
     assert ask(llama, "cuda") == ("cuda", "cuda", "")
 
@@ -77,3 +77,13 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_reasons(llama: str) -> None
         ConfigError, match="--device cuda: torch sees no GPU.*CUDA_VISIBLE_DEVICES.*use --device cpu or auto"
     ):
         ask(llama, "cuda", has_gpu=False)
+
+
+@pytest.mark.parametrize("flag", ["tp", "dp", "pp"])
+def test_ranks_and_stages_take_no_cpu_beside_a_gpu_unasked(llama: str, flag: str) -> None:
+    """They share pages as host memory."""
+    for device in ("auto", "cuda"):
+        with pytest.raises(ConfigError, match=f"--{flag} 2 --device {device}: .* beside an idle GPU.*--device cpu"):
+            ask(llama, device, **{flag: 2})
+    assert ask(llama, "cpu", **{flag: 2}) == ask(llama, "auto", has_gpu=False, **{flag: 2}) == ("cpu", "cpu", "")
+    assert ask("hashlm", "auto", **{flag: 2})[0] == "cpu", "one rank could not use the GPU either"

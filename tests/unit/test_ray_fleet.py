@@ -27,7 +27,7 @@ from shared.config.load import load
 from shared.config.processes import NodeParts, RayClusterConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig, environment, is_local
 from shared.config.router_settings import RouterConfig
-from shared.config.settings import MemoryConfig, NodeConfig, ParallelConfig, SecurityConfig
+from shared.config.settings import MemoryConfig, NodeConfig, ParallelConfig, SchedConfig, SecurityConfig
 from shared.core.errors import ConfigError
 from tests.support.changed_config import replaced
 
@@ -462,11 +462,48 @@ def test_nodes_of_one_machine_leave_memory_free():
     assert plan.with_memory_share(settings, 8).nodes.memory.mem_fraction == 0.5
 
 
-@pytest.mark.parametrize(("num_gpus", "share"), [(0.0, 0.8), (0.5, 0.4), (1.0, 0.8), (2.0, 0.8)])
+@pytest.mark.parametrize(("num_gpus", "share"), [(0.0, 0.8), (0.5, 0.4), (1.0, 0.8)])
 def test_nodes_of_one_gpu_share_its_memory(num_gpus: float, share: float):
     settings = config(decode_gpus=num_gpus, memory=MemoryConfig(gpu_mem_fraction=0.8))
     made = plan.node_config(settings, "decode-0", HERE, {}, CorePlan())
     assert made.parts.memory.gpu_mem_fraction == pytest.approx(share)
+
+
+def gpus_of(settings: RayClusterConfig, there: float) -> list[tuple[float, str]]:
+    """(GPUs that it reserves, its --device) of a prefill and a decode node, on machines with this many GPUs."""
+    made = plan.with_gpus(settings, there)
+    nodes = [plan.node_config(made, name, HERE, (), CorePlan()) for name in ("prefill-0", "decode-0")]
+    kept = [plan.resources(made, name).get("GPU", 0.0) for name in ("prefill-0", "decode-0")]
+    return [(gpus, node.parts.sched.device) for gpus, node in zip(kept, nodes, strict=True)]
+
+
+def test_each_node_reserves_a_gpu_where_ray_has_some():
+    on_cuda, on_cpu = (config(sched=SchedConfig(device=device)) for device in ("cuda", "cpu"))
+    assert gpus_of(config(), 8.0) == [(1.0, "auto")] * 2
+    assert gpus_of(config(), 0.0) == [(0.0, "cpu")] * 2
+    assert gpus_of(on_cuda, 0.0) == [(1.0, "cuda")] * 2
+    assert gpus_of(on_cpu, 8.0) == [(0.0, "cpu")] * 2
+    assert gpus_of(config(prefill_gpus=0.5, decode_gpus=0.5), 1.0) == [(0.5, "auto")] * 2
+
+
+def test_a_node_takes_no_gpu_that_it_did_not_reserve():
+    assert gpus_of(config(prefill_gpus=1.0), 8.0) == [(1.0, "auto"), (0.0, "cpu")]
+
+
+def test_gpus_for_ray_that_can_t_be_are_refused():
+    eight = plan.with_gpus(config(prefill=4, decode=5), 8.0)
+    with pytest.raises(ConfigError, match="want 9 GPU, this Ray cluster has 8: start fewer.*share.*device = .cpu"):
+        plan.check_resources(eight, {"CPU": 16.0, "GPU": 8.0})
+    with pytest.raises(ConfigError, match="want 10 CPU, this Ray cluster has 2$"):
+        plan.check_resources(eight, {"CPU": 2.0, "GPU": 9.0})
+    ranks = config(parallel=ParallelConfig(tp=2))
+    assert gpus_of(ranks, 0.0) == [(0.0, "cpu")] * 2
+    with pytest.raises(ConfigError, match="--tp 2 --device auto: .* beside an idle GPU"):
+        plan.with_gpus(ranks, 8.0)
+    with pytest.raises(ConfigError, match="decode_gpus beside .* device = 'cpu': leave out one"):
+        config(decode_gpus=1.0, sched=SchedConfig(device="cpu"))
+    with pytest.raises(ConfigError, match="--decode-gpus is 2.0; it must be at most 1"):
+        config(decode_gpus=2.0)
 
 
 def test_a_file_for_ray_is_a_file_for_every_process(tmp_path: Path):

@@ -264,13 +264,14 @@ def test_a_second_up_at_the_same_moment_leaves_the_first_alone(monkeypatch):
     from ray.exceptions import ActorAlreadyExistsError
 
     def taken(config: RayClusterConfig) -> None:
+        assert config.share.prefill_gpus == config.share.decode_gpus == 1.0, "Ray has two GPUs"
         raise ActorAlreadyExistsError("manager")
 
     monkeypatch.setattr(session, "find_manager", lambda: None)
-    machine = {"NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 8.0}}
+    machine = {"NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 8.0, "GPU": 2.0}}
     monkeypatch.setattr(session, "alive_machines", lambda: [machine])
-    for check in ("check_resources", "check_installations"):
-        monkeypatch.setattr(session, check, lambda *args: None)
+    monkeypatch.setattr(session.ray, "cluster_resources", lambda: machine["Resources"])
+    monkeypatch.setattr(session, "check_installations", lambda *args: None)
     monkeypatch.setattr(session, "make_manager", taken)
     downs: list[str] = []
     monkeypatch.setattr(session, "take_down", lambda: downs.append("down"))

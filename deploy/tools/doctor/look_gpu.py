@@ -9,13 +9,12 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from deploy.tools.doctor.facts import GpuDevice, GpuFacts
-from shared.config.core_plan import visible_gpus
+from shared.config.gpus import has_driver, visible_gpus
 from shared.device.gpu import Gpu
 from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
@@ -25,7 +24,6 @@ from shared.model.made_up import made_up
 
 COPIED_BYTES = 64 << 20
 COPIES = 4
-DEVICE_FILE = Path("/dev/nvidiactl")  # exists if a driver is loaded
 TOOL_TIMEOUT_S = 30.0
 SEED, PAGE_SIZE = 1, 16
 SPANS = ((0, 20), (20, 21), (21, 25))  # token positions of a prompt, a decode step, and a window of drafts
@@ -38,7 +36,7 @@ def look_at_gpus(gpu: Gpu) -> GpuFacts:
     return GpuFacts(
         torch=torch.__version__,
         built_for=gpu.built_for(),
-        has_driver=DEVICE_FILE.exists(),
+        has_driver=has_driver(),
         driver=driver_version(),
         visible=visible_gpus(),
         problem="" if available else problem_of(gpu.current_device),

@@ -8,21 +8,17 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 import httpx
 import tokenizers
 
-from shared.core import launcher
 from tests.gpu.place import Place
 from tests.gpu.plan import NotHere
 from tests.support.cluster import Cluster, baton_up
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
-from tests.support.router_process import RouterProcess
 from tests.support.tiny_llama import VOCAB, write_tiny_llama
 
 STREAMS, TINY_STREAMS = 8, 4  # rounding may turn one draw in some hundred thousand: so not too many
@@ -31,7 +27,7 @@ SHORTEST = 40  # prompt: a shorter one would be computed where it is decoded, wi
 KILLED_AFTER = 8  # tokens of each stream
 FLAGS = (
     "--dtype", "float32", "--kv-bytes", "64MiB", "--heartbeat-s", "0.1", "--node-silence-s", str(SILENCE_S),
-    "--silence-s", str(SILENCE_S), "--decode", "2", "--policy", "round_robin",  # so that either has streams
+    "--silence-s", str(SILENCE_S), "--policy", "round_robin",  # so that either has streams
 )  # fmt: skip
 Streams = list[list[int]]
 Strike = Callable[[Cluster, Streams, int], Coroutine[None, None, None]]  # the int: tokens of a whole stream
@@ -42,10 +38,11 @@ def pair(place: Place, transport: str) -> dict[str, object]:
     if place.tiny and transport == "cuda_ipc":
         raise NotHere("the memory of a virtual GPU is its process's own")
     with folder_and_model() as (logs, model):
-        flags = ("--model", str(model), *FLAGS)
+        flags = ("--model", str(model), *FLAGS, "--prefill", "1", "--decode", "2")
         wanted = run(logs, (*flags, "--device", "cpu"), None, place.tiny)[0]
-        device = "cpu" if place.tiny else "cuda"
-        got, resumed = run(logs, (*flags, "--device", device, "--transport", transport), kill_one, place.tiny)
+        got, resumed = run(
+            logs, (*flags, *on_gpus(place.tiny, "0,0,0"), "--transport", transport), kill_one, place.tiny
+        )
         assert f"transport={transport}" in (logs / "up.log").read_text(), "no hand-off took it"
     check_equal(got, wanted)
     assert resumed > 0, "no stream was the killed node's"
@@ -78,58 +75,19 @@ def across(place: Place, transport: str) -> dict[str, object]:
     compute on the CPU, and take a transport of the CPU's."""
     if not place.tiny and place.gpu.device_count() < 2:
         raise NotHere("this machine has one GPU")
+    on = {"cuda_ipc": "shm", "nccl": "gloo"}[transport] if place.tiny else transport
     with folder_and_model() as (logs, model):
-        wanted = run(logs, ("--model", str(model), *FLAGS, "--device", "cpu"), None, place.tiny)[0]
-        on = {"cuda_ipc": "shm", "nccl": "gloo"}[transport] if place.tiny else transport
-        with two_nodes(logs, str(model), on, "cpu" if place.tiny else "cuda") as url:
-            got = asyncio.run(stream_all(url, place.tiny))
-        assert f"transport={on}" in (logs / "prefill.log").read_text(), logs_of(logs)
+        flags = ("--model", str(model), *FLAGS, "--prefill", "1", "--decode", "1", "--trust-network")
+        wanted = run(logs, (*flags, "--device", "cpu"), None, place.tiny)[0]
+        got = run(logs, (*flags, *on_gpus(place.tiny, "0,1"), "--transport", on), None, place.tiny)[0]
+        assert f"transport={on}" in (logs / "up.log").read_text(), "no hand-off took it"
     check_equal(got, wanted)
     return {"streams": len(got), "tokens": sum(map(len, got))}
 
 
-NODE_FLAGS = ("--dtype", "float32", "--kv-bytes", "64MiB", "--trust-network")
-
-
-@contextlib.contextmanager
-def two_nodes(logs: Path, model: str, transport: str, device: str) -> Iterator[str]:
-    """The URL of their router. Each node's first GPU is its own; each also sees the other's, as cuda_ipc needs."""
-    router = RouterProcess(model=model)
-    nodes = []
-    try:
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2]
-        for role, visible in (("prefill", ",".join(gpus)), ("decode", ",".join(gpus[::-1]))):
-            command = launcher.command("deploy.cli", role, "--model", model, "--router", router.nodes)
-            command += ["--device", device, "--transport", transport, *NODE_FLAGS]
-            with (logs / f"{role}.log").open("wb") as log:
-                environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
-                nodes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        deadline = time.monotonic() + HANG_GUARD_S
-        while sum("node is here" in line for line in router.lines) < len(nodes):
-            assert time.monotonic() < deadline and all(node.poll() is None for node in nodes), logs_of(logs)
-            time.sleep(0.1)
-        yield router.url
-    finally:
-        for node in nodes:
-            node.terminate()
-        for node in nodes:
-            node.wait(HANG_GUARD_S)
-        router.stop()
-
-
-def logs_of(folder: Path) -> str:
-    return "\n".join(file.read_text(errors="replace")[-2000:] for file in sorted(folder.glob("*.log")))
-
-
-def parts(place: Place) -> dict[str, object]:
-    """A decode and a prefill node of two ranks each, beside nodes of one process. Ranks compute on the CPU so far."""
-    if not place.tiny and place.gpu.device_count() < 2:
-        raise NotHere("this machine has one GPU")
-    with folder_and_model() as (logs, model):
-        flags = ("--model", str(model), *FLAGS, "--device", "cpu" if place.tiny else "auto")
-        wanted, got = (run(logs, (*flags, *more), None, place.tiny)[0] for more in ((), ("--tp", "2")))
-    check_equal(got, wanted)
-    return {"streams": len(got), "tokens": sum(map(len, got))}
+def on_gpus(tiny: bool, numbers: str) -> tuple[str, ...]:
+    """Flags: a GPU for each node. Nodes of the virtual GPU are the CPU's."""
+    return ("--device", "cpu") if tiny else ("--device", "cuda", "--devices", numbers)
 
 
 async def stream_all(url: str, tiny: bool, cluster: Cluster | None = None, strike: Strike | None = None) -> Streams:

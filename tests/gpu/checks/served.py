@@ -99,7 +99,7 @@ def same_tokens(place: Place) -> dict[str, object]:
 def everything(place: Place) -> dict[str, object]:
     """Each kind of request is answered; 32 streams at once end whole; four streams over a decode node that is killed
     are those of an unhurt cluster."""
-    flags = (*device_flags(place, "cpu" if place.tiny else "cuda"), "--decode", "2", "--policy", "round_robin")
+    flags = (*device_flags(place, "cpu" if place.tiny else "cuda", num_decode=2), "--policy", "round_robin")
     figures: dict[str, object] = {}
     dtype = "float32" if place.tiny else "bfloat16"
     with folder() as logs, up(logs, place, (*flags, "--dtype", dtype)) as cluster:
@@ -187,10 +187,13 @@ def up(logs: Path, place: Place, flags: Sequence[str]) -> Iterator[Cluster]:
         yield cluster
 
 
-def device_flags(place: Place, device: str) -> tuple[str, ...]:
+def device_flags(place: Place, device: str, num_decode: int = 1) -> tuple[str, ...]:
+    """All nodes share the first GPU."""
+    nodes = ("--prefill", "1", "--decode", str(num_decode))
     if device == "cuda":
-        return "--device", "cuda", "--transport", "cuda_ipc", "--kv-bytes", "1GiB"
-    return "--device", "cpu", "--kv-bytes", "64MiB" if place.tiny else "512MiB"
+        shared = ",".join("0" * (1 + num_decode))
+        return *nodes, "--device", "cuda", "--devices", shared, "--transport", "cuda_ipc", "--kv-bytes", "1GiB"
+    return *nodes, "--device", "cpu", "--kv-bytes", "64MiB" if place.tiny else "512MiB"
 
 
 def body_of(prompt: str, tokens: int, place: Place, model: str = "model") -> dict[str, Any]:

@@ -1,0 +1,23 @@
+"""What the environment says about GPUs, without torch: whether there is a driver, and which GPUs a process may see."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# One of these exists if an NVIDIA driver is loaded. The second is Windows' driver, seen from WSL.
+DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def has_driver() -> bool:
+    return any(file.exists() for file in DRIVER_FILES)
+
+
+def visible_gpus() -> str | None:
+    return os.environ.get(VISIBLE)  # noqa: TID251
+
+
+def environment_with(visible: str) -> dict[str, str]:
+    """Return this process's environment for a child that sees the GPUs `visible`, its own one first."""
+    return {**os.environ, VISIBLE: visible}  # noqa: TID251
