@@ -1,6 +1,7 @@
 """The shipped model by the library's layers, beside transformers itself in the same process. Prints tokens/s.
 
     python -m benchmarks.library_model [--dtype bfloat16] [--threads 2] [--parts speed,drafts,kv,start] [--rounds 3]
+                                       [--seconds 480]
 
     speed   ours through scheduler, overlap loop and engine; theirs by `generate` (batch 1) and by `generate_batch`,
             the paged continuous batching (8 and 32); from the moment when all have a token until the first one ends
@@ -9,7 +10,9 @@
     kv      KV in bytes beside KV in the dtype, batch 8
     start   from an empty process to a loaded model, beside our own program
 
-All contenders take turns, so that a busy machine hurts all; figures are medians of the rounds.
+All contenders take turns, so that a busy machine hurts all; figures are medians of the rounds. The first round only
+warms up. Each measurement gets its share of --seconds: when that is over, no further round begins. A line for each
+round goes to stderr.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ from shared.node.core import NodeCore
 from shared.sched.settings import SchedSettings
 from shared.speculation.ngram import NgramWorkerV2
 
-NUM_OUT = {1: 96, 8: 64, 32: 48}
+NUM_OUT = {1: 64, 8: 32, 32: 24}
 WIDTH = 4
 LOAD = "import sys; from shared.model.load import load_model; from shared.model.opened import LoadOptions; "
 LOAD += "load_model(sys.argv[1], LoadOptions(sys.argv[2], library=sys.argv[3]))"
@@ -113,13 +116,27 @@ def theirs(network: transformers.PreTrainedModel, prompts: list[list[int]], num_
     return sum(begin < stamp <= end for one in times for stamp in one) / (end - begin)
 
 
-def in_turn(contenders: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Medians, without the first round."""
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(rounds + 1):
-        for name in list(contenders)[:: -1 if turn % 2 else 1]:
-            rates[name].append(contenders[name]())
-    return {name: statistics.median(found[1:]) for name, found in rates.items()}
+class Rounds:
+    """Lets contenders take turns, as long as `seconds` last. `num_shares`: measurements that are to come."""
+
+    def __init__(self, most: int, seconds: float, num_shares: int) -> None:
+        self._most, self._num_shares = most, num_shares
+        self._end = time.monotonic() + seconds
+
+    def medians(self, what: str, contenders: dict[str, Callable[[], float]]) -> dict[str, float]:
+        """Return the medians of at least one round, without the first one."""
+        begin = time.monotonic()
+        over = begin + (self._end - begin) / max(1, self._num_shares)
+        self._num_shares -= 1
+        rates: dict[str, list[float]] = {name: [] for name in contenders}
+        for turn in range(self._most + 1):
+            if turn > 1 and time.monotonic() > over:
+                break
+            for name in list(contenders)[:: -1 if turn % 2 else 1]:
+                rates[name].append(contenders[name]())
+            told = ", ".join(f"{name} {found[-1]:.4g}" for name, found in rates.items())
+            print(f"{what}, round {turn} of {self._most}: {told} ({time.monotonic() - begin:.0f} s)", file=sys.stderr)
+        return {name: statistics.median(found[1:]) for name, found in rates.items()}
 
 
 def bench_speed(folder: Path, args: argparse.Namespace) -> Figures:
@@ -129,12 +146,12 @@ def bench_speed(folder: Path, args: argparse.Namespace) -> Figures:
     core, found = core_of(load(folder, args.dtype), args.threads), {}
     for batch in args.batches:
         prompts, num_out = prompts_of(batch), NUM_OUT[batch]
-        rows = in_turn(
+        rows = args.turns.medians(
+            f"batch {batch}",
             {
                 "ours": lambda p=prompts, n=num_out: ours(core, p, n),
                 "transformers": lambda p=prompts, n=num_out: theirs(network, p, n),
             },
-            args.rounds,
         )
         found[f"batch {batch}"] = rows | {"ours / transformers": rows["ours"] / rows["transformers"]}
     core.close()
@@ -172,7 +189,8 @@ def bench_drafts(folder: Path, args: argparse.Namespace) -> Figures:
         busy[0] += time.perf_counter() - begin
         return rate
 
-    rows: Figures = in_turn({"none": lambda: ours(cores["none"], prompts, NUM_OUT[1]), "ngram": drafted}, args.rounds)
+    contenders = {"none": lambda: ours(cores["none"], prompts, NUM_OUT[1]), "ngram": drafted}
+    rows: Figures = args.turns.medians("drafts", contenders)
     counters, steps = cores["ngram"].queues.counters.totals(), cores["ngram"].loop.num_steps
     rows["ngram / none"] = rows["ngram"] / rows["none"]
     rows["tokens per verify"] = 1 + counters["spec_accepted_tokens"] / counters["spec_steps"]
@@ -186,7 +204,7 @@ def bench_drafts(folder: Path, args: argparse.Namespace) -> Figures:
 def bench_kv(folder: Path, args: argparse.Namespace) -> Figures:
     cores = {kv: core_of(load(folder, args.dtype, kv), args.threads) for kv in ("auto", "int8", "fp8")}
     prompts = prompts_of(8)
-    rows = in_turn({kv: lambda c=core: ours(c, prompts, NUM_OUT[8]) for kv, core in cores.items()}, args.rounds)
+    rows = args.turns.medians("kv", {kv: lambda c=core: ours(c, prompts, NUM_OUT[8]) for kv, core in cores.items()})
     found: Figures = {kv: {"tok/s": rate, "of auto": rate / rows["auto"]} for kv, rate in rows.items()}
     for kv, core in cores.items():
         found[kv]["bytes per token"] = core.pool.page_bytes / core.settings.page_size
@@ -200,7 +218,7 @@ def bench_start(folder: Path, args: argparse.Namespace) -> Figures:
         subprocess.run([sys.executable, "-c", LOAD, str(folder), args.dtype, library], check=True)
         return time.perf_counter() - begin
 
-    rows = in_turn({name: lambda n=name: seconds(n) for name in ("baton", "transformers")}, args.rounds)
+    rows = args.turns.medians("start", {name: lambda n=name: seconds(n) for name in ("baton", "transformers")})
     return {"seconds": rows, "later by": rows["transformers"] - rows["baton"]}
 
 
@@ -213,14 +231,17 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=480.0)
     parser.add_argument("--batches", type=int, nargs="*", default=tuple(NUM_OUT), choices=tuple(NUM_OUT))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    parts = args.parts.split(",")
+    args.turns = Rounds(args.rounds, args.seconds, sum(len(args.batches) if part == "speed" else 1 for part in parts))
     keep_freed_memory()  # as nodes do
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         write_folder(Path(folder), args.dtype)
-        figures = {part: PARTS[part](Path(folder), args) for part in args.parts.split(",")}
+        figures = {part: PARTS[part](Path(folder), args) for part in parts}
     report(figures, args.json)
     return 0
 

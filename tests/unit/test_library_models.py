@@ -28,8 +28,8 @@ from shared.kv.layout import KIND_WHOLE, KIND_WINDOW
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.kernels import Formats
-from shared.model.library import attention, choice
-from shared.model.library.check import paged_logits
+from shared.model.library import attention, choice, loading
+from shared.model.library.check import FEW, CheckResult, paged_logits
 from shared.model.library.model import LibraryModel
 from shared.model.library.survey import window_of
 from shared.model.llama import LlamaModel
@@ -187,11 +187,17 @@ def test_a_rank_s_rows_have_the_same_lengths() -> None:
     assert attention.rows_of(of_rank) == rows
 
 
-def test_a_row_reads_no_number_behind_its_end(windowed: Family) -> None:
-    """Three rows decode together, padded to the longest, in a pool full of NaN."""
+def test_a_row_reads_no_number_behind_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows decode together, padded to the longest, in a pool full of NaN.
+
+    The check that would refuse the model, because its pool holds NaN too, is left out."""
+    monkeypatch.setattr(loading, "check_logits", lambda network, model, parts: CheckResult(0.0, 0.0))
+    save("gpt_oss", tmp_path)
+    model = load(tmp_path)
+    assert isinstance(model, LibraryModel)
     rows = [torch.tensor(PROMPTS[1][:length]) for length in (5, 9, 30)]
     wanted = torch.arange(30)
-    clean, poisoned = (paged_logits(windowed.model, rows, wanted, poison) for poison in (0.0, float("nan")))
+    clean, poisoned = (paged_logits(model, rows, wanted, poison) for poison in (0.0, float("nan")))
     assert torch.equal(clean, poisoned)
 
 
@@ -232,6 +238,28 @@ def test_a_window_that_reads_one_token_more_is_refused(windowed: Family, monkeyp
     )
     with pytest.raises(ConfigError, match="its logits differ"):
         load(windowed.folder)
+
+
+@pytest.mark.parametrize(("error", "is_right"), [(1e-4, True), (1e-2, False)])
+def test_what_chunks_alone_round_is_noise_if_little(
+    error: float, is_right: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library computes steps of one or two tokens in another way, without a cache or with its own."""
+    save("granite", tmp_path)
+    read = loading.read_network
+
+    def rounding(*args: Any) -> Any:
+        network: Any = read(*args)
+        network.model.layers[1].mlp.register_forward_hook(lambda _, x, out: out * (1 + error * (out.shape[1] <= FEW)))
+        return network
+
+    monkeypatch.setattr(loading, "read_network", rounding)
+    try:
+        load(tmp_path)
+    except ConfigError as refusal:
+        assert not is_right and "its logits differ" in refusal.message
+    else:
+        assert is_right
 
 
 def test_an_argument_of_attention_that_is_unknown_is_named(windowed: Family, monkeypatch: pytest.MonkeyPatch) -> None:

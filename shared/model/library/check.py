@@ -2,19 +2,21 @@
 
     ours       three rows in ragged chunks over pages, which cross the borders of pages and of short windows
     the right  the same rows whole, through the library's own "eager" attention
-    noise      how far the library's results differ from each other, by other attention and by shapes
+    noise      how far the library's results differ from each other: "eager" whole, "sdpa" whole and in chunks
 
 Rounding differs between all of these. A model that differs by more than MOST_NOISE times the noise is wrong.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from shared.core.errors import ConfigError
 from shared.kernel.step_layout import HostLengths, Layout
@@ -27,7 +29,9 @@ PAGE = 8
 LENGTHS = (5, 18, 37)  # tokens of the rows; the longest also crosses windows of up to LONGEST_WINDOW
 LONGEST_WINDOW = 256  # a longer one is checked by the survey alone
 COMPARED = 16  # about how many tokens are compared in the longest row
+FEW = 2  # tokens of a short chunk
 MOST_NOISE = 4.0
+MOST_BY_CHUNKS = 4.0  # of the noise without them: a library whose cache is wrong must not loosen the bound
 MOST_NOISE_OF_RANKS = 8.0  # their sums, one part from each rank, round in still another way
 
 
@@ -125,16 +129,29 @@ def own_logits(network: PreTrainedModel, rows: Sequence[torch.Tensor], wanted: t
 def noise_of(
     network: PreTrainedModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor, right: torch.Tensor
 ) -> float:
-    found = [2 * torch.finfo(network.dtype).eps]  # at least, where only one attention is known
-    longest = rows[-1]
-    for length in (1, 2, len(longest) // 2):  # products of another shape round in another way
-        beginning = own_logits(network, [longest[:length]], wanted[wanted < length])
-        found.append(difference(beginning, right[-len(wanted) :][: len(beginning)], network.dtype))
-    try:
+    """Return how far the library's other attention is from `right`, whole or in chunks, whichever is further.
+
+    Where the network divides by small numbers, one token's error can be ten times the others'. Whether it shows depends
+    on how a product is rounded, and products of few tokens are rounded in another way than those of whole rows."""
+    with contextlib.suppress(ValueError, ImportError):  # some families have only "eager"
         network.set_attn_implementation("sdpa")
-    except (ValueError, ImportError):  # some families have only "eager"
-        return max(found)
-    return max(*found, difference(own_logits(network, rows, wanted), right, network.dtype))
+    least = 2 * torch.finfo(network.dtype).eps
+    whole = max(least, difference(own_logits(network, rows, wanted), right, network.dtype))
+    chunked = difference(chunked_logits(network, rows, wanted), right, network.dtype)
+    return max(whole, min(chunked, MOST_BY_CHUNKS * whole))
+
+
+def chunked_logits(network: PreTrainedModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
+    """Return the same as `own_logits`, in chunks by the library's own cache: few tokens at a row's begin and end."""
+    found = []
+    for row in rows:
+        cache = DynamicCache(config=network.config)
+        bounds = sorted({0, min(FEW, len(row)), max(0, len(row) - FEW), len(row)})
+        for begin, end in itertools.pairwise(bounds):
+            own = wanted[(wanted >= begin) & (wanted < end)] - begin
+            logits = run(network, row[None, begin:end], torch.arange(begin, end)[None], own, cache)[0]
+            found.append(logits)
+    return torch.cat(found)
 
 
 def paged_logits(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 
 from shared.config.frozen import LIBRARY_RANKS
 from shared.core.errors import ConfigError
@@ -113,10 +113,17 @@ def use_attention(
 
 
 def run(
-    network: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor
+    network: PreTrainedModel,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    wanted: torch.Tensor,
+    cache: Cache | None = None,
 ) -> torch.Tensor:
-    """Return logits (B, E, vocab) float32 of the tokens `wanted` (E,) of each row. input_ids, positions: (B, T)."""
+    """Return logits (B, E, vocab) float32 of the tokens `wanted` (E,) of each row. input_ids, positions: (B, T).
+
+    `cache`: the library's own, of earlier tokens; it gets these too."""
+    more = {} if cache is None else {"cache": cache}
     logits: torch.Tensor = network(
-        input_ids=input_ids, position_ids=positions, use_cache=False, logits_to_keep=wanted
+        input_ids=input_ids, position_ids=positions, use_cache=bool(more), logits_to_keep=wanted, **more
     ).logits
     return logits.float()
