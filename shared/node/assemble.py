@@ -167,9 +167,13 @@ def assemble_core(
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
     streams.settle()
     boundary = boundary or boundary_of(settings.device)
-    worker = Worker(model, pool, future_map, drafter, boundary, runner_of(ranks, stages))
-    runner = None if graphs is None else make_graphs(worker, graphs, settings, sizes.max_running, streams)
-    engine = Engine(streams, worker, future_map, settings.speculative, stages, runner)
+    runner = runner_of(ranks, stages)
+    captured = None
+    if graphs is not None:
+        assert isinstance(runner, Whole), "no GPU has ranks or stages"
+        runner = captured = make_graphs(model, pool, drafter, graphs, settings, sizes.max_running, streams)
+    worker = Worker(model, pool, future_map, drafter, boundary, runner)
+    engine = Engine(streams, worker, future_map, settings.speculative, stages)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
     scheduler = Scheduler(kv, settings, engine.new_step, widths, tier, engine.stages.choose, grammars, mixed_chunk)
-    return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine))
+    return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine), captured)

@@ -199,7 +199,7 @@ COUNTED = """
 
 The table shows the launches of one layer with the sizes of Llama 3.1 8B, and the bytes that a step of all 32 layers
 reads and writes. Launches and bytes are counted on the "meta" device. "Least" counts each weight and each KV value
-once, and "times" is GB divided by least GB. A step has one upload, two graph replays and one download
+once, and "times" is GB divided by least GB. A step has one upload, one graph replay and one download
 (tests/unit/test_cuda_graphs.py counts them). Sampling is not in the table.
 """
 
