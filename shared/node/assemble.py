@@ -167,12 +167,8 @@ def assemble_core(
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
     streams.settle()
     boundary = boundary or boundary_of(settings.device)
-    runner = runner_of(ranks, stages)
-    captured = None
-    if graphs is not None:
-        assert isinstance(runner, Whole), "no GPU has ranks or stages"
-        runner = captured = make_graphs(model, pool, drafter, graphs, settings, sizes.max_running, streams)
-    worker = Worker(model, pool, future_map, drafter, boundary, runner)
+    captured = make_graphs(model, pool, drafter, graphs, settings, sizes.max_running, streams)
+    worker = Worker(model, pool, future_map, drafter, boundary, captured or runner_of(ranks, stages))
     engine = Engine(streams, worker, future_map, settings.speculative, stages)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
     scheduler = Scheduler(kv, settings, engine.new_step, widths, tier, engine.stages.choose, grammars, mixed_chunk)

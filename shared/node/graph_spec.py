@@ -40,11 +40,13 @@ def make_graphs(
     model: Model,
     kv: KVPool,
     drafter: Drafter | None,
-    spec: GraphSpec,
+    spec: GraphSpec | None,
     settings: SchedSettings,
     max_running: int,
     streams: StreamSet,
-) -> GraphRunner:
+) -> GraphRunner | None:
+    if spec is None:
+        return None
     most_tokens = min(settings.history_len, spec.most_tokens)
     buckets = Buckets.up_to(max_running, spec.widths, most_tokens, bool(model.spec.adapters))
     trees = drafter is not None and drafter.drafts_trees
