@@ -89,7 +89,7 @@ LINT = (
 NEEDS = {"drill": (sys.executable, "-m", "tests.drill.needs")}
 HOW = {"unit": on_every_core(), "simulation": on_every_core(), "integration": (), "chaos": (), "drill": ("-rs",)}
 FIRST = shared_tiers("first", {"unit": 310, "simulation": 70, "integration": 150, "chaos": 50, "drill": 50})
-DEEP = shared_tiers("deep", {"unit": 240, "simulation": 150, "integration": 430, "chaos": 290, "drill": 120})
+DEEP = shared_tiers("deep", {"unit": 240, "simulation": 150, "integration": 320, "chaos": 130, "drill": 55})
 DRILL = replace(pytest_tier("drill", 220, *HOW["drill"]), needs=NEEDS["drill"])
 RANKS = (
     "tests/integration/test_rank_pairs.py",
@@ -100,7 +100,7 @@ MARKED = ("-m", "long", "--long", "--durations=5")
 CLUSTERS = ("tests/integration", "tests/chaos", *(f"--ignore={path}" for path in RANKS))  # "ranks" has run those
 AHEAD = (sys.executable, "-m", "tests.support.ahead", "--all")
 LONG = (
-    *shared_tiers("long", {"unit": 500, "integration": 200, "chaos": 100}),  # the others run whole below
+    *shared_tiers("long", {"unit": 500, "integration": 580, "chaos": 430}),  # the others run whole below
     pytest_tier("simulation", 900, "--seeds=600", "--all-ranks", "--long", *on_every_core()),
     Tier("ranks", 900, (sys.executable, "-m", "pytest", "-q", *RANKS, "--durations=5", "--all-ranks", "--long")),
     Tier("computed", 900, (sys.executable, "-m", "pytest", "-q", "tests/unit", *MARKED, *on_every_core())),

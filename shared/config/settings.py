@@ -299,8 +299,8 @@ class NodeConfig:
     transport: str = option(
         "auto",
         "how KV pages travel; auto: measure shm (one host), zmq and, with --trust-network, gloo, and take the "
-        "fastest; for a GPU's pages take zmq, through pinned host memory. nccl, cuda_ipc (one host) and nixl are used "
-        "only if named",
+        "fastest; for a GPU's pages zmq, through pinned host memory, and cuda_ipc (one host), if `baton doctor --gpu` "
+        "found that it works here. nccl and nixl are used only if named",
         choices=("auto", "shm", "zmq", "gloo", "nccl", "cuda_ipc", "nixl"),
     )
     heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)

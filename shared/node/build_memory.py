@@ -9,6 +9,8 @@ import torch
 from shared.config.host_memory import host_memory
 from shared.config.processes import NodeParts
 from shared.device.gpu import Gpu
+from shared.device.passed_checks import has_passed
+from shared.device.torch_cuda import TorchCuda
 from shared.kv.layout import layer_ends, page_bytes
 from shared.model.interface import Model
 from shared.node.assemble import CoreSizes, pool_planes
@@ -18,7 +20,7 @@ from shared.node.gpu_memory import measure_use
 from shared.node.memory_plan import MemoryPlan, plan_memory
 from shared.observe.log import Logger
 from shared.sched.settings import SchedSettings
-from shared.transfer.transports import available_transports
+from shared.transfer.transports import CHECKED, available_transports
 
 
 def measured_plan(
@@ -75,4 +77,10 @@ def sched_settings(parts: NodeParts, model: Model, device: str, plan: MemoryPlan
 
 def transports(parts: NodeParts, device: str) -> tuple[str, ...]:
     receives, trusts_network = parts.node.role == "decode", parts.transfer.trust_network
-    return available_transports(parts.node.transport, device, receives=receives, trusts_network=trusts_network)
+    setting, checked = parts.node.transport, shares_gpu_memory(device)
+    return available_transports(setting, device, receives=receives, trusts_network=trusts_network, checked=checked)
+
+
+def shares_gpu_memory(device: str) -> bool:
+    """Return whether this machine's GPUs passed the check of cuda_ipc."""
+    return device == "cuda" and has_passed(CHECKED, TorchCuda())

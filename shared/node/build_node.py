@@ -10,7 +10,7 @@ from functools import partial
 from shared.config.endpoints import tcp_endpoint
 from shared.config.processes import NodeParts
 from shared.device.malloc import give_freed_memory_back
-from shared.node.build_memory import transports
+from shared.node.build_memory import shares_gpu_memory, transports
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
@@ -70,6 +70,10 @@ def build_node(
     return Node(ctx, make_side(ctx))
 
 
+def about_auto(device: str) -> str:
+    return about_transports(device, checked=shares_gpu_memory(device))
+
+
 def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
     node_id, _, epoch = links.identity.partition("@")
     page_size, drafter = parts.memory.page_size, core.engine.worker.drafter
@@ -89,6 +93,6 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
         heartbeat_s=parts.node.heartbeat_s,
         lease_s=parts.node.lease_s,
         silence_s=parts.node.silence_s,
-        about_transports=about_transports(core.settings.device) if parts.node.transport == "auto" else "",
+        about_transports=about_auto(core.settings.device) if parts.node.transport == "auto" else "",
         lora_dir=parts.adapters.lora_dir,
     )

@@ -28,8 +28,8 @@ from shared.transfer.torch_groups import make_torch_group
 
 # best first, until speeds are measured
 PREFERENCE = ("cuda_ipc", "shm", "nccl", "nixl", "zmq", "gloo")
-# only by name: nccl and nixl never ran, cuda_ipc only within one GPU
-UNTRIED = ("cuda_ipc", "nccl", "nixl")
+UNTRIED = ("nccl", "nixl")  # only by name: they never ran
+CHECKED = "cuda_ipc"  # by name, or after `baton doctor --gpu` read another process's memory on this machine
 SAME_HOST = ("cuda_ipc", "shm")
 NAMESPACES = ("pid", "user")  # in /proc/self/ns; a process in other namespaces can't open our descriptors
 
@@ -52,16 +52,16 @@ def usable_transports(device: str, *, receives: bool = False) -> tuple[str, ...]
 
 
 def available_transports(
-    setting: str, device: str = "cpu", *, receives: bool = False, trusts_network: bool = False
+    setting: str, device: str = "cpu", *, receives: bool = False, trusts_network: bool = False, checked: bool = False
 ) -> tuple[str, ...]:
     """Return the transports that `--transport` allows here, best first.
 
-    `auto` leaves out UNTRIED transports. Libraries that don't authenticate peers need a trusted network. Raise
-    ConfigError if a named transport can't work here.
+    `auto` leaves out UNTRIED transports, and CHECKED unless it passed on this machine (`checked`). Libraries that don't
+    authenticate peers need a trusted network. Raise ConfigError if a named transport can't work here.
     """
     usable = usable_transports(device, receives=receives)
     if setting == "auto":
-        tried = [name for name in usable if name not in UNTRIED]
+        tried = [name for name in usable if name not in UNTRIED and (checked or name != CHECKED)]
         return tuple(name for name in tried if trusts_network or name not in UNPROVEN)
     if setting == "nixl":
         extras.require("nixl", "--transport nixl")
@@ -70,12 +70,15 @@ def available_transports(
     return (setting,)
 
 
-def about_transports(device: str) -> str:
-    """Explain what `auto` leaves out for pages on `device`."""
-    left_out = [name for name in usable_transports(device) if name in UNTRIED]
-    staged = "" if device == "cpu" else "through pinned host memory"
-    only = f"{', '.join(left_out)} only by name: not tried between GPUs" if left_out else ""
-    return "; ".join(filter(None, [staged, only]))
+def about_transports(device: str, *, checked: bool = False) -> str:
+    """Explain what `auto` takes for pages on `device`, and what it leaves out."""
+    if device == "cpu":
+        return ""
+    usable = usable_transports(device)
+    left_out = [name for name in usable if name in UNTRIED]
+    only = f"{', '.join(left_out)} only by name: never tried" if left_out else ""
+    try_it = f"{CHECKED} after `baton doctor --gpu` has tried it here" if CHECKED in usable and not checked else ""
+    return "; ".join(filter(None, ["zmq through pinned host memory", try_it, only]))
 
 
 def choose_transport(

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from deploy.cli import main
-from deploy.tools.doctor import look_gpu
+from deploy.tools.doctor import look_gpu, read_shared
 from deploy.tools.doctor.check_gpu import MOST_DIFFERENCE, check_gpus
 from deploy.tools.doctor.facts import GpuDevice, GpuFacts
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding
 from deploy.tools.doctor.look_gpu import look_at_gpus
+from deploy.tools.doctor.read_shared import read_on_each
+from shared.core.errors import HandoffFailed
 from shared.device import torch_cuda
+from shared.device.passed_checks import has_passed
+from tests.support.virtual_gpu import backend
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
 
 GIB = 1 << 30
+READ_ELSEWHERE = read_shared.read_elsewhere
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A virtual GPU's memory is its process's own, so this process reads it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(read_shared, "read_elsewhere", lambda handle: read_on_each(handle, backend.GPUS[0]))
+
+
 WELL = GpuDevice(
     0, "H100", (9, 0), (), 70 * GIB, 80 * GIB, 50e9, 50e9, True, "", difference=1e-6, largest_logit=2.0, problem=""
 )
@@ -30,7 +45,8 @@ def of_device(**changes: object) -> Finding:
 
 
 def test_a_good_gpu_is_ok_and_untried_parts_are_named() -> None:
-    well, untried = check_gpus(FACTS)
+    well, shared, untried = check_gpus(FACTS)
+    assert shared.level == OK and "cuda_ipc under --transport auto" in shared.what
     assert (well.level, well.where) == (OK, "GPU 0 (H100)")
     for told in ("70.0 of 80.0 GiB free", "50.0 GB/s to it", "5e-07", "CUDA 13.0", "driver 580.1"):
         assert told in well.what
@@ -81,11 +97,41 @@ def test_gpus_that_can_t_map_each_other_s_memory_are_named() -> None:
 
 
 def test_the_virtual_gpu_is_looked_at_by_the_same_calls() -> None:
-    (device,) = look_at_gpus(make_device("deferring", seed=4)).devices
+    gpu = make_device("deferring", seed=4)
+    (device,) = look_at_gpus(gpu).devices
+    assert has_passed("cuda_ipc", gpu), "nodes that start from now on may take it"
     assert (device.name, device.problem, device.sharing_problem) == ("virtual", "", "")
     assert 0 < device.free_bytes <= device.total_bytes and device.copies_arrive
     assert device.to_device_bytes_per_s > 0 < device.to_host_bytes_per_s
     assert device.largest_logit > 0.1 and device.difference < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [(["0" * 64], "GPU 0: other bytes arrived"), (["invalid resource handle"], "GPU 0: invalid resource handle")],
+)
+def test_memory_that_no_other_process_reads_is_not_remembered(
+    lines: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = make_device()
+    assert check_gpus(look_at_gpus(gpu))[1].what.startswith("processes can read") and has_passed("cuda_ipc", gpu)
+    monkeypatch.setattr(read_shared, "read_elsewhere", lambda handle: lines)
+    facts = look_at_gpus(gpu)
+    assert facts.devices[0].sharing_problem == f"read on {told}" and not has_passed("cuda_ipc", gpu)
+    assert not any("processes can read" in found.what for found in check_gpus(facts))
+
+
+def test_the_process_that_reads_says_why_it_can_t(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real process, without a GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(HandoffFailed, match="the process that reads ended: .*(?i:cuda|gpu)"):
+        READ_ELSEWHERE(b"no handle")
+
+
+def test_a_result_that_can_t_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "baton").write_text("a file where the folder should be")
+    found = check_gpus(look_at_gpus(make_device()))[1]
+    assert found.level == LOOK and "could not be written down" in found.what and "cuda_ipc" in found.advice
 
 
 class NoPinnedMemory(VirtualGpu):

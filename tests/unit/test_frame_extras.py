@@ -218,7 +218,9 @@ def test_all_that_a_router_may_load_is_in_the_list(router_site: Path) -> None:
     done = run_in(router_site, IMPORT_ALL, *ROUTER_PARTS)
     assert done.returncode == 0, done.stderr
     nodes = {"shared.core.request": "numpy", "shared.core.constraint": "numpy"}
-    nodes |= {"deploy.tools.doctor.look_gpu": "torch"}  # for `baton doctor --gpu` alone
+    nodes |= dict.fromkeys(
+        ("deploy.tools.doctor.look_gpu", "deploy.tools.doctor.read_shared"), "torch"
+    )  # for `baton doctor --gpu` alone
     assert json.loads(done.stdout) == nodes, "no module of the router's loads these"
     tools = run_in(
         router_site,

@@ -181,6 +181,7 @@ WITH_TORCH = (
     "deploy/tools/plan/",
     "deploy/tools/prove/layers.py",
     "deploy/tools/doctor/look_gpu.py",
+    "deploy/tools/doctor/read_shared.py",
 )  # loaded when what was typed needs it
 COMMAND_LINE = tuple(
     f"deploy/tools/{name}.py" for name in ("head/command", "head/settings", "plan/command", "plan/options")

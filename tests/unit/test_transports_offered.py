@@ -54,6 +54,8 @@ def test_auto_is_never_empty_and_nothing_that_has_never_run(receives: bool, trus
     on_gpu = available_transports("auto", "cuda", **given)
     assert on_gpu == (("shm", "zmq") if receives else ("zmq",)), "a GPU has no memory file to map, and can read one"
     assert available_transports("shm", "cuda", receives=True) == ("shm",)
+    checked = available_transports("auto", "cuda", checked=True, **given)
+    assert checked == ("cuda_ipc", *on_gpu), "the check has passed on this machine"
     for name in (on_gpu, available_transports("auto", **given)):
         assert choose_transport("a", available_transports("auto", "cuda", receives=True), "b", name) == "zmq"
 
@@ -61,9 +63,8 @@ def test_auto_is_never_empty_and_nothing_that_has_never_run(receives: bool, trus
 def test_what_auto_leaves_out_is_said() -> None:
     assert about_transports("cpu") == ""
     said = about_transports("cuda")
-    assert said.startswith("through pinned host memory; cuda_ipc") and said.endswith(
-        "only by name: not tried between GPUs"
-    )
+    assert said.startswith("zmq through pinned host memory; cuda_ipc after `baton doctor --gpu`")
+    assert "cuda_ipc" not in about_transports("cuda", checked=True)
 
 
 def test_the_host_id_is_the_same_in_another_process() -> None:

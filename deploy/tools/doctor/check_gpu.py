@@ -24,7 +24,8 @@ def check_gpus(facts: GpuFacts) -> list[Finding]:
     if not facts.devices:
         return [check_absence(facts)]
     found = [finding for device in facts.devices for finding in check_device(device, facts)]
-    return [*found, *check_peers(facts), Finding("gpu", HERE, LOOK, OPEN, "before production, run it")]
+    sharing = check_sharing(facts)
+    return [*found, *check_peers(facts), *sharing, Finding("gpu", HERE, LOOK, OPEN, "before production, run it")]
 
 
 def check_absence(facts: GpuFacts) -> Finding:
@@ -57,8 +58,8 @@ def check_device(device: GpuDevice, facts: GpuFacts) -> list[Finding]:
             Finding("gpu", where, LOOK, f"compute capability {capability}: bfloat16 is slow there", "--dtype float32")
         )
     if device.sharing_problem:
-        what = f"another process can't open its memory: {device.sharing_problem}"
-        found.append(Finding("gpu", where, LOOK, what, "do not use --transport cuda_ipc; zmq works"))
+        what = f"another process can't read its memory: {device.sharing_problem}"
+        found.append(Finding("gpu", where, LOOK, what, "nothing: --transport auto takes zmq; do not name cuda_ipc"))
     return found or [Finding("gpu", where, OK, all_well(device, facts))]
 
 
@@ -112,3 +113,16 @@ def check_peers(facts: GpuFacts) -> list[Finding]:
         return [Finding("gpu", HERE, OK, f"all {len(numbers)} GPUs can map each other's memory")]
     what = f"GPUs {', '.join(map(str, apart))} can't map the memory of all others"
     return [Finding("gpu", HERE, LOOK, what, "use --transport zmq between them; `nvidia-smi topo -p2p r` shows pairs")]
+
+
+def check_sharing(facts: GpuFacts) -> list[Finding]:
+    """Say what `--transport auto` does on this machine from now on."""
+    if any(device.problem or device.sharing_problem for device in facts.devices):
+        return []
+    if facts.not_remembered:
+        what = f"cuda_ipc works here, but that could not be written down: {facts.not_remembered}"
+        return [Finding("gpu", HERE, LOOK, what, "name it: --transport cuda_ipc; or make the cache folder writable")]
+    what = (
+        "processes can read each other's GPU memory: nodes that start from now on try cuda_ipc under --transport auto"
+    )
+    return [Finding("gpu", HERE, OK, what)]

@@ -197,7 +197,8 @@ class GpuDevice:
 class GpuFacts:
     """`built_for`: torch's CUDA version; "" for none. `driver`: the driver's version; "" if unknown.
 
-    `visible`: the value of CUDA_VISIBLE_DEVICES. `problem`: the reason why torch finds no device.
+    `visible`: the value of CUDA_VISIBLE_DEVICES. `problem`: the reason why torch finds no device. `not_remembered`: why
+    the result of sharing memory was not written down.
     """
 
     torch: str
@@ -207,6 +208,7 @@ class GpuFacts:
     visible: str | None
     problem: str
     devices: tuple[GpuDevice, ...]
+    not_remembered: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,16 @@ from typing import Any
 import torch
 
 from deploy.tools.doctor.facts import GpuDevice, GpuFacts
+from deploy.tools.doctor.read_shared import check_sharing
 from shared.config.core_plan import visible_gpus
 from shared.device.gpu import Gpu
+from shared.device.passed_checks import remember
 from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig, RopeConfig
 from shared.model.interface import ModelInputs
 from shared.model.made_up import made_up
+from shared.transfer.transports import CHECKED
 
 COPIED_BYTES = 64 << 20
 COPIES = 4
@@ -35,6 +38,7 @@ CONFIG = LlamaConfig("trial", "qwen3", 256, 64, 96, 2, 4, 2, 16, 1e-5, RopeConfi
 
 def look_at_gpus(gpu: Gpu) -> GpuFacts:
     available = gpu.is_available()
+    found = tuple(look_at(gpu, where) for where in devices(gpu)) if available else ()
     return GpuFacts(
         torch=torch.__version__,
         built_for=gpu.built_for(),
@@ -42,7 +46,8 @@ def look_at_gpus(gpu: Gpu) -> GpuFacts:
         driver=driver_version(),
         visible=visible_gpus(),
         problem="" if available else problem_of(gpu.current_device),
-        devices=tuple(look_at(gpu, where) for where in devices(gpu)) if available else (),
+        devices=found,
+        not_remembered=remember_sharing(gpu, found),
     )
 
 
@@ -82,6 +87,12 @@ def look_at(gpu: Gpu, where: torch.device) -> GpuDevice:
                 problem = f"{what}: {said}"
                 break
     return GpuDevice(**found, problem=problem)
+
+
+def remember_sharing(gpu: Gpu, found: tuple[GpuDevice, ...]) -> str:
+    """Let `--transport auto` take cuda_ipc if it passed on all GPUs. Return why that could not be written down."""
+    passed = bool(found) and not any(device.problem or device.sharing_problem for device in found)
+    return problem_of(lambda: remember(CHECKED, gpu, passed))
 
 
 def take_trial(found: dict[str, Any], trial: Trial, gpu: Gpu, where: torch.device) -> None:
@@ -127,9 +138,8 @@ def best_rate(gpu: Gpu, where: torch.device, copy: Callable[[], object]) -> floa
 
 
 def try_sharing(gpu: Gpu, where: torch.device) -> dict[str, Any]:
-    """Find out whether another process can open our memory, as the transport cuda_ipc needs."""
-    shared = torch.empty(1 << 21, dtype=torch.uint8, device=where)
-    return {"sharing_problem": problem_of(lambda: gpu.share(shared))}
+    """Find out whether another process can read our memory, as the transport cuda_ipc needs."""
+    return {"sharing_problem": problem_of(lambda: check_sharing(gpu, where))}
 
 
 def try_model(gpu: Gpu, where: torch.device) -> dict[str, Any]:
