@@ -101,7 +101,7 @@ class ForwardBatch:
         )
         return cls(plan, host, arrays, params, future, prepared.committed, prepared.tag_ok, inputs)
 
-    def begin(self, prepared: Prepared) -> None:
+    def prepared_is(self, prepared: Prepared) -> None:
         self.committed, self.tag_ok = prepared.committed, prepared.tag_ok
         self.inputs.positions, self.inputs.input_ids = prepared.positions, prepared.input_ids
 
@@ -153,7 +153,9 @@ def host_lengths(plan: StepPlan) -> HostLengths:
 def resolve_forward_inputs(fb: ForwardBatch, future_map: FutureMap) -> None:
     """Set input_ids (S9) and tag_ok: chunk tokens, and each decode row's relayed token. The drafter adds the drafts."""
     if _is_prepared(fb.plan, future_map):
-        fb.begin(prepare_windows(fb.arrays.rows, fb.arrays.seq_lens, fb.arrays.expect_step, fb.plan.width, future_map))
+        fb.prepared_is(
+            prepare_windows(fb.arrays.rows, fb.arrays.seq_lens, fb.arrays.expect_step, fb.plan.width, future_map)
+        )
         return
     plan, device = fb.plan, fb.committed.device
     if plan.has_one_token_each:

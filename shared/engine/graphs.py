@@ -99,7 +99,7 @@ class FixedOutputs:
         aux = None if output.aux is None else torch.empty_like(output.aux)
         return cls(torch.empty_like(output.logits), torch.empty_like(output.hidden), aux)
 
-    def take(self, output: ModelOutput) -> None:
+    def copy_from(self, output: ModelOutput) -> None:
         own = self.first(len(output.logits), len(output.logits) if output.aux is None else len(output.aux))
         own.logits.copy_(output.logits)
         own.hidden.copy_(output.hidden)
@@ -182,9 +182,9 @@ class GraphRunner:
             output = self._model.forward(inputs, self._kv)
             if not self._captured:
                 self._outputs = FixedOutputs.like(output)
-            self._outputs.take(output)
+            self._outputs.copy_from(output)
             del output
             self._gpu.synchronize(self._device)
             with self._gpu.capture(memory) as graph:
-                self._outputs.take(self._model.forward(inputs, self._kv))
+                self._outputs.copy_from(self._model.forward(inputs, self._kv))
             self._captured[shape] = Captured(graph, inputs)

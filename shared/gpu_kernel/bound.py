@@ -59,7 +59,7 @@ class BoundKernels:
         self._readers: dict[int, tuple[Any, Reader]] = {}
         self._bound: dict[Key, Bound] = {}
 
-    def find(
+    def look_up(
         self, kernel: Any, args: tuple[object, ...], options: Key, constants: dict[str, object]
     ) -> tuple[Key, tuple[object, ...], Bound | None]:
         """Return the launch's key, its values, and what was kept under this key."""

@@ -39,7 +39,7 @@ def launch(
     if 0 in grid:
         return
     sizes = check_grid(kernel, grid)
-    key, values, bound = _kernels.find(kernel, args, (num_warps, num_stages, max_registers), constants)
+    key, values, bound = _kernels.look_up(kernel, args, (num_warps, num_stages, max_registers), constants)
     if bound is not None and not _recordings and bound.device == current_device():
         bound.launch(sizes, driver.active.get_current_stream(bound.device), values)
         return
