@@ -27,12 +27,14 @@ class Drafter(Protocol):
       crosses the hand-off.
     - relay_specs: state that `extend` leaves in the FutureMap for the next `propose`; it crosses the hand-off.
     - key_lookahead: 1 if a slot's draft KV depends on the next token. A token's cache key then covers the next token.
+    - drafts_trees: whether a window may hold several drafts after one token. If not, it is a chain.
     - reads_history: whether `propose` reads the FutureMap's history. If so, every row keeps a history.
     """
 
     state_name: str
     relay_specs: Sequence[RelaySpec]
     key_lookahead: int
+    drafts_trees: bool
     reads_history: bool
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:

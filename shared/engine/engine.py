@@ -13,7 +13,6 @@ from shared.device.faults import blames_device
 from shared.device.streams import StreamSet
 from shared.engine.boundary import Boundary, HostArray, HostCopy, Packed
 from shared.engine.future_map import FutureIndices, FutureMap
-from shared.engine.graphs import StepRunner
 from shared.engine.lease import StepLease, StepTimes
 from shared.engine.masks import StepMasks
 from shared.engine.plan import Admission, StepPlan, StepResult
@@ -39,13 +38,11 @@ class Engine:
         future_map: FutureMap,
         publishes: bool,
         parts: Sequence[Stage] = (),
-        runner: StepRunner | None = None,
     ) -> None:
-        """`parts`: a pipeline's stages. `runner` runs the steps; default: `worker`."""
+        """`parts`: a pipeline's stages."""
         self.streams = streams
         self.stages = make_stages(parts, streams, worker.kv, self._launch_sampling)
         self.worker = worker
-        self.runner: StepRunner = runner or worker
         self.future_map = future_map
         self.publishes = publishes  # whether only the device knows the lengths (width > 1)
         self.leases: deque[StepLease] = deque()
@@ -77,7 +74,7 @@ class Engine:
                 lease.drafted = Event("drafted")
                 marks = (*marks, lease.drafted)
         lease.forward = self.streams.forward.launch(
-            lambda: self.runner.forward(plan, lease), fires=marks, label=f"forward({plan.step})"
+            lambda: self.worker.forward(plan, lease), fires=marks, label=f"forward({plan.step})"
         )
         lease.computed = lease.forward
         self.leases.append(lease)
@@ -124,7 +121,7 @@ class Engine:
         assert lease.computed is not None
         if lease.computed.error is not None:
             raise StepFailed(f"its forward failed: {lease.computed.error}")
-        return self.runner.sample(plan, lease, on_verify_complete)
+        return self.worker.sample(plan, lease, on_verify_complete)
 
     def admit(self, admission: Admission) -> StepLease:
         """Seed the relay of arrived rows (PREBUILT) on the forward stream, in launch order with the steps.

@@ -12,7 +12,7 @@ import torch
 from shared.engine.boundary import Boundary, SlotHolder
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.plan import Int64s, StepPlan
-from shared.engine.prepare import Prepared
+from shared.engine.prepare import Prepared, prepare_windows
 from shared.engine.step_arrays import NOTHING, StepArrays, step_arrays
 from shared.kernel.step_layout import HostLengths
 from shared.model.interface import ModelInputs
@@ -23,6 +23,7 @@ from shared.sample.sampler_torch import OutputRows
 
 ParamsOf = Callable[[SamplingBatch], Params[np.ndarray]]
 UNRESOLVED = torch.zeros(0, dtype=torch.int64)
+NOT_PREPARED = Prepared(UNRESOLVED, UNRESOLVED, UNRESOLVED, UNRESOLVED)
 PARAM = "param."  # prefix of the sampling parameters' names in an upload
 
 
@@ -44,7 +45,7 @@ class ForwardBatch:
 
     - committed: (B,) int64, each row's exact length before the step.
     - tag_ok: (B,) bool, as in Prepared; True for chunk rows. UNRESOLVED, like inputs.input_ids, until
-      `resolve_forward_inputs`.
+      `resolve_forward_inputs`. In a step that `prepare_windows` begins, so are committed and inputs.positions.
     - params: None on a CPU, because CPU kernels read the plan's sampling parameters.
     """
 
@@ -65,12 +66,17 @@ class ForwardBatch:
         chunk_ids = lease.take_staging().numpy() if plan.prefill_input_ids_cpu is not None else NOTHING
         host = step_arrays(plan, chunk_ids)
         sampling = params_of(plan.sampling) if boundary.is_device else None
-        sent = boundary.upload(host.named() | _prefixed(sampling), lease)
+        own = host.named() | _prefixed(sampling)
+        if plan.lengths_relayed and _is_prepared(plan, future_map):
+            own["seq_lens"] = np.full(plan.batch_size, -1)  # the relay has them
+        sent = boundary.upload(own, lease)
         params = None
         if sampling is not None:
             params = BothParams(sampling, {name: sent.pop(PARAM + name) for name in sampling})
         arrays = host.on_device(sent, host_lengths(plan))
         future = FutureIndices(arrays.rows)
+        if _is_prepared(plan, future_map):
+            return cls.on_device(plan, host, arrays, params, future, NOT_PREPARED)
         committed = _committed(plan, arrays, future, future_map)
         positions = committed if plan.has_one_token_each else committed[arrays.token_rows] + arrays.offsets
         prepared = Prepared(committed, UNRESOLVED, positions, UNRESOLVED)
@@ -95,6 +101,10 @@ class ForwardBatch:
         )
         return cls(plan, host, arrays, params, future, prepared.committed, prepared.tag_ok, inputs)
 
+    def prepared_is(self, prepared: Prepared) -> None:
+        self.committed, self.tag_ok = prepared.committed, prepared.tag_ok
+        self.inputs.positions, self.inputs.input_ids = prepared.positions, prepared.input_ids
+
     @property
     def num_chunk_tokens(self) -> int:
         return int(self.plan.layout.cu_q_lens[self.plan.num_prefill])
@@ -112,6 +122,11 @@ class ForwardBatch:
     def row_of(self, host_rows: Int64s, rows: torch.Tensor) -> RowOf:
         """Return each output's batch row. `rows`: a copy of `host_rows` on the device."""
         return host_rows if self.params is None else OutputRows(host_rows, self.params.host, rows, self.params.device)
+
+
+def _is_prepared(plan: StepPlan, future_map: FutureMap) -> bool:
+    """Return whether `prepare_windows` begins the step, on a device in few launches."""
+    return plan.num_prefill == 0 and future_map.new_seq_lens_buf.device.type != "cpu"
 
 
 def _prefixed(sampling: Params[np.ndarray] | None) -> dict[str, np.ndarray]:
@@ -137,6 +152,11 @@ def host_lengths(plan: StepPlan) -> HostLengths:
 
 def resolve_forward_inputs(fb: ForwardBatch, future_map: FutureMap) -> None:
     """Set input_ids (S9) and tag_ok: chunk tokens, and each decode row's relayed token. The drafter adds the drafts."""
+    if _is_prepared(fb.plan, future_map):
+        fb.prepared_is(
+            prepare_windows(fb.arrays.rows, fb.arrays.seq_lens, fb.arrays.expect_step, fb.plan.width, future_map)
+        )
+        return
     plan, device = fb.plan, fb.committed.device
     if plan.has_one_token_each:
         fb.inputs.input_ids, fb.tag_ok = future_map.gather(fb.future, fb.arrays.expect_step)

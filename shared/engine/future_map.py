@@ -62,20 +62,16 @@ class FutureMap:
         if publish_ready is not None:
             publish_ready.fire()
 
-    def stash(
-        self, future: FutureIndices, next_token_ids: torch.Tensor, step: int | torch.Tensor, **extras: torch.Tensor
-    ) -> None:
+    def stash(self, future: FutureIndices, next_token_ids: torch.Tensor, step: int, **extras: torch.Tensor) -> None:
         """Write relay rows after sampling: the next input token and the declared extras.
 
-        Token ids of any shape and integer dtype become flat int64 (S3). `step`, a number or (1,) int64, tags the rows.
+        Token ids of any shape and integer dtype become flat int64 (S3). `step` tags the rows.
         """
         if future.indices.numel() == 0:
             return
         self.output_tokens_buf[future.indices] = next_token_ids.reshape(-1).to(torch.int64)
-        if isinstance(step, int):  # an assignment would make a GPU wait
-            self.written_by.index_fill_(0, future.indices, step)
-        else:
-            self.written_by[future.indices] = step
+        # an assignment would make a GPU wait
+        self.written_by.index_fill_(0, future.indices, step)
         for name, value in extras.items():
             self.extras[name][future.indices] = value
 

@@ -1,7 +1,4 @@
-"""Begin a captured step, which has decode rows only: compute positions and read the relay's tokens (S9).
-
-All data is on the device, so a graph can capture this code.
-"""
+"""Begin a step of decode rows in one launch: compute positions and read the relay's tokens (S9)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ OnVerifyComplete = Callable[[FutureIndices, torch.Tensor], None]  # takes the re
 
 
 class Runner(Protocol):
-    """Run the model, for example across ranks."""
+    """Run the model, for example across ranks, or as graphs."""
 
     def forward(self, model: Model, inputs: ModelInputs, kv: KVPool) -> Carried | ModelOutput: ...
 
@@ -61,7 +61,7 @@ class Worker:
         boundary: Boundary | None = None,
         runner: Runner | None = None,
     ) -> None:
-        """`runner` runs a model that is divided among ranks."""
+        """`runner` runs a model that is divided among ranks, or captured as graphs."""
         self.model = model
         self.kv = kv
         self.future_map = future_map
@@ -125,10 +125,7 @@ class Worker:
     def params(self, batch: SamplingBatch) -> Params[np.ndarray]:
         return batch.kept(self._params_of)
 
-    def totals(self) -> dict[str, float]:
-        return {}
-
-    # Parts of a step, on the forward stream. A graph's capture (graphs.py) calls them, too.
+    # Parts of a step, on the forward stream
 
     def resolve(self, fb: ForwardBatch) -> None:
         resolve_forward_inputs(fb, self.future_map)
@@ -156,7 +153,7 @@ class Worker:
         if self.drafter is not None:
             verified.draft_state = self.drafter.extend(fb, output, verified, self.future_map, self.kv)
 
-    def stash(self, fb: ForwardBatch, verified: Verified, step: int | torch.Tensor) -> None:
+    def stash(self, fb: ForwardBatch, verified: Verified, step: int) -> None:
         future, tokens, state = fb.future, verified.next_token, verified.draft_state
         emitting = fb.arrays.emitting
         if len(emitting) < fb.plan.batch_size:

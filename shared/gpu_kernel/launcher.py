@@ -12,6 +12,7 @@ from triton.runtime.errors import OutOfResources
 from triton.runtime.interpreter import InterpretedFunction
 
 from shared.core.errors import KernelRefused
+from shared.gpu_kernel.bound import BoundKernels
 from shared.gpu_kernel.signatures import Signature, kernel_name, signature_of
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
@@ -19,6 +20,7 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 
 _recordings: list[set[Signature]] = []
+_kernels = BoundKernels()
 
 
 def launch(
@@ -36,7 +38,11 @@ def launch(
     the compiler decide. `constants`: tl.constexpr parameters. With "meta" tensors the call is only recorded."""
     if 0 in grid:
         return
-    check_grid(kernel, grid)
+    sizes = check_grid(kernel, grid)
+    key, values, bound = _kernels.look_up(kernel, args, (num_warps, num_stages, max_registers), constants)
+    if bound is not None and not _recordings and bound.device == current_device():
+        bound.launch(sizes, driver.active.get_current_stream(bound.device), values)
+        return
     device = device_of(kernel, args)
     if _recordings:
         signature = signature_of(kernel, args, constants, num_warps, num_stages, max_registers)
@@ -46,17 +52,19 @@ def launch(
         return
     check_device(kernel, device)
     options = {"num_warps": num_warps, "num_stages": num_stages, **register_option(max_registers)}
-    enqueue(kernel, grid, args, {**options, **constants})
+    compiled = enqueue(kernel, grid, args, {**options, **constants})
+    if compiled is not None:
+        _kernels.keep(key, kernel, compiled, current_device(), constants, len(args))
 
 
 def register_option(max_registers: int | None) -> dict[str, int]:
     return {} if max_registers is None else {"maxnreg": max_registers}
 
 
-def enqueue(kernel: Any, grid: tuple[int, ...], args: tuple[object, ...], options: dict[str, object]) -> None:
-    """Tests replace this function by a virtual GPU."""
+def enqueue(kernel: Any, grid: tuple[int, ...], args: tuple[object, ...], options: dict[str, object]) -> Any:
+    """Return what Triton compiled; None if the kernel was interpreted. Tests replace this function by a virtual GPU."""
     try:
-        kernel[grid](*args, **OPTIONS, **options)
+        return kernel[grid](*args, **OPTIONS, **options)
     except OutOfResources as error:
         raise KernelRefused(
             f"{kernel_name(kernel)} needs {error.required} of {error.name}, {device_of(kernel, args)} has only "
@@ -75,12 +83,16 @@ def recorded() -> Iterator[set[Signature]]:
         _recordings[:] = [others for others in _recordings if others is not signatures]
 
 
-def check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
-    if len(grid) > len(MAX_GRID) or any(not 0 <= n <= most for n, most in zip(grid, MAX_GRID, strict=False)):
+def check_grid(kernel: Any, grid: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the grid in three dimensions. Raises KernelRefused."""
+    x, y, z, *_ = *grid, 1, 1  # no loop: the host runs this at every launch
+    is_inside = 0 <= x <= MAX_GRID[0] and 0 <= y <= MAX_GRID[1] and 0 <= z <= MAX_GRID[2]
+    if len(grid) > len(MAX_GRID) or not is_inside:
         raise KernelRefused(
             f"{kernel_name(kernel)}: a grid of {grid} programs, but CUDA takes at most {MAX_GRID}: "
             "put the long dimension first, or give a program more to do"
         )
+    return x, y, z
 
 
 def device_of(kernel: Any, args: tuple[object, ...]) -> torch.device:
@@ -119,4 +131,5 @@ def check_device(kernel: Any, device: torch.device) -> None:
 
 
 def current_device() -> int:
-    return int(driver.active.get_current_device())
+    device: int = driver.active.get_current_device()
+    return device

@@ -1,4 +1,4 @@
-"""Prepare a captured decode step in one launch, from the plan and the relay (S9).
+"""Prepare a decode step in one launch, from the plan and the relay (S9).
 
         tokens     | window of row 0 | window of row 1 | padding    |
         ids          r  0  0  0        r  0  0  0        0  0  0  0     r: the relay's token; drafts come later

@@ -11,6 +11,7 @@ from shared.core.request import Request
 from shared.device.streams import StreamSet
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap
+from shared.engine.graphs import GraphRunner
 from shared.engine.plan import Int32s
 from shared.kv.manager import KVManager
 from shared.kv.pool import KVPool
@@ -34,6 +35,7 @@ class NodeCore:
     engine: Engine
     scheduler: Scheduler
     loop: EngineLoop
+    graphs: GraphRunner | None = None  # None where every forward runs operator by operator
 
     @property
     def spec(self) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""Choose the steps that a node captures as CUDA graphs, and capture them."""
+"""Choose the steps whose forwards a node captures as CUDA graphs, and capture them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from shared.config.processes import NodeParts
 from shared.device.gpu import Gpu
 from shared.device.streams import StreamSet
 from shared.engine.buckets import Buckets, some_widths
+from shared.engine.drafter import Drafter
 from shared.engine.graphs import GraphRunner
-from shared.engine.worker import Worker
+from shared.kv.pool import KVPool
 from shared.model.interface import Model
 from shared.model.llama import LlamaModel
 from shared.sched.draft_length import step_widths
@@ -36,9 +37,19 @@ def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | No
 
 
 def make_graphs(
-    worker: Worker, spec: GraphSpec, settings: SchedSettings, max_running: int, streams: StreamSet
-) -> GraphRunner:
-    buckets = Buckets.up_to(max_running, spec.widths, min(settings.history_len, spec.most_tokens))
-    runner = GraphRunner(worker, spec.gpu, buckets, publishes=settings.speculative, page_size=settings.page_size)
+    model: Model,
+    kv: KVPool,
+    drafter: Drafter | None,
+    spec: GraphSpec | None,
+    settings: SchedSettings,
+    max_running: int,
+    streams: StreamSet,
+) -> GraphRunner | None:
+    if spec is None:
+        return None
+    most_tokens = min(settings.history_len, spec.most_tokens)
+    buckets = Buckets.up_to(max_running, spec.widths, most_tokens, bool(model.spec.adapters))
+    trees = drafter is not None and drafter.drafts_trees
+    runner = GraphRunner(model, kv, spec.gpu, buckets, trees=trees, device=settings.device)
     streams.forward.launch(runner.capture, label="graphs").take()
     return runner

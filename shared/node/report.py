@@ -118,7 +118,8 @@ class StepWatch:
         step.before = None
 
     def count(self) -> None:
-        now = self._core.queues.counters.totals() | self._core.engine.runner.totals()
+        graphs = self._core.graphs
+        now = self._core.queues.counters.totals() | ({} if graphs is None else graphs.totals())
         for name, total in now.items():
             self._metrics.count(name, total - self._counted.get(name, 0.0))
         self._counted = now

@@ -116,10 +116,6 @@ SPEC_DEPTH_COUNTERS = tuple(f"{SPEC_DEPTH_PREFIX}{depth}" for depth in range(1, 
 # Reasons why no graph could run a step. Counters: eager.<reason>
 EAGER_REASONS = {
     "prompts": "with prompts in them",
-    "grammars": "with a grammar",
-    "edits": "with penalties, bias, bad words, allowed or early stop tokens",
-    "logprobs": "with log-probabilities",
-    "adapters": "with adapters",
     "rows": "with more requests than the largest graph",
     "width": "with windows of a width that has no graph",
     "length": "with longer texts than graphs read",

@@ -17,11 +17,7 @@ A = TypeVar("A", np.ndarray, torch.Tensor)
 # `*_ends` (B + 1,): row b's entries are [ends[b], ends[b + 1]).
 Params: TypeAlias = dict[str, A]
 GREEDY, FILTERED, PLAIN = 0, 1, 2  # modes: take the largest logit; draw among some ids; draw among all ids
-# the host's modes of all rows, if only the device knows them: GREEDY or PLAIN; any mode
-UNFILTERED, ANY = 3, 4
 OTHERWISE = ("top_k", "min_tokens")  # get another form
-# read to draw a token
-DRAWING = ("mode", "temperature", "scale", *(one.array for one in FILTERS), "seeds")
 
 
 def params_of(batch: SamplingBatch, vocab_size: int) -> Params[np.ndarray]:

@@ -1,8 +1,7 @@
 """Sample on torch tensors of any device. The ids equal the numba kernels'.
 
 The code never waits for the device or copies to it. Every tensor is on the device of `logits`. The host knows how many
-outputs draw in each mode. If only the device knows, each output is drawn in every mode (`is_blind`). Integer sums and
-elementwise floats have the same bits on every device.
+outputs draw in each mode. Integer sums and elementwise floats have the same bits on every device.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from shared.kernel.noise import (
 )
 from shared.kernel.sample_constants import BARRED
 from shared.sample.interface import DeviceMasks, History, SampleOutput
-from shared.sample.params import ANY, FILTERED, GREEDY, PLAIN, UNFILTERED, Params
+from shared.sample.params import FILTERED, GREEDY, PLAIN, Params
 
 Ints = npt.NDArray[np.int64]
 SCORED_AT_ONCE = 256  # prompt tokens
@@ -50,10 +49,6 @@ class OutputRows:
         """Return the wanted outputs' indices, on the device. `wanted` (E,) on the host has a flag per output; `column`
         (B,) on the device has a flag per batch row."""
         return true_first(column[self.rows] != 0, int(wanted.sum()))
-
-    @property
-    def is_blind(self) -> bool:
-        return bool((self.host["mode"] >= UNFILTERED).any())
 
     def take(self, outputs: torch.Tensor, wanted: npt.NDArray[np.bool_]) -> OutputRows:
         return OutputRows(self.host_rows[wanted], self.host, self.rows[outputs], self.params)
@@ -83,7 +78,7 @@ def sample_torch(
 ) -> SampleOutput:
     edited = _edit(logits, rows, positions, history, masks)
     mode = rows.host["mode"][rows.host_rows]
-    ids = _draw_blindly(edited, rows, positions) if rows.is_blind else torch.zeros_like(rows.rows)
+    ids = torch.zeros_like(rows.rows)
     for name, draw in ((GREEDY, _argmax_of), (FILTERED, _draw_filtered), (PLAIN, _draw)):
         wanted = mode == name
         if wanted.any():
@@ -260,11 +255,7 @@ def rank_candidates_torch(
     first = sample_torch(logits, rows, positions, history).ids.unsqueeze(1)
     scores = _edit(logits, rows, positions, history)
     is_warm = rows.host["mode"][rows.host_rows] != GREEDY
-    if rows.is_blind:
-        noise = _noise(rows, positions, torch.arange(logits.shape[1], device=logits.device))
-        warmth = torch.where(rows.of("mode") == GREEDY, 0.0, rows.of("temperature"))
-        scores = scores + warmth * noise
-    elif is_warm.any():
+    if is_warm.any():
         where = rows.pick(is_warm, rows.params["mode"] != GREEDY)
         warm = rows.take(where, is_warm)
         noise = _noise(warm, positions[where], torch.arange(logits.shape[1], device=logits.device))
@@ -280,14 +271,6 @@ def rank_candidates_torch(
 def _draw(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:
     ids = torch.arange(logits.shape[1], device=logits.device)
     return _argmax(_scaled(logits, rows) + _noise(rows, positions, ids))
-
-
-def _draw_blindly(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:
-    mode = rows.params["mode"][rows.rows]
-    ids = torch.where(mode == GREEDY, _argmax(logits), _draw(logits, rows, positions))
-    if not (rows.host["mode"] == ANY).any():
-        return ids
-    return torch.where(mode == FILTERED, _draw_filtered(logits, rows, positions), ids)
 
 
 def _draw_filtered(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from shared.gpu_kernel.edits import Edits, Past, edit_logits
 from shared.gpu_kernel.logprobs import tell_logprobs
 from shared.gpu_kernel.sample import Draws, draw_ids, find_heads, is_cut
 from shared.sample.interface import DeviceMasks, History, SampleOutput
-from shared.sample.params import ANY, FILTERED, GREEDY, Params
+from shared.sample.params import FILTERED, GREEDY, Params
 from shared.sample.sampler_torch import Ints, OutputRows
 
 
@@ -88,8 +88,7 @@ def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> t
     own, heads = rows.host_rows, find_heads(edited)
     mode = rows.host["mode"][own]
     cuts = is_cut(rows.host, edited.shape[1])[own]
-    # ANY: a graph is captured, and only the device knows how each row draws
-    filters = bool((((mode == FILTERED) & cuts) | (mode == ANY)).any())
+    filters = bool(((mode == FILTERED) & cuts).any())
     ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((mode != GREEDY).any()), filters=filters)
     return heads, ids
 

@@ -30,6 +30,7 @@ class CopyingDrafter:
         self.state_name = head.state_name
         self.relay_specs = head.relay_specs
         self.key_lookahead = head.key_lookahead
+        self.drafts_trees = head.drafts_trees
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         return self._head.kv_planes(page_size)

@@ -43,6 +43,7 @@ class EagleWorkerV2:
         self._head = head
         self._vocab_size = vocab_size
         self._topk, self._steps = topk, steps
+        self.drafts_trees = topk > 1
         self.state_name = f"eagle, topk {topk}, head {head.weights_hash}"
         self.relay_specs: Sequence[RelaySpec] = (
             *((RelaySpec("topk_p", (topk,), torch.float32),) if topk > 1 else ()),

@@ -37,6 +37,7 @@ class MultiLayerEagleWorkerV2:
     """
 
     key_lookahead = 1
+    drafts_trees = False
     reads_history = False
 
     def __init__(self, layers: Sequence[DraftHead], vocab_size: int) -> None:

@@ -32,6 +32,7 @@ class NgramWorkerV2:
     state_name = NO_DRAFT_STATE
     relay_specs: Sequence[RelaySpec] = ()
     key_lookahead = 0
+    drafts_trees = False
     reads_history = True
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:

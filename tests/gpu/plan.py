@@ -58,7 +58,12 @@ RIGHT = (
     Check("merge of splits", "real.merge", 10),
     Check("two layers of 8B at 4k tokens", "network.network", 15),
     Check("rows that outgrow a graph", "network.growth", 20),
-    Check("streams, graphs", "streams.graphs", 55, ("plain", "n-gram", "chain", "tree", "int8 KV", "fp8 KV")),
+    Check(
+        "streams, graphs",
+        "streams.graphs",
+        75,
+        ("plain", "n-gram", "chain", "tree", "int8 KV", "fp8 KV", "adapters", "grammars", "grammars, n-gram"),
+    ),
     Check("another process's memory", "values.shared_memory", 25),
     Check("two nodes over cuda_ipc, one killed", "pair.pair", 45, ("cuda_ipc",)),
     Check("doctor", "doctor.doctor", 15),

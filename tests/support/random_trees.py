@@ -29,6 +29,7 @@ class RandomTrees:
     state_name = "none"
     relay_specs: tuple[RelaySpec, ...] = ()
     key_lookahead = 0
+    drafts_trees = True
     reads_history = False
 
     def __init__(self, jobs: Sequence[Job], seed: int = 0, streams: Mapping[str, Sequence[int]] | None = None) -> None:

@@ -1,19 +1,15 @@
-"""Decode and verify steps as graphs, on the virtual GPU: the streams are the CPU's, whatever order the waits allow."""
+"""Forwards as graphs, on the virtual GPU: the streams are the CPU's, whatever order the waits allow."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 
 from shared.config.load import load
 from shared.config.processes import NodeProcessConfig
-from shared.core.sampling_params import SamplingParams
-from shared.engine.forward_batch import ForwardBatch
 from shared.engine.graphs import GraphRunner
-from shared.engine.worker import Worker
 from shared.kernel.attention import TorchAttention
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
@@ -25,32 +21,18 @@ from tests.support.cuda_jobs import jobs_for
 from tests.support.virtual_gpu.crossings import Counts
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
 
-PLAIN_WAYS = (
-    SamplingParams(9, temperature=0.0),
-    SamplingParams(12, temperature=0.9),
-    SamplingParams(8, temperature=0.8, top_p=0.9, top_k=20),
-    SamplingParams(10, temperature=0.7, min_p=0.05),
-)
-
-
 RETRACT_EVERY = 9
 
 
-def plain_jobs(kind: Kind, num_jobs: int, ways: tuple[SamplingParams, ...] = PLAIN_WAYS) -> list[Job]:
-    """As the other tests', with what every graph holds."""
-    asked = jobs_for(kind, (), num_jobs)
-    return [replace(job, sampling=ways[index % len(ways)]) for index, job in enumerate(asked)]
-
-
 def runner_of(core: NodeCore) -> GraphRunner:
-    assert isinstance(core.engine.runner, GraphRunner)
-    return core.engine.runner
+    assert core.graphs is not None
+    return core.graphs
 
 
 def run_graphs(
     gpu: VirtualGpu, kind: Kind, asked: list[Job], retract_every: int = 0
 ) -> tuple[Outcome, GraphRunner, Counts]:
-    """The CPU's streams."""
+    """The CPU's streams. No step is eager but those with prompts."""
     plain = make_core(kind)
     expected = run_local(plain, asked, rng=random.Random(1))
     plain.close()
@@ -61,21 +43,43 @@ def run_graphs(
     core.close()
     assert outcome.streams == expected.streams
     assert all(end.error is None for end in outcome.ends.values())
-    return outcome, runner_of(core), counts
+    runner = runner_of(core)
+    told = f"{outcome.num_steps} steps, {runner.graphed} by graphs, eager {dict(runner.eager)}: {counts.told()}"
+    print(told)
+    assert runner.graphed > 3 and set(runner.eager) == {"prompts"}, told
+    assert counts.replays == runner.graphed == outcome.num_steps - runner.eager["prompts"], told
+    return outcome, runner, counts
+
+
+def asked_of(core_kind: Kind, num_jobs: int) -> list[Job]:
+    """Each way to sample: penalties, log-probabilities, bias, bad words, early stops, filters."""
+    digests = adapter_digests(core_kind)
+    return jobs_for(core_kind, digests, num_jobs)
+
+
+def adapter_digests(kind: Kind) -> tuple[str, ...]:
+    if not kind.adapters:
+        return ()
+    core = make_core(kind)
+    try:
+        return tuple(core.settings.adapters.digests)
+    finally:
+        core.close()
 
 
 @pytest.mark.parametrize("name", ["plain", "n-gram", "chain", "tree"])
 def test_streams_are_the_cpu_s(name: str) -> None:
-    """At most two replays a step, one copy up and one down; the host waits for nothing."""
+    """One replay a step, one copy up and one down; the host waits for nothing."""
     kind = KINDS[name]
-    outcome, runner, counts = run_graphs(make_device("eager"), kind, plain_jobs(kind, 5))
-    told = f"{outcome.num_steps} steps, {runner.graphed} by graphs, eager {dict(runner.eager)}: {counts.told()}"
-    print(f"{name}: {told}")
-    assert runner.graphed > 3 and set(runner.eager) == {"prompts"}, told
-    assert runner.graphed + sum(runner.eager.values()) == outcome.num_steps, told
-    assert counts.replays == 2 * runner.graphed, told
-    assert (counts.syncs, counts.h2d_pageable) == (0, 0), told
-    assert (counts.h2d_async, counts.d2h_async) == (outcome.num_steps, outcome.num_steps), told
+    outcome, _, counts = run_graphs(make_device("eager"), kind, asked_of(kind, 5))
+    assert (counts.syncs, counts.h2d_pageable) == (0, 0), counts.told()
+    assert (counts.h2d_async, counts.d2h_async) == (outcome.num_steps, outcome.num_steps), counts.told()
+
+
+@pytest.mark.parametrize("name", ["adapters", "grammars", "grammars, n-gram", "exact lengths", "int8 KV", "copies"])
+def test_other_kinds_are_the_cpu_s(name: str) -> None:
+    """Adapters and grammars too: a graph ends at the logits, and knows nothing of what is sampled from them."""
+    run_graphs(make_device("eager"), KINDS[name], asked_of(KINDS[name], 4))
 
 
 @pytest.mark.parametrize(
@@ -85,29 +89,8 @@ def test_streams_are_the_cpu_s_in_any_order_that_the_waits_allow(name: str) -> N
     """Retractions too. The host is steps ahead, and memory of graphs is overwritten as soon as it is free."""
     kind = KINDS[name]
     gpu = make_device("deferring", 11 + list(KINDS).index(name))
-    _, runner, _ = run_graphs(gpu, kind, plain_jobs(kind, 3), RETRACT_EVERY)
-    assert runner.graphed > 3 and not gpu.races
-
-
-@pytest.mark.parametrize("name", ["exact lengths", "int8 KV", "copies"])
-def test_other_kinds_are_the_cpu_s(name: str) -> None:
-    kind = KINDS[name]
-    _, runner, _ = run_graphs(make_device("eager"), kind, plain_jobs(kind, 4))
-    assert runner.graphed > 3
-
-
-def test_what_no_graph_holds_runs_eagerly_and_is_counted() -> None:
-    """Penalties, log-probabilities, bias, bad words, early stops: requests of all kinds, together and alone."""
-    kind = KINDS["n-gram"]
-    asked = [*jobs_for(kind, (), 4), *[replace(job, rid=job.rid + 10) for job in plain_jobs(kind, 2)]]
-    _, runner, _ = run_graphs(make_device("eager"), kind, asked)
-    assert runner.graphed and set(runner.eager) <= {"prompts", "edits", "logprobs"} and runner.eager["edits"]
-
-
-def test_masked_steps_run_eagerly() -> None:
-    kind = KINDS["grammars, n-gram"]
-    _, runner, _ = run_graphs(make_device("eager"), kind, jobs_for(kind, (), 2))
-    assert runner.eager["grammars"]
+    run_graphs(gpu, kind, asked_of(kind, 3), RETRACT_EVERY)
+    assert not gpu.races
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5])
@@ -120,7 +103,7 @@ def test_padded_rows_change_nothing_of_the_others(num_rows: int) -> None:
         core.pool.pages_bytes.fill_(0x7F)  # a NaN in every format
         for buffer in core.future_map.extras.values():
             buffer.fill_(float("nan") if buffer.is_floating_point() else 0)
-    asked = plain_jobs(kind, num_rows)
+    asked = asked_of(kind, num_rows)
     expected = run_local(plain, asked, rng=random.Random(1)).streams
     assert run_local(core, asked, rng=random.Random(1)).streams == expected
     assert runner_of(core).graphed
@@ -128,30 +111,33 @@ def test_padded_rows_change_nothing_of_the_others(num_rows: int) -> None:
         one.close()
 
 
-def test_results_travel_while_the_next_graphs_run() -> None:
-    """A device that moves only where somebody waits: in some order the next step's graphs run before the copy of the
-    results that lie where those will. All streams are right, and torch's detector has nothing to say."""
-    kind, asked = KINDS["plain"], plain_jobs(KINDS["plain"], 1)
+def test_results_travel_while_the_next_graph_runs() -> None:
+    """A device that moves only where somebody waits: in some order the next step's graph runs before the copy of the
+    results. All streams are right, and torch's detector has nothing to say."""
+    kind = KINDS["plain"]
     for seed in range(4):
         gpu = make_device("deferring", seed, laziness=1.0)
-        _, runner, _ = run_graphs(gpu, kind, asked)
-        assert runner.graphed > 3 and not gpu.races
+        run_graphs(gpu, kind, asked_of(kind, 1))
+        assert not gpu.races
 
 
 def test_where_a_capture_fails_steps_run_eagerly(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator makes the host wait: that is said at start, and steps run eagerly and are counted."""
-    kind, draw = KINDS["plain"], Worker.draw
+    kind, attend = KINDS["plain"], TorchAttention.attend
 
-    def waits(self: Worker, fb: ForwardBatch, logits: torch.Tensor, *others: object) -> object:
-        logits[:1, :1].cpu()
-        return draw(self, fb, logits, *others)  # type: ignore[arg-type]
+    def waits(self: TorchAttention, layer: int, qkv: torch.Tensor, *norms: object) -> torch.Tensor:
+        qkv[:1, :1].cpu()
+        return attend(self, layer, qkv, *norms)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Worker, "draw", waits)
+    monkeypatch.setattr(TorchAttention, "attend", waits)
     with caplog.at_level("WARNING"):
-        _, runner, _ = run_graphs(make_device("eager"), kind, plain_jobs(kind, 2))
+        core = make_core(kind, make_device("eager"), graphs=True)
     assert "no CUDA graphs" in caplog.text and "tests/unit/test_cuda_graphs.py:" in caplog.text
+    runner = runner_of(core)
+    run_local(core, asked_of(kind, 2), rng=random.Random(1))
+    core.close()
     assert not runner.graphed and runner.eager["uncaptured"] > 3
     assert runner.totals()["eager.uncaptured"] == runner.eager["uncaptured"]
 

@@ -1,49 +1,33 @@
-"""Which steps have a graph, of which size, and why others have none."""
+"""Which steps have a graph, of which size, and why others have none; and what lies in the graphs' places."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from shared.core.sampling_params import SamplingParams
-from shared.engine.boundary import PinnedCopies, Place
-from shared.engine.buckets import BATCHES, Buckets, Shape, frame_of, row_arrays, some_widths
-from shared.engine.plan import HistorySeed, StepPlan
-from shared.engine.step_arrays import NOTHING, step_arrays
-from shared.kernel.step_layout import Layout, equal_bounds
+from shared.engine.buckets import BATCHES, Buckets, Shape, some_widths
+from shared.engine.graphs import Captured, FixedInputs
+from shared.kernel.step_layout import HostLengths, Layout, equal_bounds
+from shared.model.interface import ModelInputs
 from shared.observe.metric_names import EAGER_REASONS
-from shared.sample.interface import SamplingBatch
-from shared.sample.params import params_of
 
-VOCAB = 50
 BUCKETS = Buckets.up_to(10, (1, 4), 100)
+CPU = torch.device("cpu")
 
 
-def up_to(max_seq_len: int, batch: int = 2, width: int = 1) -> Layout[np.ndarray]:
-    return Layout(equal_bounds(batch, width), (np.ones((batch, 1), np.int32),), width, max_seq_len)
-
-
-def plan_of(batch: int, width: int = 1, *sampling: SamplingParams, **changes: Any) -> StepPlan:
-    """Of rows that decode; the first ones sample as `sampling` says, the others greedily."""
-    params = [*sampling, *[SamplingParams(9, temperature=0.0)] * (batch - len(sampling))]
-    own = {
-        "req_pool_indices": np.arange(1, batch + 1),
-        "seq_lens_cpu": np.arange(batch) + 7,
-        "lengths_relayed": False,
-        "expect_step": np.arange(batch) + 3,
-        "sampling": SamplingBatch.build(params, range(batch), [5] * batch),
-        "layout": up_to(60, batch, width),
-    }
-    frame = frame_of(Shape(batch, width, False), 1, keeps_history=False)
-    return replace(frame, **own | changes)
-
-
-def shape_of(plan: StepPlan) -> Shape | str:
-    return BUCKETS.shape_of(plan, params_of(plan.sampling, VOCAB))
+def inputs_of(
+    batch: int, width: int = 1, *, num_running: int | None = None, longest: int = 60, **more: Any
+) -> ModelInputs:
+    """Of rows with `width` tokens each; entry n of each array is n + 1, page numbers begin at 1."""
+    bounds = equal_bounds(batch, width)
+    host = HostLengths(bounds, None, batch if num_running is None else num_running)
+    table = torch.arange(1, 3 * batch + 1, dtype=torch.int32).view(batch, 3)
+    layout = Layout(torch.from_numpy(bounds), (table,), width, longest, host=host)
+    numbers = torch.arange(1, batch * width + 1)
+    return ModelInputs(numbers, numbers.clone(), layout, numbers - 1, **{name: numbers.clone() for name in more})
 
 
 def test_batches_end_at_what_may_run() -> None:
@@ -53,87 +37,64 @@ def test_batches_end_at_what_may_run() -> None:
 
 
 def test_the_largest_is_captured_first() -> None:
-    shapes = BUCKETS.shapes()
+    shapes = Buckets.up_to(10, (1, 4), 100, has_adapters=True).shapes()
     assert shapes[0] == Shape(16, 4, True) and shapes[-1] == Shape(1, 1, False) and len(shapes) == 5 * 2 * 2
-    assert [shape.batch * shape.width for shape in shapes] == sorted((s.batch * s.width for s in shapes), reverse=True)
+    assert [shape.num_tokens for shape in shapes] == sorted((shape.num_tokens for shape in shapes), reverse=True)
+    assert len(BUCKETS.shapes()) == 5 * 2, "without adapters no graph has any"
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (9, 16), (16, 16)])
 def test_a_step_takes_the_next_larger_graph(rows: int, batch: int) -> None:
-    assert shape_of(plan_of(rows)) == Shape(batch, 1, False)
-    assert shape_of(plan_of(rows, 4, SamplingParams(9, top_k=3))) == Shape(batch, 4, True)
+    assert BUCKETS.shape_of(inputs_of(rows)) == Shape(batch, 1)
+    assert BUCKETS.shape_of(inputs_of(rows, 4, adapters=True)) == Shape(batch, 4, True)
 
 
-def test_rows_that_draw_among_all_need_no_filter() -> None:
-    assert shape_of(plan_of(2, 1, SamplingParams(9, temperature=0.7))) == Shape(2, 1, False)
-
-
-def sampled(**how: Any) -> dict[str, Any]:
-    return {"sampling": SamplingBatch.build([SamplingParams(9), SamplingParams(9, **how)], [0, 1], [5, 5])}
-
-
-REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("prompts", {"num_prefill": 1}),
-    ("prompts", {"history_seeds": (HistorySeed(1, np.arange(3)),)}),
-    ("prompts", {"layer_ends": (1,)}),
-    ("grammars", {"constrained": (False, True)}),
-    ("edits", sampled(repetition_penalty=1.2)),
-    ("edits", sampled(presence_penalty=0.1)),
-    ("edits", sampled(frequency_penalty=0.1)),
-    ("edits", sampled(logit_bias=((3, 1.0),))),
-    ("edits", sampled(bad_words=((3,),))),
-    ("edits", sampled(bad_words=((3, 4),))),
-    ("edits", sampled(allowed_token_ids=(3, 4))),
-    ("edits", sampled(allowed_token_ids=(VOCAB + 1,))),
-    ("edits", sampled(min_tokens=3, stop_token_ids=(4,))),
-    ("logprobs", sampled(num_logprobs=0)),
-    ("adapters", {"adapters": np.asarray([0, 1])}),
-    ("length", {"layout": up_to(101)}),
-    ("width", {"width": 3}),
+REFUSED: list[tuple[str, ModelInputs]] = [
+    ("prompts", inputs_of(3, num_running=2)),
+    ("length", inputs_of(2, longest=101)),
+    ("width", inputs_of(2, 3)),
+    ("rows", inputs_of(17)),
 ]
 
 
-@pytest.mark.parametrize(("why", "changes"), REFUSED)
-def test_what_no_graph_holds(why: str, changes: dict[str, Any]) -> None:
-    assert shape_of(plan_of(2, **changes)) == why and why in EAGER_REASONS
-
-
-def test_too_many_rows() -> None:
-    assert shape_of(plan_of(17)) == "rows" and shape_of(replace(plan_of(1), row_ids=())) == "rows"
+@pytest.mark.parametrize(("why", "inputs"), REFUSED)
+def test_what_no_graph_holds(why: str, inputs: ModelInputs) -> None:
+    assert BUCKETS.shape_of(inputs) == why and why in EAGER_REASONS
 
 
 def test_up_to_three_widths_get_graphs() -> None:
     assert some_widths([1]) == (1,) and some_widths([1, 6]) == (1, 6) and some_widths([1, 2, 3, 4, 6, 8]) == (1, 4, 8)
 
 
-def test_a_frame_has_what_every_step_of_its_shape_has() -> None:
-    """Indices of the shape are those of any such plan; all that differs comes with the step."""
-    frame = step_arrays(frame_of(Shape(4, 3, False), 100, keeps_history=False), NOTHING).named()
-    own = step_arrays(plan_of(4, 3, emits=np.ones(4, np.bool_)), NOTHING).named()
-    sent = {"rows", "seq_lens", "expect_step", "emits", "page_table_0"}
-    assert frame.keys() == own.keys() and sent < frame.keys()
-    assert all(np.array_equal(frame[name], own[name]) for name in frame.keys() - sent)
+def test_places_hold_the_step_s_arrays_and_behind_them_padding() -> None:
+    """Whatever a larger step left there: padding at another position would write to pages of others."""
+    names = ("input_ids", "positions", "slots", "visible", "adapters")
+    fixed = FixedInputs(Shape(4, 2), 5, names, CPU)
+    every = dict.fromkeys(names[2:], True)
+    for step in (inputs_of(4, 2, **every), inputs_of(4, 1), inputs_of(3, 2, **every), inputs_of(1, 2, **every)):
+        fixed.fill(step)
+        read = fixed.of(Shape(4, 2, "adapters" in step.per_token()), 100)
+        num, num_rows = len(step.positions), len(step.layout.page_table)
+        for name, own in step.per_token().items():
+            padding = [-1 if name == "visible" else 0] * (8 - num)
+            assert getattr(read, name).tolist() == own.tolist() + padding, name
+        table = read.layout.page_table
+        assert torch.equal(table[:num_rows, :3], step.layout.page_table) and not table[num_rows:, 0].any()
 
 
-def test_relayed_lengths_are_sent_as_minus_one() -> None:
-    plan = plan_of(2)
-    params = params_of(plan.sampling, VOCAB)
-    assert row_arrays(plan, params)["seq_lens"].tolist() == [7, 8]
-    assert row_arrays(replace(plan, lengths_relayed=True), params)["seq_lens"].tolist() == [-1, -1]
+def test_a_graph_reads_trees_and_adapters_only_where_they_are() -> None:
+    fixed = FixedInputs(Shape(4, 2), 5, ("input_ids", "positions", "slots", "visible", "adapters"), CPU)
+    assert fixed.of(Shape(4, 1), 100).per_token().keys() == {"input_ids", "positions"}
+    assert fixed.of(Shape(2, 2), 100).per_token().keys() == {"input_ids", "positions", "slots", "visible"}
+    assert fixed.of(Shape(2, 1, True), 100).per_token().keys() == {"input_ids", "positions", "adapters"}
 
 
-class Held:
-    def hold(self, give_back: Any) -> None:
-        """Never given back."""
-
-
-def test_a_block_is_refilled_with_zeros_behind_each_array() -> None:
-    """And nothing behind the last place."""
-    boundary = PinnedCopies(torch.device("cpu"), lambda size: torch.full((size,), 9, dtype=torch.uint8))
-    block = torch.full((32,), 5, dtype=torch.uint8)
-    places = {"a": Place(0, 8, (2,), torch.int32), "b": Place(16, 24, (2, 2), torch.int16)}
-    boundary.refill(block, places, {"a": np.asarray([7], np.int32), "b": np.asarray([[3], [4]], np.int16)}, Held())
-    assert places["a"].of(block).tolist() == [7, 0] and places["b"].of(block).tolist() == [[3, 0], [4, 0]]
-    assert block[24:].tolist() == [5] * 8
-    first = Place(4, 28, (3, 2), torch.int32).first(2)
-    assert first == Place(4, 20, (2, 2), torch.int32)
+def test_a_graph_runs_steps_with_just_its_arrays() -> None:
+    """An array that a graph does not know would be lost without a word."""
+    fixed = FixedInputs(Shape(4, 2), 5, ("input_ids", "positions", "slots", "visible", "adapters"), CPU)
+    trees = Captured(None, fixed.of(Shape(4, 2), 100))  # type: ignore[arg-type]
+    fitting = inputs_of(3, 2, slots=True, visible=True)
+    assert trees.fits(fitting)
+    assert not trees.fits(inputs_of(3, 2)) and not trees.fits(replace(fitting, adapters=fitting.slots))
+    layout = replace(fitting.layout, encoder_lens=torch.zeros(3, dtype=torch.int64))
+    assert not trees.fits(replace(fitting, layout=layout))

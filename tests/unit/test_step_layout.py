@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from shared.engine.buckets import Shape, frame_of, row_arrays
 from shared.engine.forward_batch import host_lengths
 from shared.engine.step_arrays import NOTHING, step_arrays
 from shared.kernel.step_layout import PER_ROW, HostLengths, Layout, equal_bounds
-from shared.sample.params import params_of
+from tests.support.verify_steps import make_plan
 
 BATCH = 4
 
@@ -30,7 +29,7 @@ def test_a_full_layout_has_all_fields() -> None:
 
 
 def test_every_array_reaches_the_device() -> None:
-    plan = replace(frame_of(Shape(BATCH, 1, False), 100, keeps_history=False), layout=full())
+    plan = replace(make_plan([5] * BATCH, 1, []), layout=full())
     host = step_arrays(plan, NOTHING)
     sent = {name: torch.from_numpy(array.copy()) for name, array in host.named().items()}
     device = host.on_device(sent, host_lengths(plan)).layout
@@ -39,12 +38,6 @@ def test_every_array_reaches_the_device() -> None:
         n: a.tolist() for n, a in full().arrays().items()
     }
     assert all(isinstance(one, torch.Tensor) for one in device.arrays().values())
-
-
-def test_graphs_get_every_array_with_an_element_per_row() -> None:
-    plan = replace(frame_of(Shape(BATCH, 1, False), 100, keeps_history=False), layout=full())
-    sent = row_arrays(plan, params_of(plan.sampling, 50))
-    assert PER_ROW and all(np.array_equal(sent.get(name, ()), array) for name, array in full().per_row().items())
 
 
 def test_a_part_has_its_rows_of_every_array() -> None:

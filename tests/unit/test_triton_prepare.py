@@ -1,4 +1,4 @@
-"""How a captured step begins, by one kernel, interpreted: as the engine begins it, and nothing of padded rows."""
+"""How a decode step begins, by one kernel, interpreted: as the engine begins it, and nothing of padded rows."""
 
 from __future__ import annotations
 

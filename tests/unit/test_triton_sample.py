@@ -3,7 +3,6 @@ whatever order the programs run, and over however many of them a row's ids are s
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,11 @@ from shared.kernel import libraries
 from shared.sample import sampler as samplers
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
-from shared.sample.params import ANY, UNFILTERED, params_of
+from shared.sample.params import params_of
 from shared.sample.sampler_numba import NO_TOKEN, sample_cpu
-from shared.sample.sampler_torch import OutputRows, sample_torch, score_torch
+from shared.sample.sampler_torch import OutputRows, score_torch
 from tests.support.sampling_cases import (
     EFFECTS,
-    KNOBS,
     VOCAB,
     Case,
     draws_with,
@@ -101,24 +99,6 @@ def test_equal_logits_are_cut_by_id_over_all_splits(monkeypatch: pytest.MonkeyPa
     ours = sample_programs(*given)
     assert_equal(ours, sample_tensors(*given))
     assert (ours.ids < 1100).all()
-
-
-UNEDITED = [knobs for knobs in KNOBS if knobs.keys() <= {"temperature", "top_k", "top_p", "min_p"}]
-
-
-@pytest.mark.parametrize("mode", [UNFILTERED, ANY])
-@pytest.mark.parametrize("sample", [sampler_triton.sample_triton, sample_torch])
-def test_in_a_graph_the_device_alone_knows_how_rows_draw(sample: Any, mode: int) -> None:
-    """The host knows a frame's parameters, and a kind that stands for those of all steps."""
-    kinds = [knobs for knobs in UNEDITED if mode == ANY or knobs.keys() <= {"temperature"}]
-    batch = SamplingBatch.build([make_params(kind) for kind in kinds], list(range(len(kinds))), [4] * len(kinds))
-    row_of, positions = np.arange(len(batch)), torch.arange(len(batch)) + 5
-    logits = torch.randn(len(batch), VOCAB, generator=torch.Generator().manual_seed(3)) * 2.5
-    expected = sample_tensors(logits, batch, row_of, positions, None).ids
-    rows = rows_on(batch, row_of, logits)
-    frame = SamplingBatch.build([make_params({})] * len(batch), [0] * len(batch), [0] * len(batch))
-    blind = params_of(frame, VOCAB) | {"mode": np.full(len(batch), mode, np.int64)}
-    assert torch.equal(sample(logits, replace(rows, host=blind), positions, None).ids, expected)
 
 
 def test_windows_count_their_own_drafts() -> None:

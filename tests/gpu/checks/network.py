@@ -150,6 +150,6 @@ def tokens_of(place: Place, model: Model, most_tokens: int | None) -> tuple[dict
                 for event in core.queues.take_events():
                     if isinstance(event, Emitted):
                         found[event.key.rid].extend(int(one) for one in event.ids)
-        return found, core.engine.runner.totals() if most_tokens is not None else {}
+        return found, {} if core.graphs is None else core.graphs.totals()
     finally:
         core.close()

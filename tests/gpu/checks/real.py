@@ -446,7 +446,7 @@ def pages(place: Place) -> dict[str, object]:
 
 
 def preparing(place: Place) -> dict[str, object]:
-    """A captured step's positions, lengths and input ids, beside torch's on the same device."""
+    """A decode step's positions, lengths and input ids, beside torch's on the same device."""
     triton, device = kernels(place, "prepare"), device_of(place)
     relay = FutureMap(300, 8, device=str(device))
     for buffer in (relay.output_tokens_buf, relay.new_seq_lens_buf):
