@@ -208,7 +208,7 @@ HOST = """
 
 What the host does for each decode step that has a graph, whatever the network and the number of rows: uploads, replays
 of a graph, launches beside it (torch's operators and our kernels) and downloads. Counted on the virtual GPU by
-`python -m tests.support.host_work`. Nobody waits for the device.
+`python -m tests.support.host_work`. The host does not wait for the device.
 """
 LAUNCHED = """
 ## A launch, counted
