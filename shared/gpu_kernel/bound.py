@@ -45,7 +45,7 @@ class Bound:
     device: int
     constants: tuple[object, ...]
 
-    def launch(self, grid: tuple[int, int, int], stream: int, values: tuple[object, ...]) -> None:
+    def start(self, grid: tuple[int, int, int], stream: int, values: tuple[object, ...]) -> None:
         """`values`: an address for each tensor, and the numbers, in the parameters' order."""
         # None: no metadata for profilers, and no hooks
         self.run(*grid, stream, self.function, self.metadata, None, None, None, *values, *self.constants)

@@ -41,7 +41,7 @@ def launch(
     sizes = check_grid(kernel, grid)
     key, values, bound = _kernels.look_up(kernel, args, (num_warps, num_stages, max_registers), constants)
     if bound is not None and not _recordings and bound.device == current_device():
-        bound.launch(sizes, driver.active.get_current_stream(bound.device), values)
+        bound.start(sizes, driver.active.get_current_stream(bound.device), values)
         return
     device = device_of(kernel, args)
     if _recordings:
