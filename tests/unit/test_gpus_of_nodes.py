@@ -57,8 +57,8 @@ def test_slices_of_a_gpu_are_gpus_though_torch_counts_one():
 
 
 def test_one_gpu_has_one_node_unless_two_are_asked_for():
-    assert dealt(1) == dealt(8, devices=(0,)) == [(0, "0", 1)]
     assert LocalConfig().on_gpus(1).named_nodes == "--prefill 0 --decode 1"
+    assert dealt(1) == dealt(8, devices=(0,)) == [(0, "0", 1)]
     assert LocalConfig(decode=0).on_gpus(1).named_nodes == "--prefill 1 --decode 0"
     assert LocalConfig().on_gpus(0) == LocalConfig().on_gpus(8) == LocalConfig(prefill=1)
     assert dealt(1, prefill=1) == [(0, "0", 2)] * 2
