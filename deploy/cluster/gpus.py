@@ -12,7 +12,7 @@ from typing import Any
 
 from deploy.cluster.child import describe_end
 from shared.config.flags import to_argv
-from shared.config.gpus import VISIBLE, has_driver, visible_gpus
+from shared.config.gpus import NO_GPU, VISIBLE, has_driver, visible_gpus
 from shared.config.local_settings import LocalConfig
 from shared.config.processes import WITHOUT_GPU, NodeParts, NodeProcessConfig
 from shared.core import launcher
@@ -63,8 +63,9 @@ def find_gpus(parts: NodeParts, *, is_asked: bool) -> GpusHere:
     if not is_asked and parts.sched.device == "auto":
         if not has_driver():
             return GpusHere()
-        if visible_gpus() == "":
-            return GpusHere(why=f"{VISIBLE} is empty")
+        visible = visible_gpus()
+        if visible is not None and visible.partition(",")[0].strip() in NO_GPU:
+            return GpusHere(why=f"{VISIBLE}={visible} hides all GPUs")
     found = ask_torch(to_argv(NodeProcessConfig(parts), frozenset({"role"})))
     if "refused" in found:
         raise ConfigError(found["refused"])

@@ -15,7 +15,7 @@ from router.fleet.registry import RegisteredNode, Registry
 from router.requests.effects import Effects
 from router.requests.journal import OpenRequest
 from router.requests.tickets import PageSpan, Tickets
-from shared.config.endpoints import KEY_MARK, is_loopback
+from shared.config.endpoints import KEY_MARK, is_loopback, same_host
 from shared.core.keys import RequestKey
 from shared.wire.messages import Hello, PrefixSource
 from shared.wire.ranges import MAX_PULL_TOKENS
@@ -105,4 +105,4 @@ def can_dial(asker: Hello, source: Hello) -> bool:
     """Return whether the asker can dial the source. Loopback and ipc addresses need both nodes on one machine."""
     scheme, _, rest = source.node_endpoint.partition("://")
     host = rest.partition(KEY_MARK)[0].rpartition(":")[0]
-    return asker.host_id == source.host_id or (scheme == "tcp" and not is_loopback(host))
+    return same_host(asker.host_id, source.host_id) or (scheme == "tcp" and not is_loopback(host))

@@ -26,6 +26,13 @@ NO_CLIENT_KEYS = (
     "between routers and nodes; clients' keys are --api-key-file.)"
 )
 
+GPUS_MARK = "."  # in a host id, before a name of the GPUs that the node sees
+
+
+def same_host(one: str, other: str) -> bool:
+    """Return whether nodes with these host ids can share the host's memory."""
+    return one.partition(GPUS_MARK)[0] == other.partition(GPUS_MARK)[0]
+
 
 def is_loopback(host: str) -> bool:
     address = numeric(host)

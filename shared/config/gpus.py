@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# One of these exists if an NVIDIA driver is loaded. The second is Windows' driver, seen from WSL.
-DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+# One of these exists if an NVIDIA driver is loaded. The second is its part in WSL, whose device is all vendors'.
+DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
+NO_GPU = ("", "-1")  # first entries of CUDA_VISIBLE_DEVICES that hide all GPUs
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 

@@ -11,7 +11,6 @@ Both copies are asynchronous, so the step's lease holds each slot until the step
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -51,10 +50,6 @@ class Place:
 
     def of(self, block: torch.Tensor) -> torch.Tensor:
         return block[self.begin : self.end].view(self.dtype).view(self.shape)
-
-    def first(self, num: int) -> Place:
-        shape = (num, *self.shape[1:])
-        return Place(self.begin, self.begin + math.prod(shape) * self.dtype.itemsize, shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +147,6 @@ class PinnedCopies:
         block = device[:size]
         block.copy_(host[:size], non_blocking=True)
         return {name: place.of(block) for name, place in zip(tensors, places, strict=True)}
-
-    def refill(
-        self, block: torch.Tensor, places: Mapping[str, Place], arrays: Mapping[str, HostArray], holder: SlotHolder
-    ) -> None:
-        """Copy each array to its place in `block`, in one copy on the current stream.
-
-        The rest of each place becomes zero. Bytes after the last place keep their values.
-        """
-        size = size_of(list(places.values()))
-        host = self._out.take(size, holder)[:size]
-        host.zero_()
-        for name, place in places.items():
-            array = as_tensor(arrays[name])
-            place.of(host)[tuple(map(slice, array.shape))].copy_(array)
-        block[:size].copy_(host, non_blocking=True)
 
     def pack(self, tensors: Mapping[str, torch.Tensor]) -> Packed:
         places = lay_side_by_side(tensors)

@@ -10,7 +10,7 @@ from functools import partial
 from shared.config.endpoints import tcp_endpoint
 from shared.config.processes import NodeParts
 from shared.device.malloc import give_freed_memory_back
-from shared.node.build_memory import shares_gpu_memory, transports
+from shared.node.build_memory import own_host_id, shares_gpu_memory, transports
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
@@ -22,7 +22,7 @@ from shared.node.tombstones import Tombstones
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
-from shared.transfer.transports import about_transports, host_id, open_group
+from shared.transfer.transports import about_transports, open_group
 from shared.wire.codec import WireLimits
 from shared.wire.descriptors import raise_limit
 from shared.wire.keyring import KeyRing
@@ -82,7 +82,7 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
         node_id=node_id,
         epoch=int(epoch, 16),
         endpoint=links.endpoint,
-        host_id=host_id(),
+        host_id=own_host_id(parts, core.settings.device),
         transports=transports(parts, core.settings.device),
         fingerprint=make_fingerprint(
             core.spec, core.pool.planes, page_size, drafter, build_name(), core.scheduler.intake.grammar_version

@@ -74,8 +74,8 @@ class CudaIpc:
             if self._gpu.uuid(torch.device(self._pool.device.type, index)) == uuid:
                 return index
         raise HandoffFailed(
-            f"cuda_ipc: the peer's GPU {uuid} is not one of the {count} GPUs of this process: give both nodes the same "
-            "CUDA_VISIBLE_DEVICES, or use --transport zmq"
+            f"cuda_ipc: the peer's GPU {uuid} is not one of the {count} GPUs of this process: let both nodes see both "
+            "GPUs (CUDA_VISIBLE_DEVICES, each its own one first), or use --transport zmq"
         )
 
 

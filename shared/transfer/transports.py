@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from shared.config.endpoints import UNPROVEN
+from shared.config.endpoints import GPUS_MARK, UNPROVEN, same_host
 from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.device.gpu import Gpu
@@ -30,7 +30,6 @@ from shared.transfer.torch_groups import make_torch_group
 PREFERENCE = ("cuda_ipc", "shm", "nccl", "nixl", "zmq", "gloo")
 UNTRIED = ("nccl", "nixl")  # only by name: they never ran
 CHECKED = "cuda_ipc"  # by name, or after `baton doctor --gpu` read another process's memory on this machine
-SAME_HOST = ("cuda_ipc", "shm")
 NAMESPACES = ("pid", "user")  # in /proc/self/ns; a process in other namespaces can't open our descriptors
 
 
@@ -88,21 +87,24 @@ def choose_transport(
 
     The peer has sorted its list by measured speed.
     """
-    for name in peer_transports:
-        if name in transports and (name not in SAME_HOST or host_id == peer_host_id):
-            return name
-    return None
+    near = {"shm": same_host(host_id, peer_host_id), CHECKED: host_id == peer_host_id}
+    return next((name for name in peer_transports if name in transports and near.get(name, True)), None)
 
 
-def host_id() -> str:
-    """Return an id made of boot, namespaces and user. Processes with equal ids may open each other's descriptors."""
+def host_id(gpus: str = "") -> str:
+    """Return an id made of boot, namespaces and user. Processes with equal ids may open each other's descriptors.
+
+    `gpus`: a name of the GPUs that this process sees. Nodes that see others don't hand over by CHECKED, which opens the
+    peer's memory on the peer's GPU.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             parts = [file.read().strip()]
         parts += [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in NAMESPACES]
     except OSError:  # without /proc nothing can be shared: return an id that no other node has
         return secrets.token_hex(8)
-    return hashlib.sha256("/".join([*parts, str(os.geteuid())]).encode()).hexdigest()[:16]
+    own = hashlib.sha256("/".join([*parts, str(os.geteuid())]).encode()).hexdigest()[:16]
+    return f"{own}{GPUS_MARK}{gpus}" if gpus else own
 
 
 def make_sender(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageSender:

@@ -73,7 +73,7 @@ class Hello(Message, frozen=True):
     fingerprint: Fingerprint
     max_context: Count
     max_running: Count
-    host_id: Name  # nodes with equal ids can share memory
+    host_id: Name  # nodes with equal ids can share memory; behind a dot, a name of the GPUs that they see
     transports: Transports
     connection: Count  # this connection's number at the router; a repeated Hello has the same number
     adapters: Annotated[list[Adapter], Meta(max_length=MAX_NAMES)]

@@ -194,8 +194,10 @@ def test_torch_is_asked_only_where_there_may_be_a_gpu(monkeypatch):
     asked = machine(monkeypatch, EIGHT[:2])
     for device in ("cpu", "inline"):
         assert find_gpus(parts_of(device), is_asked=False) == GpusHere()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert find_gpus(parts_of(), is_asked=False) == GpusHere(why="CUDA_VISIBLE_DEVICES is empty")
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        said = f"CUDA_VISIBLE_DEVICES={hidden} hides all GPUs"
+        assert find_gpus(parts_of(), is_asked=False) == GpusHere(why=said)
     monkeypatch.setattr(gpus, "has_driver", lambda: False)
     assert find_gpus(parts_of(), is_asked=False) == GpusHere() and asked == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

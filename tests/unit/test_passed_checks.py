@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from shared.device import passed_checks
-from shared.device.gpu import DeviceInfo
 from shared.device.passed_checks import has_passed, remember, results_file
 from shared.node import build_memory
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
@@ -26,17 +25,21 @@ def set_driver(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> N
     monkeypatch.setattr(passed_checks, "DRIVER_FILE", file)
 
 
-class TwoKinds(VirtualGpu):
+class SeveralGpus(VirtualGpu):
+    """Sees the GPUs with these numbers."""
+
+    seen: tuple[int, ...] = ()
+
     def device_count(self) -> int:
-        return 2
+        return len(self.seen)
 
-    def describe(self, device: torch.device) -> DeviceInfo:
-        return DeviceInfo(("virtual", "another")[device.index], (9, 0), ())
+    def uuid(self, device: torch.device) -> str:
+        return f"virtual-{self.seen[device.index]}"
 
 
-def two_kinds() -> VirtualGpu:
+def seeing(*numbers: int) -> VirtualGpu:
     gpu = make_device()
-    gpu.__class__ = TwoKinds
+    gpu.__class__ = type("Seeing", (SeveralGpus,), {"seen": numbers})
     return gpu
 
 
@@ -50,19 +53,25 @@ def test_a_passed_check_is_remembered_and_a_failed_one_forgotten() -> None:
     assert [file.name for file in results_file().parent.iterdir()] == ["gpu_checks.json"]
 
 
-def test_it_holds_for_this_driver_torch_and_each_kind_of_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    remember("cuda_ipc", make_device(), True)
-    assert not has_passed("cuda_ipc", two_kinds()), "the other kind has not been tried"
-    remember("cuda_ipc", two_kinds(), True)
-    assert has_passed("cuda_ipc", two_kinds())
+def test_it_holds_for_this_driver_torch_and_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for number in (0, 1):
+        remember("cuda_ipc", seeing(number), True)
+    assert has_passed("cuda_ipc", seeing(1)) and not has_passed("cuda_ipc", seeing(0, 1)), "not tried together"
+    remember("cuda_ipc", seeing(0, 1), True)
+    assert has_passed("cuda_ipc", seeing(1, 0)) and not has_passed("cuda_ipc", seeing())
     with monkeypatch.context() as another:
         another.setattr(torch, "__version__", "9.9")
-        assert not has_passed("cuda_ipc", make_device())
+        assert not has_passed("cuda_ipc", seeing(0, 1))
     set_driver(monkeypatch, tmp_path, "590.2")
-    assert not has_passed("cuda_ipc", make_device())
+    assert not has_passed("cuda_ipc", seeing(0, 1))
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', "\x00"])
+def test_without_gpus_nothing_is_written() -> None:
+    remember("cuda_ipc", seeing(), True)
+    assert not results_file().exists()
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', "\x00"])
 def test_a_spoiled_file_has_nothing_and_is_written_anew(text: str) -> None:
     results_file().parent.mkdir(parents=True)
     results_file().write_text(text)

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from shared.config.endpoints import same_host
 from shared.core.errors import ConfigError
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
@@ -32,6 +33,10 @@ def test_the_first_common_transport_of_the_offer_is_chosen() -> None:
     assert choose_transport("a", ("shm",), "a", only_zmq) is None
     assert choose_transport("a", ("shm",), "b", ("shm",)) is None
     assert choose_transport("a", both, "a", ("rdma",)) is None
+    on_gpus, seen = ("cuda_ipc", "shm", "zmq"), "a.gpus01"
+    assert choose_transport(seen, on_gpus, seen, on_gpus) == "cuda_ipc"
+    assert choose_transport(seen, on_gpus, "a.gpus23", on_gpus) == "shm", "neither can open the other's GPU"
+    assert choose_transport(seen, on_gpus, "a", on_gpus) == "shm"
 
 
 def test_settings_name_what_is_there() -> None:
@@ -71,3 +76,4 @@ def test_the_host_id_is_the_same_in_another_process() -> None:
     code = "from shared.transfer.transports import host_id; print(host_id())"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == host_id() and len(host_id()) == 16
+    assert host_id("gpus01") == f"{host_id()}.gpus01" and same_host(host_id(), host_id("gpus01"))

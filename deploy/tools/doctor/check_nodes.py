@@ -10,7 +10,7 @@ import msgspec
 
 from deploy.tools.doctor.facts import Cluster, ReadyFacts, SeenNode
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, or_well
-from shared.config.endpoints import is_loopback
+from shared.config.endpoints import is_loopback, same_host
 from shared.core.states import NodeState
 from shared.wire.fitting import REPORTED_ONLY, misfit
 from shared.wire.messages import Fingerprint
@@ -150,7 +150,7 @@ def check_pair(prefill: SeenNode, decode: SeenNode) -> list[Finding]:
     a, b = prefill.hello, decode.hello
     where = f"{prefill.name}, {decode.name}"
     both = set(a.transports) & set(b.transports)
-    is_far = a.host_id != b.host_id
+    is_far = not same_host(a.host_id, b.host_id)
     has = f"{prefill.name} has {', '.join(a.transports) or 'none'}; {decode.name} {', '.join(b.transports) or 'none'}"
     if not both - ({SHARED_MEMORY} if is_far else set()):
         far = ", and they share no memory (another machine, container or user)" if is_far else ""
@@ -177,7 +177,7 @@ def check_addresses(nodes: Sequence[SeenNode]) -> list[Finding]:
     lonely = {
         node.name: node.hello.node_endpoint
         for one, other in combinations(nodes, 2)
-        if one.hello.host_id != other.hello.host_id
+        if not same_host(one.hello.host_id, other.hello.host_id)
         for node in (one, other)
         if is_loopback(host_of(node.hello.node_endpoint))
     }
