@@ -148,12 +148,12 @@ def test_eight_gpus_are_dealt_to_four_nodes(monkeypatch, capsys):
 
 def test_one_gpu_is_explained(monkeypatch, capsys):
     machine(monkeypatch, EIGHT[:1])
-    (node,) = started(monkeypatch)
-    assert (node.name, node.gpus, flags_of(node)) == ("decode-0", "0", {"--device=cuda"})
+    nodes = started(monkeypatch)
+    assert [(node.name, node.gpus, flags_of(node)) for node in nodes] == [("decode-0", "0", {"--device=cuda"})]
     said = capsys.readouterr().err
     assert "one node computes prompts and answers" in said and "--prefill 1 starts two" in said
-    for nodes in ({"prefill": 0}, {"decode": 0}, {"decode": 2}):  # nothing was decided for the user
-        started(monkeypatch, **nodes)
+    for asked in ({"prefill": 0}, {"decode": 0}, {"decode": 2}):  # nothing was decided for the user
+        started(monkeypatch, **asked)
         assert "one node computes" not in capsys.readouterr().err
 
 
