@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -82,4 +81,4 @@ def visible_uuids(gpu: Gpu) -> frozenset[str]:
 
 def name_of_visible(gpu: Gpu) -> str:
     """Return a short name that processes share if they see the same GPUs."""
-    return hashlib.sha256(json.dumps(sorted(visible_uuids(gpu))).encode()).hexdigest()[:8]
+    return hashlib.sha256(",".join(sorted(visible_uuids(gpu))).encode()).hexdigest()[:8]

@@ -23,7 +23,6 @@ from shared.sample.sampler_torch import OutputRows
 
 ParamsOf = Callable[[SamplingBatch], Params[np.ndarray]]
 UNRESOLVED = torch.zeros(0, dtype=torch.int64)
-NOT_PREPARED = Prepared(UNRESOLVED, UNRESOLVED, UNRESOLVED, UNRESOLVED)
 PARAM = "param."  # prefix of the sampling parameters' names in an upload
 
 
@@ -66,8 +65,8 @@ class ForwardBatch:
         chunk_ids = lease.take_staging().numpy() if plan.prefill_input_ids_cpu is not None else NOTHING
         host = step_arrays(plan, chunk_ids)
         sampling = params_of(plan.sampling) if boundary.is_device else None
-        own = host.named() | _prefixed(sampling)
-        if plan.lengths_relayed and _is_prepared(plan, future_map):
+        own, is_prepared = host.named() | _prefixed(sampling), _is_prepared(plan, future_map)
+        if plan.lengths_relayed and is_prepared:
             own["seq_lens"] = np.full(plan.batch_size, -1)  # the relay has them
         sent = boundary.upload(own, lease)
         params = None
@@ -75,31 +74,18 @@ class ForwardBatch:
             params = BothParams(sampling, {name: sent.pop(PARAM + name) for name in sampling})
         arrays = host.on_device(sent, host_lengths(plan))
         future = FutureIndices(arrays.rows)
-        if _is_prepared(plan, future_map):
-            return cls.on_device(plan, host, arrays, params, future, NOT_PREPARED)
-        committed = _committed(plan, arrays, future, future_map)
-        positions = committed if plan.has_one_token_each else committed[arrays.token_rows] + arrays.offsets
-        prepared = Prepared(committed, UNRESOLVED, positions, UNRESOLVED)
-        return cls.on_device(plan, host, arrays, params, future, prepared)
-
-    @classmethod
-    def on_device(
-        cls,
-        plan: StepPlan,
-        host: StepArrays[np.ndarray],
-        arrays: StepArrays[torch.Tensor],
-        params: BothParams | None,
-        future: FutureIndices,
-        prepared: Prepared,
-    ) -> ForwardBatch:
+        committed = positions = UNRESOLVED
+        if not is_prepared:
+            committed = _committed(plan, arrays, future, future_map)
+            positions = committed if plan.has_one_token_each else committed[arrays.token_rows] + arrays.offsets
         inputs = ModelInputs(
-            input_ids=prepared.input_ids,
-            positions=prepared.positions,
+            input_ids=UNRESOLVED,
+            positions=positions,
             layout=arrays.layout,
             logits_idx=arrays.logits_idx,
             adapters=arrays.adapters,
         )
-        return cls(plan, host, arrays, params, future, prepared.committed, prepared.tag_ok, inputs)
+        return cls(plan, host, arrays, params, future, committed, UNRESOLVED, inputs)
 
     def prepared_is(self, prepared: Prepared) -> None:
         self.committed, self.tag_ok = prepared.committed, prepared.tag_ok

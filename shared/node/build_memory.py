@@ -9,7 +9,7 @@ import torch
 from shared.config.host_memory import host_memory
 from shared.config.processes import NodeParts
 from shared.device.gpu import Gpu
-from shared.device.passed_checks import has_passed, name_of_visible
+from shared.device.passed_checks import has_passed
 from shared.device.torch_cuda import TorchCuda
 from shared.kv.layout import layer_ends, page_bytes
 from shared.model.interface import Model
@@ -20,7 +20,7 @@ from shared.node.gpu_memory import measure_use
 from shared.node.memory_plan import MemoryPlan, plan_memory
 from shared.observe.log import Logger
 from shared.sched.settings import SchedSettings
-from shared.transfer.transports import CHECKED, available_transports, host_id
+from shared.transfer.transports import CHECKED, available_transports
 
 
 def measured_plan(
@@ -84,9 +84,3 @@ def transports(parts: NodeParts, device: str) -> tuple[str, ...]:
 def shares_gpu_memory(device: str) -> bool:
     """Return whether this machine's GPUs passed the check of cuda_ipc."""
     return device == "cuda" and has_passed(CHECKED, TorchCuda())
-
-
-def own_host_id(parts: NodeParts, device: str) -> str:
-    """Name the visible GPUs if `auto` may take cuda_ipc."""
-    is_named = parts.node.transport == "auto" and shares_gpu_memory(device)
-    return host_id(name_of_visible(TorchCuda()) if is_named else "")

@@ -10,7 +10,9 @@ from functools import partial
 from shared.config.endpoints import tcp_endpoint
 from shared.config.processes import NodeParts
 from shared.device.malloc import give_freed_memory_back
-from shared.node.build_memory import own_host_id, shares_gpu_memory, transports
+from shared.device.passed_checks import name_of_visible
+from shared.device.torch_cuda import TorchCuda
+from shared.node.build_memory import transports
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
@@ -22,7 +24,7 @@ from shared.node.tombstones import Tombstones
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
-from shared.transfer.transports import about_transports, open_group
+from shared.transfer.transports import CHECKED, about_transports, host_id, open_group
 from shared.wire.codec import WireLimits
 from shared.wire.descriptors import raise_limit
 from shared.wire.keyring import KeyRing
@@ -70,20 +72,19 @@ def build_node(
     return Node(ctx, make_side(ctx))
 
 
-def about_auto(device: str) -> str:
-    return about_transports(device, checked=shares_gpu_memory(device))
-
-
 def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
     node_id, _, epoch = links.identity.partition("@")
     page_size, drafter = parts.memory.page_size, core.engine.worker.drafter
+    device, is_auto = core.settings.device, parts.node.transport == "auto"
+    offered = transports(parts, device)
+    shares_gpus = is_auto and CHECKED in offered
     return NodeFacts(
         role=parts.node.role,
         node_id=node_id,
         epoch=int(epoch, 16),
         endpoint=links.endpoint,
-        host_id=own_host_id(parts, core.settings.device),
-        transports=transports(parts, core.settings.device),
+        host_id=host_id(name_of_visible(TorchCuda()) if shares_gpus else ""),
+        transports=offered,
         fingerprint=make_fingerprint(
             core.spec, core.pool.planes, page_size, drafter, build_name(), core.scheduler.intake.grammar_version
         ),
@@ -93,6 +94,6 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
         heartbeat_s=parts.node.heartbeat_s,
         lease_s=parts.node.lease_s,
         silence_s=parts.node.silence_s,
-        about_transports=about_auto(core.settings.device) if parts.node.transport == "auto" else "",
+        about_transports=about_transports(device, checked=shares_gpus) if is_auto else "",
         lora_dir=parts.adapters.lora_dir,
     )

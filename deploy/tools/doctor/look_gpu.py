@@ -89,7 +89,7 @@ def look_at(gpu: Gpu, where: torch.device) -> GpuDevice:
 
 def remember_sharing(gpu: Gpu, found: tuple[GpuDevice, ...]) -> str:
     """Let `--transport auto` take cuda_ipc if it passed on all GPUs. Return why that could not be written down."""
-    passed = bool(found) and not any(device.problem or device.sharing_problem for device in found)
+    passed = not any(device.problem or device.sharing_problem for device in found)
     return problem_of(lambda: remember(CHECKED, gpu, passed))
 
 
