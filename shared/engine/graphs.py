@@ -77,7 +77,7 @@ class FixedInputs:
         """Return the inputs that a graph of this shape reads."""
         device, own = self.table.device, {name: fixed[: shape.num_tokens] for name, fixed in self.tokens.items()}
         is_prompt = isinstance(shape, PromptShape)
-        if is_prompt:
+        if isinstance(shape, PromptShape):
             bounds, width = np.full(shape.batch + 1, shape.num_tokens, np.int32), shape.num_tokens
             bounds[0] = 0
         else:
@@ -105,8 +105,8 @@ def divide(inputs: ModelInputs, read: ModelInputs) -> None:
     """Copy to a graph of prompts how a step's tokens are divided among rows, and which want logits.
 
     The row behind the last one owns the padding tokens, which no row of a request may own. Later rows are empty. Behind
-    the step's own outputs, an earlier step's indices stay: they are tokens of this graph, too, and nobody reads their
-    logits."""
+    the step's own outputs, an earlier step's indices stay: they are tokens of this graph, too, and the engine does not
+    read their logits."""
     own, fixed = inputs.layout.cu_q_lens, read.layout.cu_q_lens
     fixed[: len(own)].copy_(own)
     fixed[len(own) :].fill_(len(read.input_ids))

@@ -125,8 +125,6 @@ class LlamaLike(Model, Protocol):
     config: LlamaConfig
     embed: torch.Tensor
 
-    @property
-    def gathers(self) -> bool: ...
     def capture_aux(self, layers: tuple[int, ...]) -> None: ...
     def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput: ...
 
@@ -143,8 +141,8 @@ class AdaptedModel:
 
     @property
     def gathers(self) -> bool:
-        """As LlamaModel's."""
-        return self._plain.gathers
+        """As LlamaModel's. The compiled model, for CPUs, has none."""
+        return bool(getattr(self._plain, "gathers", True))
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         for model in (self._plain, self._adapted):

@@ -75,7 +75,15 @@ class GraphMemory:
         self.blocks.append(block)
         return block
 
+    def let_go(self) -> None:
+        """Its blocks are gone, but for those that tensors use."""
+        self.is_gone = True
+        self.blocks.clear()
+        self._free.clear()
+
     def take_back(self, block: Block) -> None:
+        if self.is_gone:
+            return
         self._free.append(block)
         if self.capture is not None:
             overwrite = partial(block.memory.fill_, POISON)
@@ -181,7 +189,8 @@ class Captures:
             memory.num_whole += 1
         finally:
             self._of_thread.capture = memory.capture = None
-            memory.is_gone = not memory.num_whole
+            if not memory.num_whole:
+                memory.let_go()
 
     def compile(self, kernel: str) -> None:
         """A kernel is about to be launched, in a form that it may not have been compiled or tuned for yet."""
