@@ -163,6 +163,14 @@ def test_tokens_that_do_not_follow_are_an_error() -> None:
     ours.close()
 
 
+def test_what_the_vocabulary_has_no_token_for_is_said_so() -> None:
+    ours = make_grammars()
+    constraint = ready(ours, grammar_from("regex", "e\u00e9"))  # HashLM's tokens are ASCII
+    with pytest.raises(InvalidRequest, match=r"grammar: this model has no token for what comes next there$"):
+        filled(constraint, [VOCABULARY.tokens.index(b"e")])
+    ours.close()
+
+
 def test_a_grammar_that_can_t_be_compiled() -> None:
     ours = make_grammars()
     broken = ready(ours, LLMatcher.grammar_from_regex("(?<=a)b"))
