@@ -138,6 +138,7 @@ class GraphRunner:
         self._names = ("input_ids", "positions", *(("slots", "visible") if trees else ()))
         self._names += ("adapters",) if True in buckets.adapted else ()
         self._captured: dict[Shape, Captured] = {}
+        self._plan_graph = getattr(model, "plan_graph", None)  # of attention that plans each run on the host
 
     def totals(self) -> dict[str, float]:
         return {"graph_steps": float(self.graphed)} | {
@@ -153,6 +154,8 @@ class GraphRunner:
         assert captured.fits(inputs), f"the graph of {shape} reads other arrays than the step has"
         self.graphed += 1
         self._inputs.fill(inputs)
+        if self._plan_graph is not None:
+            self._plan_graph(captured.inputs, inputs.layout.host, kv.page_size)
         captured.graph.replay()
         return self._outputs.first(len(inputs.logits_idx), len(inputs.positions))
 
@@ -179,6 +182,8 @@ class GraphRunner:
         gc.collect()  # nothing on the device may be freed during a capture
         for shape in shapes:
             inputs = self._inputs.of(shape, self._buckets.most_tokens)
+            if self._plan_graph is not None:
+                self._plan_graph(inputs, None, page_size)
             output = self._model.forward(inputs, self._kv)
             if not self._captured:
                 self._outputs = FixedOutputs.like(output)
