@@ -16,6 +16,7 @@ import torch
 from deploy.tools.doctor.facts import GpuDevice, GpuFacts
 from deploy.tools.doctor.read_shared import check_sharing
 from shared.config.gpus import has_driver, visible_gpus
+from shared.core.short_process import run_short
 from shared.device.gpu import Gpu
 from shared.device.passed_checks import remember
 from shared.kernel import flash_check
@@ -65,10 +66,10 @@ def driver_version() -> str:
         return ""
     command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
+        done = run_short(command, TOOL_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip().split("\n")[0]
+    return "" if done.returncode else done.stdout.strip().split("\n")[0]
 
 
 def problem_of(ask: Callable[[], object]) -> str:
