@@ -65,6 +65,7 @@ ENCODER = FrozenPath(
 LIBRARY = FrozenPath(
     "models that the library transformers runs",
     {
+        "--attention": "have Baton's attention; use auto or baton",
         "--deterministic": "compute with kernels whose results depend on the batch",
         "--device": "run on the CPU only so far; use --device cpu",
         "--lora": "have no adapters",

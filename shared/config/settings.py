@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from shared.config import shipped_model
 from shared.config.endpoints import MAX_PORT, check_bind_host, check_router
+from shared.config.gpus import ATTENTION_CHOICES
 from shared.config.model_names import check_names, named_path, names_of
 from shared.config.model_path import MODEL_CHOICES
 from shared.config.options import check_fields, option
@@ -177,6 +178,7 @@ class SchedConfig:
         "always operator by operator",
         choices=("auto", "off"),
     )
+    attention: str = option("auto", ATTENTION_CHOICES, choices=("auto", "baton", "flashinfer"))
     deterministic: bool = option(
         False,
         "on a GPU, kernels use fixed tiles and splits. A request then gets the same bits whatever runs beside it and "

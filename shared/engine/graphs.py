@@ -174,6 +174,7 @@ class GraphRunner:
         self._inputs: FixedInputs | None = None
         self._outputs: FixedOutputs | None = None
         self._memory: object = None  # what new_graph_memory returns
+        self._plan_graph = getattr(model, "plan_graph", None)  # of attention that plans each run on the host
 
     def totals(self) -> dict[str, float]:
         return {"graph_steps": float(self.graphed), "graph_prompt_steps": float(self.graphed_prompts)} | {
@@ -192,6 +193,8 @@ class GraphRunner:
         self.graphed += 1
         self.graphed_prompts += isinstance(shape, PromptShape)
         self._inputs.fill(inputs, captured.inputs)
+        if self._plan_graph is not None:
+            self._plan_graph(captured.inputs, inputs.layout.host, kv.page_size)
         captured.graph.replay()
         return self._outputs.first(len(inputs.logits_idx), len(inputs.positions))
 
@@ -231,6 +234,8 @@ class GraphRunner:
             self._inputs = FixedInputs(left, num_pages, self._names, self._device)
             self._memory = self._gpu.new_graph_memory()
         inputs = self._inputs.of(shape, self._buckets.most_tokens)
+        if self._plan_graph is not None:
+            self._plan_graph(inputs, None, self._kv.page_size)
         output = self._model.forward(inputs, self._kv)
         outputs = self._outputs = self._outputs or FixedOutputs.like(output, left)
         outputs.copy_from(output)

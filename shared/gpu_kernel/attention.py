@@ -51,21 +51,29 @@ class TritonAttention:
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        inputs, shape, window = self._inputs, self._shape, self._shape.window(layer)
-        of = Layer(
-            self._kv[:, layer], None if self._scales is None else self._scales[:, layer], window, shape.score_scale
-        )
-        norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
-        tables = self._local_tables if window else self._tables
-        q = rope_write(
-            qkv, norms, shape.eps, tables, inputs.positions, self._places, shape.num_heads, of.kv, of.scales, self._size
-        )
+        of, q = self._layer(layer), self.write(layer, qkv, q_norm, k_norm)
         out = torch.empty_like(q)
         if self._chunks.num_rows:
             attend_chunks(q, out, of, self._chunks, self._places)
         if self._windows.num_rows:
             attend_windows(q, out, of, self._windows, self._places)
         return out.flatten(1)
+
+    def write(
+        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Rotate q and k, and write keys and values to their pages. Return q, (T, heads, D)."""
+        of, shape = self._layer(layer), self._shape
+        norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
+        tables = self._local_tables if of.window else self._tables
+        return rope_write(
+            qkv, norms, shape.eps, tables, self._inputs.positions, self._places, shape.num_heads, of.kv, of.scales,
+            self._size,
+        )  # fmt: skip
+
+    def _layer(self, layer: int) -> Layer:
+        scales = None if self._scales is None else self._scales[:, layer]
+        return Layer(self._kv[:, layer], scales, self._shape.window(layer), self._shape.score_scale)
 
 
 def packed(inputs: AttentionInputs) -> AttentionInputs:

@@ -59,7 +59,8 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
     if isinstance(opened, LibraryFolder):
         from shared.model.library.loading import load_library_model  # imports the library
 
-        LIBRARY.refuse({f"--device {device}": device != "cpu"}, of=opened.path.name)
+        is_asked = options.attention is not None and options.attention.is_asked
+        LIBRARY.refuse({f"--device {device}": device != "cpu", "--attention": is_asked}, of=opened.path.name)
         return load_library_model(opened.path, options)
     if device == "cpu" or options.memory is not None:
         opened.check_memory(opened.source.config)
@@ -115,7 +116,7 @@ def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span 
     config = opened.source.config
     picked = [opened.pick_kernels(config, device) for _ in spans]
     make, dtype = picked[0], opened.dtype
-    spec, as_program = opened.spec(), opened.options.kernels == "auto"
+    spec, as_program = opened.spec(make.attention), opened.options.kernels == "auto"
     form, packed = opened.options.formats.weights, map_weights(opened, make, spec.weights_hash)
     weights = load_weights(
         opened.source, dtype, device, opened.num_positions, make.make_weight, make.make_head, form, packed

@@ -21,6 +21,7 @@ from shared.engine.boundary import PinnedCopies
 from shared.engine.drafter import Drafter
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars
+from shared.kernel.flash_infer import LibraryAttention
 from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_eagle_head, load_model
@@ -58,6 +59,7 @@ class Kind:
     adapters: bool = False
     grammars: bool = False
     layer_ends: tuple[int, ...] = ()  # hand-offs travel in parts
+    flashinfer: bool = False  # computes attention on the GPU: see fake_flashinfer.py
 
     @property
     def width(self) -> int:
@@ -132,9 +134,9 @@ def make_core(
     device = "cpu" if gpu is None else str(gpu.device)
     formats = Formats(kv=kind.kv, weights=kind.weights)
     adapters = adapters_of(kind.family) if kind.adapters else {}
-    model = load_model(
-        str(folder_of(kind.family)), LoadOptions("float32", kernels=kernels, formats=formats, adapters=adapters), device
-    )
+    attention = LibraryAttention("0.7.4", gpu, is_asked=True) if kind.flashinfer and gpu is not None else None
+    options = LoadOptions("float32", kernels=kernels, formats=formats, adapters=adapters, attention=attention)
+    model = load_model(str(folder_of(kind.family)), options, device)
     settings = SchedSettings(
         16, 128, chunk_size=chunk_size, mixed_chunk_size=chunk_size, width=kind.width, mix=kind.mix, device=device,
         needs_cpu_seq_lens=kind.exact, layer_ends=kind.layer_ends,
