@@ -170,10 +170,11 @@ class SchedConfig:
     )
     cuda_graphs: str = option(
         "auto",
-        "on a GPU a decode node captures the forwards of its decode and verify steps at start, for up to 14 batch "
-        "sizes, and launches each as one graph. The capture takes a few seconds, and uses memory that "
+        "on a GPU a node captures the forwards of its decode and verify steps, for up to 14 batch sizes, and of steps "
+        "of up to 512 prompt tokens at start, and launches each as one graph; a prefill node captures prompts only. "
+        "The capture takes a few seconds, and uses memory that "
         "--gpu-mem-fraction leaves free. Graphs read the KV pool, so they are captured after it is allocated, and "
-        "their size is unknown until then. Steps that don't fit run operator by operator, and the log says so. off: "
+        "their size is unknown until then. Steps that don't fit run operator by operator, and the log names them. off: "
         "always operator by operator",
         choices=("auto", "off"),
     )

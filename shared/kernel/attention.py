@@ -257,8 +257,11 @@ class TorchAttention:
 def rows_alone(inputs: AttentionInputs) -> int:
     """Return how many rows, from the first, run one by one: the prefill chunks, or all if padding dominates.
 
-    On a CPU, all rows run alone if any is a chunk, because launches cost nothing there."""
+    On a CPU, all rows run alone if any is a chunk, because launches cost nothing there. In a graph of prompts no row
+    does: the host does not know which tokens it has."""
     host, num_rows = inputs.layout.host, len(inputs.layout.page_table)
+    if host is not None and host.varies:
+        return 0
     has_chunk = inputs.layout.max_q_len > PADDED_MAX_Q
     if host is None or (has_chunk and inputs.positions.device.type == "cpu"):
         return num_rows if has_chunk else 0

@@ -126,6 +126,8 @@ class LlamaLike(Model, Protocol):
     config: LlamaConfig
     embed: torch.Tensor
 
+    @property
+    def gathers(self) -> bool: ...
     def capture_aux(self, layers: tuple[int, ...]) -> None: ...
     def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput: ...
 
@@ -144,6 +146,11 @@ class AdaptedModel:
     def __init__(self, plain: LlamaLike, adapted: LlamaLike, bank: LoraBank) -> None:
         self._plain, self._adapted, self.bank = plain, adapted, bank
         self.spec, self.config, self.embed = plain.spec, plain.config, plain.embed
+
+    @property
+    def gathers(self) -> bool:
+        """As LlamaModel's."""
+        return self._plain.gathers
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         for model in (self._plain, self._adapted):

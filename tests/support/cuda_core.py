@@ -127,9 +127,10 @@ def make_core(
     graphs: bool = False,
     chunk_size: int = 16,
     max_running: int = 8,
+    prompts: tuple[int, ...] = (8, 24),
 ) -> NodeCore:
     """On the CPU, inline, where there is no `gpu`. `shared_memory`: of its pool, on the CPU. `kernels`: as of
-    LoadOptions. `graphs`: decode steps are captured, for up to `max_running` rows."""
+    LoadOptions. `graphs`: steps are captured: of up to `max_running` decode rows, and of `prompts` prompt tokens."""
     device = "cpu" if gpu is None else str(gpu.device)
     formats = Formats(kv=kind.kv, weights=kind.weights)
     adapters = adapters_of(kind.family) if kind.adapters else {}
@@ -145,7 +146,8 @@ def make_core(
     if gpu is None:
         return assemble_core(model, make_streams("inline"), settings, sizes, **how)
     boundary = PinnedCopies(gpu.device, lambda size: gpu.pinned((size,), torch.uint8))
-    spec = GraphSpec(gpu, (kind.width,), settings.history_len) if graphs else None
+    prompts = () if model.spec.needs_cpu_seq_lens else prompts
+    spec = GraphSpec(gpu, (kind.width,), settings.history_len, prompts=prompts) if graphs else None
     return assemble_core(model, make_streams("cuda", gpu=gpu), settings, sizes, boundary=boundary, graphs=spec, **how)
 
 
