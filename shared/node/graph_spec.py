@@ -37,7 +37,7 @@ def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | No
     reads_lengths = not getattr(model, "gathers", True)
     # attention that gathers would read as many keys for each of a graph's rows, so prompts would be slower in a graph
     most, prompts = (model.spec.max_context, PROMPT_TOKENS) if reads_lengths else (GRAPH_TOKENS, ())
-    if model.spec.needs_cpu_seq_lens:  # its attention plans on the host, and makes no plans for such graphs
+    if model.spec.needs_cpu_seq_lens:  # such attention is planned for graphs of decode rows
         prompts = ()
     widths = () if parts.node.role == "prefill" else some_widths(step_widths(parts.spec))
     return GraphSpec(gpu, widths, most, prompts=prompts) if widths or prompts else None
