@@ -146,6 +146,7 @@ def make_core(
     if gpu is None:
         return assemble_core(model, make_streams("inline"), settings, sizes, **how)
     boundary = PinnedCopies(gpu.device, lambda size: gpu.pinned((size,), torch.uint8))
+    prompts = () if model.spec.needs_cpu_seq_lens else prompts
     spec = GraphSpec(gpu, (kind.width,), settings.history_len, prompts=prompts) if graphs else None
     return assemble_core(model, make_streams("cuda", gpu=gpu), settings, sizes, boundary=boundary, graphs=spec, **how)
 
