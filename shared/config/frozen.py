@@ -66,7 +66,6 @@ LIBRARY = FrozenPath(
     "models that the library transformers runs",
     {
         "--deterministic": "compute with kernels whose results depend on the batch",
-        "--device": "run on the CPU only so far; use --device cpu",
         "--lora": "have no adapters",
         "--lora-dir": "have no adapters",
         "--pp": "are not cut into stages",

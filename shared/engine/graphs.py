@@ -129,9 +129,12 @@ class GraphRunner:
     steps by reason (EAGER_REASONS).
     """
 
-    def __init__(self, model: Model, kv: KVPool, gpu: Gpu, buckets: Buckets, *, trees: bool, device: str) -> None:
-        """`trees`: whether windows of several tokens are trees."""
+    def __init__(
+        self, model: Model, kv: KVPool, gpu: Gpu, buckets: Buckets, *, trees: bool, device: str, refused: str = ""
+    ) -> None:
+        """`trees`: whether windows of several tokens are trees. `refused`: why the model can't be captured, or ""."""
         self.graphed = 0
+        self._refused = refused
         self.eager: Counter[str] = Counter()
         self._model, self._kv, self._gpu, self._buckets = model, kv, gpu, buckets
         self._device = torch.device(device)
@@ -148,7 +151,7 @@ class GraphRunner:
         shape = self._buckets.shape_of(inputs)
         captured = None if isinstance(shape, str) else self._captured.get(shape)
         if captured is None:
-            self.eager[shape if isinstance(shape, str) else "uncaptured"] += 1
+            self.eager[shape if isinstance(shape, str) else "waits" if self._refused else "uncaptured"] += 1
             return model.forward(inputs, kv)
         assert captured.fits(inputs), f"the graph of {shape} reads other arrays than the step has"
         self.graphed += 1
@@ -163,6 +166,9 @@ class GraphRunner:
 
         If a capture fails, log a warning. Steps of uncaptured shapes run eagerly.
         """
+        if self._refused:
+            logger.warning("no CUDA graphs: %s", self._refused)
+            return
         started = time.monotonic()
         try:
             self._capture_all()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shared.config.frozen import ENCODER, LIBRARY
+from shared.config.frozen import ENCODER
 from shared.config.model_path import resolve_head
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
@@ -59,8 +59,7 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
     if isinstance(opened, LibraryFolder):
         from shared.model.library.loading import load_library_model  # imports the library
 
-        LIBRARY.refuse({f"--device {device}": device != "cpu"}, of=opened.path.name)
-        return load_library_model(opened.path, options)
+        return load_library_model(opened.path, options, device=device)
     if device == "cpu" or options.memory is not None:
         opened.check_memory(opened.source.config)
     (model,) = build_spans(opened, torch.device(device), [None])
@@ -74,10 +73,7 @@ def why_on_cpu(name: str, options: LoadOptions = AS_GIVEN) -> str:
     opened = open_named(name, options)
     if opened is None:
         return f"{name} {HOST_CODE}"
-    if isinstance(opened, OpenedModel):
-        return ""
-    frozen = ENCODER if isinstance(opened, EncoderFolder) else LIBRARY
-    return frozen.sentence("--device", of=opened.path.name)
+    return ENCODER.sentence("--device", of=opened.path.name) if isinstance(opened, EncoderFolder) else ""
 
 
 def model_of_code(name: str, options: LoadOptions) -> Model:

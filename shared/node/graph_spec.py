@@ -11,29 +11,45 @@ from shared.engine.buckets import Buckets, some_widths
 from shared.engine.drafter import Drafter
 from shared.engine.graphs import GraphRunner
 from shared.kv.pool import KVPool
-from shared.model.interface import Model
-from shared.model.llama import LlamaModel
+from shared.model.interface import Model, ModelSpec
 from shared.sched.draft_length import step_widths
 from shared.sched.settings import SchedSettings
 
+# dtypes, and major numbers of GPUs, for which torch has a grouped product
+GROUPED_IN, GROUPED_ON = frozenset({"bfloat16"}), (9, 10)
 GRAPH_TOKENS = 1024  # `most_tokens` of a model whose attention gathers a fixed number of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """Decode steps of these widths run as graphs while no row has more than `most_tokens` tokens."""
+    """Decode steps of these widths run as graphs while no row has more than `most_tokens` tokens.
+
+    `refused`: why no step of this model can be captured; "" if all can."""
 
     gpu: Gpu
     widths: tuple[int, ...]
     most_tokens: int
+    refused: str = ""
 
 
 def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | None:
     if gpu is None or parts.sched.cuda_graphs == "off" or parts.node.role == "prefill":
         return None
-    reads_lengths = isinstance(model, LlamaModel) and not model.gathers
-    most = model.spec.max_context if reads_lengths else GRAPH_TOKENS
-    return GraphSpec(gpu, some_widths(step_widths(parts.spec)), most)
+    most = GRAPH_TOKENS if getattr(model, "gathers", True) else model.spec.max_context
+    return GraphSpec(gpu, some_widths(step_widths(parts.spec)), most, why_not_captured(model.spec, gpu))
+
+
+def why_not_captured(spec: ModelSpec, gpu: Gpu) -> str:
+    """Return why a model's steps wait for the host; "" if they don't."""
+    if not spec.has_grouped_experts:
+        return ""
+    major, minor = gpu.describe(gpu.current_device()).capability
+    if spec.dtype in GROUPED_IN and major in GROUPED_ON:
+        return ""
+    return (
+        f"torch multiplies {spec.dtype} experts on a GPU of compute capability {major}.{minor} one by one, and waits "
+        "for their numbers of tokens"
+    )
 
 
 def make_graphs(
@@ -50,6 +66,6 @@ def make_graphs(
     most_tokens = min(settings.history_len, spec.most_tokens)
     buckets = Buckets.up_to(max_running, spec.widths, most_tokens, bool(model.spec.adapters))
     trees = drafter is not None and drafter.drafts_trees
-    runner = GraphRunner(model, kv, spec.gpu, buckets, trees=trees, device=settings.device)
+    runner = GraphRunner(model, kv, spec.gpu, buckets, trees=trees, device=settings.device, refused=spec.refused)
     streams.forward.launch(runner.capture, label="graphs").take()
     return runner
