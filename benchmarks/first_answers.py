@@ -1,6 +1,6 @@
 """How well the shipped model answers: questions with a checkable word, by sampling values, system prompt and format.
 
-    python -m benchmarks.first_answers [--formats auto,int8,bfloat16] [--settings "default,0.2 / 0.9"] [--seeds 4]
+    python -m benchmarks.first_answers [--formats auto,int8,bfloat16] [--settings "default;0.2 / 0.9"] [--seeds 4]
     python -m benchmarks.first_answers --select     which candidates float32 answers rightly in one of eight draws
 
 An answer that has not ended after 400 tokens counts as a loop. Only the half `chosen` of the questions may choose a
@@ -295,7 +295,7 @@ def main() -> int:
     first: list[float] = []
     for form in args.formats.split(","):
         with baton_up("--sampling-defaults", args.defaults, *FLAGS[form]) as port:
-            for name in args.settings.split(";") if args.settings else SETTINGS:
+            for name in map(str.strip, args.settings.split(";")) if args.settings else SETTINGS:
                 began = time.monotonic()
                 answers = asyncio.run(ask_all(port, SETTINGS[name], QUESTIONS, range(args.seeds)))
                 figures[f"{form}: {name}"] = found = figures_of(answers, first)

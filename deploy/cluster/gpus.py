@@ -17,6 +17,7 @@ from shared.config.local_settings import LocalConfig
 from shared.config.processes import WITHOUT_GPU, NodeParts, NodeProcessConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError
+from shared.core.short_process import run_short
 from shared.observe.log import Logger
 
 PROBE = "shared.node.gpu_probe"
@@ -75,9 +76,7 @@ def find_gpus(parts: NodeParts, *, is_asked: bool) -> GpusHere:
 def ask_torch(flags: Sequence[str]) -> dict[str, Any]:
     command = launcher.command(PROBE, str(os.getpid()), *flags)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL
-        )
+        done = run_short(command, PROBE_TIMEOUT_S)
         found: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     except subprocess.TimeoutExpired:
         raise no_answer(f"no answer within {PROBE_TIMEOUT_S:g} s") from None

@@ -25,10 +25,11 @@ from shared.config.core_plan import ClusterCores, CorePlan, plan_cores, usable_c
 from shared.config.encoder_decoder import has_encoder
 from shared.config.endpoints import MAX_PORT, bracketed
 from shared.config.flags import to_argv
+from shared.config.gpus import has_driver
 from shared.config.json_file import read_json_if_there
 from shared.config.local_settings import LocalConfig
 from shared.config.model_path import resolve_model
-from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
+from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig, refuse_parts_on_gpu
 from shared.config.router_settings import RouterConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError
@@ -50,6 +51,7 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
     resolve_model(config.nodes.model.model)
     log = Logger("up", sys.stderr, level=config.nodes.log.log_level, color=config.nodes.log.log_color)
     config, gpus = on_gpus(config, log)
+    check_keys(config)
     config = with_admin_key(config, log)
     routers = deal_routers(config)
     specs = child_specs(config, routers, usable_cores(), parent_pid, gpus)
@@ -78,6 +80,9 @@ def on_gpus(config: ClusterConfig, log: Logger) -> tuple[ClusterConfig, tuple[No
     found = find_gpus(config.nodes, is_asked=bool(asked.devices))
     local = asked.on_gpus(len(asked.devices) or len(found.gpus))
     gpus = deal_gpus(local, found)
+    if gpus:  # the nodes' own settings would name --tp
+        own = {"--decode-tp": local.decode_tp, "--decode-pp": local.decode_pp}
+        refuse_parts_on_gpu(own, config.nodes.sched.device)
     if asked.prefill < 0 and (local.prefill, local.decode) == (0, 1):
         log.info("one GPU: one node computes prompts and answers; two would share its memory. --prefill 1 starts two")
     tell_gpus(log, node_names(local), gpus, found)
@@ -95,11 +100,11 @@ def router_names(config: ClusterConfig) -> tuple[str, ...]:
 
 
 def check_keys(config: ClusterConfig) -> None:
-    """Raise ConfigError for a missing key."""
+    """Raise ConfigError for a missing key. Before GPUs are found, ask for the keys of nodes that any number starts."""
     from shared.wire.keyring import ring_of_node, ring_of_router  # loads zmq
 
     folder, routers = config.nodes.security.keys, router_names(config)
-    nodes = node_names(config.local.on_gpus(0))  # before a model is fetched and GPUs are found
+    nodes = node_names(config.local.on_gpus(int(has_driver())))
     try:
         for name in routers:
             ring_of_router(folder, name)

@@ -65,6 +65,7 @@ ENCODER = FrozenPath(
 LIBRARY = FrozenPath(
     "models that the library transformers runs",
     {
+        "--attention": "have Baton's attention; use auto or baton",
         "--deterministic": "compute with kernels whose results depend on the batch",
         "--lora": "have no adapters",
         "--lora-dir": "have no adapters",

@@ -9,6 +9,11 @@ from pathlib import Path
 DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 NO_GPU = ("", "-1")  # first entries of CUDA_VISIBLE_DEVICES that hide all GPUs
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ATTENTION_CHOICES = (
+    "on a GPU, whose kernels compute attention; auto: the library FlashInfer (extra gpu) if it suits the model and "
+    "`baton doctor --gpu` found that it is right here, else Baton's own; flashinfer: without that check. Trees of "
+    "drafts, sliding windows, --kv-dtype and --deterministic have Baton's own. Nodes pair only with the same"
+)
 
 
 def has_driver() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shared.config.adapter_settings import AdapterConfig
@@ -68,7 +69,11 @@ def check_parallel(
 
 def check_parts_on_gpu(parallel: ParallelConfig, device: str) -> None:
     """Raise ConfigError for several ranks or stages beside a GPU, which they would leave unused."""
-    numbers = {"--tp": parallel.tp, "--dp": parallel.dp, "--pp": parallel.pp}
+    refuse_parts_on_gpu({"--tp": parallel.tp, "--dp": parallel.dp, "--pp": parallel.pp}, device)
+
+
+def refuse_parts_on_gpu(numbers: Mapping[str, int], device: str) -> None:
+    """`numbers`: how many ranks or stages, by the flag that says so. Raise ConfigError for several."""
     given = " ".join(f"{flag} {number}" for flag, number in numbers.items() if number > 1)
     if given:
         raise ConfigError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from shared.config import shipped_model
 from shared.config.endpoints import MAX_PORT, check_bind_host, check_router
+from shared.config.gpus import ATTENTION_CHOICES
 from shared.config.model_names import check_names, named_path, names_of
 from shared.config.model_path import MODEL_CHOICES
 from shared.config.options import check_fields, option
@@ -169,13 +170,15 @@ class SchedConfig:
     )
     cuda_graphs: str = option(
         "auto",
-        "on a GPU a decode node captures the forwards of its decode and verify steps at start, for up to 14 batch "
-        "sizes, and launches each as one graph. The capture takes a few seconds, and uses memory that "
+        "on a GPU a node captures the forwards of its decode and verify steps, for up to 14 batch sizes, and of steps "
+        "of up to 512 prompt tokens at start, and launches each as one graph; a prefill node captures prompts only. "
+        "The capture takes a few seconds, and uses memory that "
         "--gpu-mem-fraction leaves free. Graphs read the KV pool, so they are captured after it is allocated, and "
-        "their size is unknown until then. Steps that don't fit run operator by operator, and the log says so. off: "
+        "their size is unknown until then. Steps that don't fit run operator by operator, and the log names them. off: "
         "always operator by operator",
         choices=("auto", "off"),
     )
+    attention: str = option("auto", ATTENTION_CHOICES, choices=("auto", "baton", "flashinfer"))
     deterministic: bool = option(
         False,
         "on a GPU, kernels use fixed tiles and splits. A request then gets the same bits whatever runs beside it and "

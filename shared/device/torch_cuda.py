@@ -74,9 +74,9 @@ class TorchCuda:
             yield graph
         except BaseException:
             with contextlib.suppress(Exception):  # ends the useless capture; only the first error counts
-                graph.capture_end()
+                end_capture(graph, memory)
             raise
-        graph.capture_end()
+        end_capture(graph, memory)
 
     def share(self, tensor: torch.Tensor) -> SharedBlock:
         shared: Any = tensor.untyped_storage()._share_cuda_()
@@ -93,3 +93,16 @@ class TorchCuda:
 
     def built_for(self) -> str:
         return torch.version.cuda or ""
+
+
+def end_capture(graph: torch.cuda.CUDAGraph, memory: object) -> None:
+    """End a capture. If CUDA has invalidated it, torch forgets to take its allocator out of the capture: then memory
+    that runs out is never taken from the cache again."""
+    try:
+        graph.capture_end()
+    except Exception:
+        allocator: Any = torch.cuda.memory
+        with contextlib.suppress(Exception):  # it is out of the capture if only the graph could not be made
+            allocator._cuda_endAllocateToPool(torch.cuda.current_device(), memory)
+            allocator._cuda_releasePool(torch.cuda.current_device(), memory)
+        raise

@@ -1,9 +1,10 @@
 """Choose the captured graph that can run the model's part of a step.
 
-    rows of a step        1 2 | 3 4 | 5 6 7 8 | ...     use the next larger bucket's graph; its other rows are padding
-    tokens of a row       exactly the step's width: a longer window would write past the rows' pages
+    decode rows     1 | 2 | 3 4 | 5 6 7 8 | ...     use the next larger bucket's graph; its other rows are padding
+    tokens a row    exactly the step's width: a longer window would write past the rows' pages
+    prompt tokens   1 .. 64 | 65 .. 128 | ...       of up to MOST_PROMPTS rows; the row behind them has the padding
 
-A padding row has page 0 and length 0. No request reads its KV.
+Padding tokens have position 0, in page 0. No request reads their KV.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from dataclasses import dataclass
 from shared.model.interface import ModelInputs
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
+# A product tile has at least 64 rows. Reading the weights takes as long as multiplying them by about 200 tokens, so
+# padding costs little up to 256 tokens. Above, it adds at most half of the step's tokens.
+PROMPT_TOKENS = (64, 128, 256, 384, 512)
+MOST_PROMPTS = 8  # rows with prompts in one graph
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """A graph's numbers of rows and of tokens per row. `adapted`: whether tokens may have adapters."""
+    """A graph of decode rows: how many, and their tokens. `adapted`: whether tokens may have adapters."""
 
     batch: int
     width: int
@@ -30,44 +35,108 @@ class Shape:
     def num_tokens(self) -> int:
         return self.batch * self.width
 
+    @property
+    def num_outputs(self) -> int:
+        return self.num_tokens
+
+    def __str__(self) -> str:
+        return f"{self.batch} rows of {self.width}" + " with adapters" * self.adapted
+
+
+@dataclass(frozen=True, slots=True)
+class PromptShape:
+    """A graph of prompts' chunks, with MOST_PROMPTS rows and one row of padding."""
+
+    num_tokens: int
+    adapted: bool = False
+
+    @property
+    def batch(self) -> int:
+        return MOST_PROMPTS + 1
+
+    @property
+    def num_outputs(self) -> int:
+        return MOST_PROMPTS
+
+    def __str__(self) -> str:
+        return f"{self.num_tokens} prompt tokens" + " with adapters" * self.adapted
+
+
+AnyShape = Shape | PromptShape
+
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
     """The shapes that get graphs. A graph reads at most `most_tokens` positions of a row, the step's own included.
 
-    `adapted`: for each shape, whether it gets a graph for steps with adapters, and one for steps without."""
+    `adapted`: for each shape, whether it gets a graph for steps with adapters, and one for steps without. `prompts`:
+    numbers of tokens, ascending; (): prompts have no graphs."""
 
     batches: tuple[int, ...]
     widths: tuple[int, ...]
     most_tokens: int
     adapted: tuple[bool, ...] = (False,)
+    prompts: tuple[int, ...] = ()
 
     @classmethod
-    def up_to(cls, most_rows: int, widths: tuple[int, ...], most_tokens: int, has_adapters: bool = False) -> Buckets:
-        last = bisect.bisect_left(BATCHES, most_rows)
-        return cls(BATCHES[: last + 1], widths, most_tokens, (False, True) if has_adapters else (False,))
+    def up_to(
+        cls,
+        most_rows: int,
+        widths: tuple[int, ...],
+        most_tokens: int,
+        has_adapters: bool = False,
+        prompts: tuple[int, ...] = (),
+    ) -> Buckets:
+        adapted = (False, True) if has_adapters else (False,)
+        return cls(some_up_to(BATCHES, most_rows), widths, most_tokens, adapted, prompts)
 
-    def shapes(self) -> list[Shape]:
+    def shapes(self) -> list[AnyShape]:
         """Return all shapes, largest first, so that later graphs fit into the first one's memory."""
-        every = [Shape(*sizes) for sizes in itertools.product(self.batches, self.widths, self.adapted)]
-        return sorted(every, key=lambda shape: (shape.num_tokens, shape), reverse=True)
+        windows = [Shape(*sizes) for sizes in itertools.product(self.batches, self.widths, self.adapted)]
+        chunks = [PromptShape(*sizes) for sizes in itertools.product(self.prompts, self.adapted)]
+        return sorted(
+            [*windows, *chunks], key=lambda shape: (shape.num_tokens, shape.batch, shape.adapted), reverse=True
+        )
 
-    def shape_of(self, inputs: ModelInputs) -> Shape | str:
+    def shape_of(self, inputs: ModelInputs) -> AnyShape | str:
         """Return the shape of the step's graph, or the reason why no graph fits (EAGER_REASONS)."""
         layout = inputs.layout
         assert layout.host is not None
-        num_rows = len(layout.page_tables[0])
+        num_rows, num_running = len(layout.page_tables[0]), layout.host.num_running
+        if layout.max_seq_len > self.most_tokens:
+            return "length"
+        if num_running == num_rows:
+            return self._of_windows(inputs, num_rows)
+        return "mixed" if num_running else self._of_prompts(inputs, num_rows)
+
+    def _of_windows(self, inputs: ModelInputs, num_rows: int) -> Shape | str:
+        width = inputs.layout.max_q_len
+        if not 0 < num_rows <= self.batches[-1]:
+            return "rows"
+        if width not in self.widths:
+            return "width"
+        return Shape(next_larger(self.batches, num_rows), width, inputs.adapters is not None)
+
+    def _of_prompts(self, inputs: ModelInputs, num_rows: int) -> PromptShape | str:
+        num_tokens = len(inputs.input_ids)
         refused = {
-            "prompts": layout.host.num_running < num_rows,
-            "rows": not 0 < num_rows <= self.batches[-1],
-            "width": layout.max_q_len not in self.widths,
-            "length": layout.max_seq_len > self.most_tokens,
+            "prompts": not self.prompts,
+            "tokens": num_tokens > max(self.prompts, default=0),
+            "rows": num_rows > MOST_PROMPTS,
+            "scores": len(inputs.logits_idx) > MOST_PROMPTS,
         }
-        for why, is_so in refused.items():
-            if is_so:
-                return why
-        batch = self.batches[bisect.bisect_left(self.batches, num_rows)]
-        return Shape(batch, layout.max_q_len, inputs.adapters is not None)
+        why = next((why for why, is_so in refused.items() if is_so), None)
+        return why or PromptShape(next_larger(self.prompts, num_tokens), inputs.adapters is not None)
+
+
+def next_larger(sizes: Sequence[int], num: int) -> int:
+    """Return the first of the ascending sizes that is at least `num`."""
+    return sizes[bisect.bisect_left(sizes, num)]
+
+
+def some_up_to(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """Return the ascending sizes that steps of up to `most` use, as far as there are any."""
+    return sizes[: bisect.bisect_left(sizes, most) + 1]
 
 
 def some_widths(widths: Sequence[int]) -> tuple[int, ...]:

@@ -25,8 +25,8 @@ def prepare_windows(
 ) -> Prepared:
     """Begin a step of B rows with `width` tokens each: one launch on CUDA, on the forward stream.
 
-    rows, lengths, expect_step: (B,) int64, contiguous. A length below 0 means that the relay has the exact length. Pool
-    row 0 is padding, with length 0 and a correct tag. The drafter fills in each row's ids after the first id.
+    rows, lengths, expect_step: (B,) int64, contiguous. A length below 0 means that the relay has the exact length. The
+    drafter fills in each row's ids after the first id.
     """
     if libraries.runs_triton(rows.device):
         from shared.gpu_kernel.prepare import Relay, prepare_step
@@ -40,10 +40,10 @@ def prepare_by_torch(
     rows: torch.Tensor, lengths: torch.Tensor, expect_step: torch.Tensor, width: int, relay: FutureMap
 ) -> Prepared:
     """Do the same as `prepare_windows` with torch's operators, on any device."""
-    future, is_padding = FutureIndices(rows), rows == 0
-    committed = torch.where(lengths < 0, relay.published(future), lengths).masked_fill(is_padding, 0)
+    future = FutureIndices(rows)
+    committed = torch.where(lengths < 0, relay.published(future), lengths)
     tokens, tag_ok = relay.gather(future, expect_step)
     positions = committed.unsqueeze(1) + torch.arange(width, device=rows.device)
     input_ids = torch.zeros_like(positions)
-    input_ids[:, 0] = tokens.masked_fill(is_padding, 0)
-    return Prepared(committed, tag_ok | is_padding, positions.flatten(), input_ids.flatten())
+    input_ids[:, 0] = tokens
+    return Prepared(committed, tag_ok, positions.flatten(), input_ids.flatten())

@@ -51,16 +51,7 @@ class TritonAttention:
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        inputs, shape, window = self._inputs, self._shape, self._shape.window(layer)
-        of = Layer(
-            self._kv[:, layer], None if self._scales is None else self._scales[:, layer], window, shape.score_scale
-        )
-        norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
-        tables = self._local_tables if window else self._tables
-        q = rope_write(
-            qkv, norms, shape.eps, tables, inputs.positions, self._places, shape.num_heads, of.kv, of.scales, self._size
-        )
-        return self._attend_rows(q, of).flatten(1)
+        return self._attend_rows(self.write(layer, qkv, q_norm, k_norm), self._layer(layer)).flatten(1)
 
     def _attend_rows(self, q: torch.Tensor, layer: Layer) -> torch.Tensor:
         return attend_rows(q, layer, (self._chunks, self._windows), self._places)
@@ -77,6 +68,22 @@ def attend_rows(q: torch.Tensor, layer: Layer, parts: tuple[Rows, Rows], places:
     if windows.num_rows:
         attend_windows(q, out, layer, windows, places)
     return out
+
+    def write(
+        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Rotate q and k, and write keys and values to their pages. Return q, (T, heads, D)."""
+        of, shape = self._layer(layer), self._shape
+        norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
+        tables = self._local_tables if of.window else self._tables
+        return rope_write(
+            qkv, norms, shape.eps, tables, self._inputs.positions, self._places, shape.num_heads, of.kv, of.scales,
+            self._size,
+        )  # fmt: skip
+
+    def _layer(self, layer: int) -> Layer:
+        scales = None if self._scales is None else self._scales[:, layer]
+        return Layer(self._kv[:, layer], scales, self._shape.window(layer), self._shape.score_scale)
 
 
 def packed(inputs: AttentionInputs) -> AttentionInputs:

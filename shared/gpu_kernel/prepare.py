@@ -1,10 +1,8 @@
 """Prepare a decode step in one launch, from the plan and the relay (S9).
 
-        tokens     | window of row 0 | window of row 1 | padding    |
-        ids          r  0  0  0        r  0  0  0        0  0  0  0     r: the relay's token; drafts come later
-        positions    L  L+1  L+2  L+3  L  L+1  L+2  L+3  0  1  2  3     L: the length before the step
-
-A padding row has pool row 0. Its length and id are 0, whatever the relay holds, and its `tag_ok` is true.
+tokens     | window of row 0 | window of row 1 |
+ids          r  0  0  0        r  0  0  0          r: the relay's token; drafts come later
+positions    L  L+1  L+2  L+3  L  L+1  L+2  L+3    L: the length before the step
 """
 
 from __future__ import annotations
@@ -38,13 +36,12 @@ def prepare_kernel(
     batch_row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = batch_row < num_rows
     row = tl.load(rows + batch_row, inside, other=0)
-    is_real = inside & (row != 0)
-    length = tl.load(lengths + batch_row, is_real, other=0)
-    length = tl.load(relayed_lengths + row, is_real & (length < 0), other=length)
+    length = tl.load(lengths + batch_row, inside, other=0)
+    length = tl.load(relayed_lengths + row, inside & (length < 0), other=length)
     expected = tl.load(expect_step + batch_row, inside, other=0)
     tl.store(committed + batch_row, length, inside)
-    tl.store(tag_ok + batch_row, tl.load(written_by + row, is_real, other=expected) == expected, inside)
-    ids = tl.load(relayed_tokens + row, is_real, other=0)
+    tl.store(tag_ok + batch_row, tl.load(written_by + row, inside, other=0) == expected, inside)
+    ids = tl.load(relayed_tokens + row, inside, other=0)
     for place in range(0, width):
         token = batch_row * width + place
         tl.store(positions + token, length + place, inside)

@@ -15,6 +15,7 @@ from shared.config.vocab_bytes import Vocabulary
 from shared.core.errors import InvalidRequest
 
 SILENT = 0  # log level of llguidance
+MOST_FORCED_BYTES = 1024  # of a text that a grammar forces: what is cut into tokens at once
 
 
 def limits() -> LLParserLimits:
@@ -78,8 +79,9 @@ class _Tokens:
         self._longest = max(map(len, self._id_of))
 
     def __call__(self, text: bytes | str) -> Sequence[int]:
-        """Encode greedily. Masks do not depend on how a text is split into tokens."""
-        data = text.encode() if isinstance(text, str) else text
+        """Encode the text's beginning greedily. Masks do not depend on how a text is split into tokens, and of forced
+        tokens only the next ones are needed."""
+        data = (text.encode() if isinstance(text, str) else text)[:MOST_FORCED_BYTES]
         ids: list[int] = []
         while data:
             length = next((n for n in range(min(self._longest, len(data)), 0, -1) if data[:n] in self._id_of), 0)

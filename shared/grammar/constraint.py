@@ -14,6 +14,7 @@ from shared.core.errors import BatonError, InvalidRequest, StepFailed
 
 FADE = 0.9  # of `cost_s`, with each mask: a grammar whose masks were slow once may soon have slow ones again
 NO_TOKENS = -1
+NO_EXTENSION = "NoExtension"  # llguidance's word for an empty mask
 
 Mask = npt.NDArray[np.uint32]
 Start = Callable[[Callable[[], None], bool], Future[None]]
@@ -136,4 +137,7 @@ class GrammarConstraint:
 
 
 def _refused(matcher: LLMatcher) -> InvalidRequest:
-    return InvalidRequest(f"the answer can't follow its grammar: {matcher.get_error()[:500]}")
+    why = matcher.get_error()
+    if why.startswith(NO_EXTENSION):
+        why = "this model has no token for what comes next there"
+    return InvalidRequest(f"the answer can't follow its grammar: {why[:500]}")

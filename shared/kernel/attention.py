@@ -9,13 +9,13 @@ a sliding window of n positions, a token reads only the last n of these.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from shared.kernel.block_weights import hadamard
 from shared.kernel.quantized import dequantize, quantize
-from shared.kernel.step_layout import Layout
+from shared.kernel.step_layout import HostLengths, Layout
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # a row with more tokens runs alone; shorter rows are padded into one batch
@@ -96,6 +96,29 @@ class AttentionBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class WritesPages(AttentionBackend, Protocol):
+    """A backend whose writing another library's attention may use."""
+
+    def write(
+        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Do the first half of `attend`, with its arguments: all but attending. Return q, (T, heads, D), contiguous."""
+        ...
+
+
+@runtime_checkable
+class PlansGraphs(Protocol):
+    """A backend that prepares every run of a graph on the host."""
+
+    def plan_graph(self, fixed: AttentionInputs, host: HostLengths | None, page_size: int) -> None:
+        """Plan the next run of the graph that was captured, or is to be captured, with the inputs `fixed`.
+
+        `host`: the rows of the step; a graph's other rows are padding. None: all are. Runs on the forward stream, after
+        the step's page table was copied to `fixed`."""
+        ...
+
+
 class TorchAttention:
     """Gathers each row's pages. Scores and softmax are float32."""
 
@@ -127,6 +150,16 @@ class TorchAttention:
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
+        q = self.write(layer, qkv, q_norm, k_norm)
+        parts = [self._alone(layer, q, row) for row in range(self._num_alone)]
+        if self._num_alone < len(self._inputs.layout.page_table):
+            parts.append(self._padded(layer, q))
+        return (torch.cat(parts) if parts else q).flatten(1).to(qkv.dtype)
+
+    def write(
+        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """With int8 pages, q is float32."""
         heads, kv_heads = self._shape.num_heads, self._shape.num_kv_heads
         q, k, v = qkv.view(len(qkv), -1, self._shape.head_dim).split((heads, kv_heads, kv_heads), dim=1)
         rope = self._local_rope if self._shape.window(layer) else self._rope
@@ -136,10 +169,7 @@ class TorchAttention:
             q, k = hadamard(q.float(), size), hadamard(k.float(), size) / size
         self._write(layer, 0, k)
         self._write(layer, 1, v)
-        parts = [self._alone(layer, q, row) for row in range(self._num_alone)]
-        if self._num_alone < len(self._inputs.layout.page_table):
-            parts.append(self._padded(layer, q))
-        return (torch.cat(parts) if parts else q).flatten(1).to(qkv.dtype)
+        return q
 
     def _write(self, layer: int, half: int, values: torch.Tensor) -> None:
         page, slot = self._write_page, self._write_slot
@@ -227,8 +257,11 @@ class TorchAttention:
 def rows_alone(inputs: AttentionInputs) -> int:
     """Return how many rows, from the first, run one by one: the prefill chunks, or all if padding dominates.
 
-    On a CPU, all rows run alone if any is a chunk, because launches cost nothing there."""
+    On a CPU, all rows run alone if any is a chunk, because launches cost nothing there. In a graph of prompts no row
+    does: the host does not know which tokens it has."""
     host, num_rows = inputs.layout.host, len(inputs.layout.page_table)
+    if host is not None and host.varies:
+        return 0
     has_chunk = inputs.layout.max_q_len > PADDED_MAX_Q
     if host is None or (has_chunk and inputs.positions.device.type == "cpu"):
         return num_rows if has_chunk else 0

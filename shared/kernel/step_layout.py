@@ -29,6 +29,7 @@ class HostLengths:
     cu_q_lens: npt.NDArray[np.int32]  # (B + 1,)
     seq_lens: npt.NDArray[np.int64] | None  # (B,) number of tokens before the step, if known
     num_running: int  # number of decode rows, which come last and have equally many tokens
+    varies: bool = False  # in a graph of prompts: whose tokens are whose, only the device knows at each replay
 
     @cached_property
     def seq_lens_sum(self) -> int | None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from shared.core.errors import ConfigError
-from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention
+from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention, WritesPages
 from shared.kernel.block_weights import BlockWeights
 from shared.kernel.blocks import BlockKernels, TorchBlocks
+from shared.kernel.flash_infer import FlashInferAttention, LibraryAttention, why_unsuitable
 from shared.kernel.libraries import has_numba, has_triton
 from shared.kernel.linear import (
     FloatHead,
@@ -61,6 +62,7 @@ class Kernels:
     blocks: BlockKernels
     team: Team | None = None  # team and packing: set only for compiled kernels
     packing: Packing | None = None
+    attention: str = ""  # the library whose attention it is, and its version; "": Baton's own
 
 
 AS_DTYPE = Formats()
@@ -73,21 +75,52 @@ def pick_kernels(
     team: Team,
     asked: str = "auto",
     formats: Formats = AS_DTYPE,
+    attention: LibraryAttention | None = None,
 ) -> Kernels:
     """Return numba's kernels on a CPU, Triton's on a GPU, or torch's if those are missing or `asked` is "torch".
 
     `asked` "fixed": Triton's, in tiles of one size. On a CPU, Triton's kernels run in its interpreter, for tests.
-    Raises ConfigError.
+    `attention`: a library that may compute attention, if it suits the model. Raises ConfigError.
     """
     if device.type != "cpu" and formats.weights in IN_BLOCKS:
         raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")
     if asked == "fixed":
         return fixed_kernels(config, dtype, device, formats)
     if asked == "triton" or (device.type == "cuda" and asked != "torch" and has_triton()):
-        return gpu_kernels(config, dtype, device, formats)
+        return with_library(gpu_kernels(config, dtype, device, formats), config, dtype, device, formats, attention)
     if device.type != "cpu" or asked == "torch" or not has_numba():
-        return library_kernels(config, dtype, device, formats)
+        return with_library(library_kernels(config, dtype, device, formats), config, dtype, device, formats, attention)
     return compiled_kernels(config, dtype, team, formats)
+
+
+def with_library(
+    kernels: Kernels,
+    config: LlamaConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    formats: Formats,
+    wanted: LibraryAttention | None,
+) -> Kernels:
+    """Let FlashInfer compute attention, if it is wanted and suits the model. Raises ConfigError if it was asked for by
+    name and does not suit."""
+    if wanted is None:
+        return kernels
+    shape, make_own = attention_shape(config), kernels.make_attention
+    why = why_unsuitable(shape, dtype, formats.kv)
+    if why and wanted.is_asked:
+        raise ConfigError(f"--attention flashinfer: {why}; use auto or baton")
+    if why or wanted.refused:
+        logging.getLogger(__name__).info("attention is Baton's own: %s", why or wanted.refused)
+        return kernels
+    gpu = wanted.gpu
+
+    def make_attention(rope: RopeTables, local: RopeTables | None) -> AttentionBackend:
+        own = make_own(rope, local)
+        assert isinstance(own, WritesPages)
+        return FlashInferAttention(shape, dtype, own, gpu, device)
+
+    logging.getLogger(__name__).info("attention is the library's: %s", wanted.full_name)
+    return replace(kernels, make_attention=make_attention, attention=wanted.full_name)
 
 
 def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:

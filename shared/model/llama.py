@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import torch
 
 from shared.core.errors import ConfigError
-from shared.kernel.attention import AttentionBackend
+from shared.kernel.attention import AttentionBackend, PlansGraphs
 from shared.kernel.blocks import BlockKernels
 from shared.kernel.linear import Columns
 from shared.kernel.quantized import DTYPES
+from shared.kernel.step_layout import HostLengths
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
@@ -61,6 +62,7 @@ class LlamaModel:
         self.spec = spec
         self._weights = weights
         self._attention = attention
+        self._planner = attention if isinstance(attention, PlansGraphs) else None
         self._blocks = blocks
         self._adapters = adapters  # not a copy: a LoraBank may fill more slots
         self._all_columns = all_columns
@@ -72,6 +74,11 @@ class LlamaModel:
     def gathers(self) -> bool:
         """Whether a step gets slower when only the upper bound of its rows' lengths grows."""
         return self._attention.gathers
+
+    def plan_graph(self, fixed: ModelInputs, host: HostLengths | None, page_size: int) -> None:
+        """Prepare the next run of a graph: see PlansGraphs."""
+        if self._planner is not None:
+            self._planner.plan_graph(fixed.for_attention(), host, page_size)
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         check_layers(layers, self.config.num_layers)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shared.config.frozen import ENCODER
+from shared.config.frozen import ENCODER, LIBRARY
 from shared.config.model_path import resolve_head
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
@@ -59,6 +59,8 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
     if isinstance(opened, LibraryFolder):
         from shared.model.library.loading import load_library_model  # imports the library
 
+        is_asked = options.attention is not None and options.attention.is_asked
+        LIBRARY.refuse({"--attention": is_asked}, of=opened.path.name)
         return load_library_model(opened.path, options, device=device)
     if device == "cpu" or options.memory is not None:
         opened.check_memory(opened.source.config)
@@ -111,7 +113,7 @@ def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span 
     config = opened.source.config
     picked = [opened.pick_kernels(config, device) for _ in spans]
     make, dtype = picked[0], opened.dtype
-    spec, as_program = opened.spec(), opened.options.kernels == "auto"
+    spec, as_program = opened.spec(make.attention), opened.options.kernels == "auto"
     form, packed = opened.options.formats.weights, map_weights(opened, make, spec.weights_hash)
     weights = load_weights(
         opened.source, dtype, device, opened.num_positions, make.make_weight, make.make_head, form, packed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -13,6 +13,7 @@ from shared.config.host_memory import host_memory
 from shared.core.errors import ConfigError
 from shared.device.gpu import gib
 from shared.kernel.linear import Linear, LinearFactory
+from shared.kernel.step_layout import HostLengths
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.adapter_bank import ReadAdapter
@@ -125,8 +126,15 @@ class LlamaLike(Model, Protocol):
     config: LlamaConfig
     embed: torch.Tensor
 
+    @property
+    def gathers(self) -> bool: ...
     def capture_aux(self, layers: tuple[int, ...]) -> None: ...
     def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput: ...
+
+
+@runtime_checkable
+class GraphedLlama(LlamaLike, Protocol):
+    def plan_graph(self, fixed: ModelInputs, host: HostLengths | None, page_size: int) -> None: ...
 
 
 class AdaptedModel:
@@ -139,6 +147,11 @@ class AdaptedModel:
         self._plain, self._adapted, self.bank = plain, adapted, bank
         self.spec, self.config, self.embed = plain.spec, plain.config, plain.embed
 
+    @property
+    def gathers(self) -> bool:
+        """As LlamaModel's."""
+        return self._plain.gathers
+
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         for model in (self._plain, self._adapted):
             model.capture_aux(layers)
@@ -148,6 +161,11 @@ class AdaptedModel:
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         return self._for(inputs).forward(inputs, kv)
+
+    def plan_graph(self, fixed: ModelInputs, host: HostLengths | None, page_size: int) -> None:
+        """Do what LlamaModel does; only that has graphs."""
+        if isinstance(model := self._for(fixed), GraphedLlama):
+            model.plan_graph(fixed, host, page_size)
 
     def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
         return self._for(inputs).run(inputs, carried, kv)

@@ -25,6 +25,7 @@ from shared.core.overshoot import loop_depth, overshoot
 from shared.device.gpu import MemoryInfo, gib
 from shared.kernel.attention import page_hadamard
 from shared.kernel.block_weights import int8_format
+from shared.kernel.flash_infer import LibraryAttention
 from shared.kernel.libraries import has_amx, multiplies_bytes_best
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
@@ -63,6 +64,7 @@ class LoadOptions:
     packed: PackedFolder | None = None  # None: packed weights stay in this process's memory
     library: str = AUTO  # "baton" or "transformers"; "auto": Baton for its own families
     memory: MemoryInfo | None = None  # memory of the weights' device; None: the host's
+    attention: LibraryAttention | None = None  # may compute attention on a GPU
 
     def check_memory(self, need: int) -> None:
         memory = self.memory or _host_memory()
@@ -144,12 +146,14 @@ class OpenedModel:
 
     def pick_kernels(self, config: LlamaConfig, device: torch.device) -> Kernels:
         asked = self.options
-        return pick_kernels(config, self.dtype, device, asked.own_team(), asked.kernels, asked.formats)
+        team, formats = asked.own_team(), asked.formats
+        return pick_kernels(config, self.dtype, device, team, asked.kernels, formats, asked.attention)
 
-    def spec(self) -> ModelSpec:
-        """Reads all files for their hash."""
+    def spec(self, attention: str = "") -> ModelSpec:
+        """Reads all files for their hash. `attention`: of Kernels. Nodes with different ones must not pair."""
         config, formats = self.source.config, self.options.formats
         narrow = HASH_ENDS[formats.weights] + (FIXED_END if self.options.kernels == "fixed" else "")
+        narrow += f", attention of {attention}" if attention else ""
         return ModelSpec(
             name=config.name,
             vocab_size=config.vocab_size,
@@ -161,6 +165,7 @@ class OpenedModel:
             kv_dtype=formats.kv,
             weight_dtype=formats.weights,
             stored=StoredWeights(*self.source.stored(), self.weights_bytes(config)),
+            needs_cpu_seq_lens=bool(attention),
         )
 
 

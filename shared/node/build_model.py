@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,7 @@ from shared.grammar.grammars import Grammars
 from shared.model.interface import Model, ModelSpec, Stage
 from shared.model.load import load_model, why_on_cpu
 from shared.model.packed_folder import PackedFolder
+from shared.node.attention_choice import library_attention
 from shared.node.cores import NodeCores
 from shared.node.gpu_memory import TOO_LARGE, explained
 from shared.node.load_options import load_options
@@ -82,7 +83,8 @@ def gpu_of(streams: str) -> Gpu | None:
 def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | None, gpu: Gpu | None) -> Loaded:
     """Only rank 0 makes drafts. In a pipeline, the drafter runs on the first stage's stream."""
     memory = gpu.memory_info(torch.device(device)) if gpu is not None else None
-    name, options = parts.model.model, load_options(parts, cores, memory)
+    name = parts.model.model
+    options = replace(load_options(parts, cores, memory), attention=library_attention(parts, gpu))
     model: Model
     stages: tuple[Stage, ...] = ()
     if group is not None:

@@ -12,6 +12,10 @@ from shared.core.states import QueueStage
 NODE_COUNTERS: dict[str, tuple[str, str]] = {
     "steps": ("baton_steps_total", "Steps launched"),
     "graph_steps": ("baton_graph_steps_total", "Steps that ran as CUDA graphs"),
+    "graph_prompt_steps": (
+        "baton_graph_prompt_steps_total",
+        "Steps of prompts, without running requests, that ran as CUDA graphs; baton_graph_steps_total counts them too",
+    ),
     "device_idle_seconds": ("baton_device_idle_seconds_total", "Time the device had no step while requests ran"),
     "spec_accepted_tokens": ("baton_spec_accepted_tokens_total", "Accepted drafts, without the bonus token"),
     "spec_rows_without_draft_state": (
@@ -115,9 +119,12 @@ SPEC_DEPTH_COUNTERS = tuple(f"{SPEC_DEPTH_PREFIX}{depth}" for depth in range(1, 
 
 # Reasons why no graph could run a step. Counters: eager.<reason>
 EAGER_REASONS = {
-    "prompts": "with prompts in them",
+    "mixed": "with prompts and running requests together",
+    "prompts": "with prompts, on a node that has no graphs of them",
+    "tokens": "with more prompt tokens than the largest graph",
+    "scores": "with log-probabilities of more than 8 prompt tokens",
     "rows": "with more requests than the largest graph",
-    "width": "with windows of a width that has no graph",
+    "width": "with windows of a width that has no graph, as all have on a prefill node",
     "length": "with longer texts than graphs read",
     "uncaptured": "of a size whose capture failed",
     "waits": "of a model that waits for the host in every step",

@@ -96,6 +96,7 @@ RIGHT = (
     Check("streams, mixtures of experts", "streams.families", 20, ("qwen3-moe",)),
     Check("streams, sliding windows", "streams.families", 25, ("mistral", "gemma3")),
     Check("streams, dense families", "streams.families", 25, ("llama", "qwen2", "qwen3")),
+    Check("attention of FlashInfer", "library_attention.attention", 200),  # if it is there; it compiles its kernels
 )
 FAST = (
     Check("copies, products, reads", "rates.rates", 5),

@@ -21,6 +21,7 @@ from shared.engine.boundary import PinnedCopies
 from shared.engine.drafter import Drafter
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars
+from shared.kernel.flash_infer import LibraryAttention
 from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_eagle_head, load_model
@@ -58,6 +59,7 @@ class Kind:
     adapters: bool = False
     grammars: bool = False
     layer_ends: tuple[int, ...] = ()  # hand-offs travel in parts
+    flashinfer: bool = False  # computes attention on the GPU: see fake_flashinfer.py
     library: bool = False  # `family` is one of library_families, which transformers runs
     dtype: str = "float32"
 
@@ -131,14 +133,18 @@ def make_core(
     graphs: bool = False,
     chunk_size: int = 16,
     max_running: int = 8,
+    prompts: tuple[int, ...] = (8, 24),
 ) -> NodeCore:
     """On the CPU, inline, where there is no `gpu`. `shared_memory`: of its pool, on the CPU. `kernels`: as of
-    LoadOptions. `graphs`: decode steps are captured, for up to `max_running` rows."""
+    LoadOptions. `graphs`: steps are captured: of up to `max_running` decode rows, and of `prompts` prompt tokens."""
     device = "cpu" if gpu is None else str(gpu.device)
     formats = Formats(kv=kind.kv, weights=kind.weights)
     adapters = adapters_of(kind.family) if kind.adapters else {}
-    library = "transformers" if kind.library else "baton"
-    options = LoadOptions(kind.dtype, kernels=kernels, formats=formats, adapters=adapters, library=library)
+    attention = LibraryAttention("0.7.4", gpu, is_asked=True) if kind.flashinfer and gpu is not None else None
+    options = LoadOptions(
+        kind.dtype, kernels=kernels, formats=formats, adapters=adapters, attention=attention,
+        library="transformers" if kind.library else "baton",
+    )  # fmt: skip
     model = load_model(str(folder_of(kind.family, kind.library)), options, device)
     settings = SchedSettings(
         16, 128, chunk_size=chunk_size, mixed_chunk_size=chunk_size, width=kind.width, mix=kind.mix, device=device,
@@ -150,7 +156,9 @@ def make_core(
         return assemble_core(model, make_streams("inline"), settings, sizes, **how)
     boundary = PinnedCopies(gpu.device, lambda size: gpu.pinned((size,), torch.uint8))
     refused = why_not_captured(model.spec, gpu)
-    spec = GraphSpec(gpu, (kind.width,), settings.history_len, refused) if graphs else None
+    if kind.library and model.gathers:  # type: ignore[attr-defined]
+        prompts = ()  # as `graphs_of` says: the library's rows are cut on the host
+    spec = GraphSpec(gpu, (kind.width,), settings.history_len, prompts, refused) if graphs else None
     return assemble_core(model, make_streams("cuda", gpu=gpu), settings, sizes, boundary=boundary, graphs=spec, **how)
 
 

@@ -49,7 +49,7 @@ def host_work(name: str) -> HostWork:
         for rid in range(NUM_ROWS):
             core.submit(Job(rid, (5, 6, 7, rid), sampling, rid).request())
         assert core.graphs is not None
-        while not core.graphs.graphed:
+        while core.graphs.graphed == core.graphs.graphed_prompts:
             core.step(block=True)
         found = set()
         for _ in range(STEPS):

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from shared.engine.buckets import PromptShape
+from shared.engine.graphs import FixedInputs
 from shared.kernel.block_weights import BlockWeights
 from shared.kernel.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
@@ -63,6 +65,19 @@ def meta_model(
     attention = kernels.make_attention(weights.rope, weights.local_rope)
     model = LlamaModel(config, spec, weights, attention, kernels.blocks)
     return model, KVPool(kv_planes(config, spec, PAGE_SIZE), num_pages, PAGE_SIZE, META)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptGraph:
+    """What a graph of prompts reads, whatever its rows have. `context`: the most tokens of a row."""
+
+    num_tokens: int
+    context: int
+
+    def inputs(self) -> ModelInputs:
+        shape = PromptShape(self.num_tokens)
+        fixed = FixedInputs([shape], -(-self.context // PAGE_SIZE), ("input_ids", "positions"), META)
+        return fixed.of(shape, self.context)
 
 
 @dataclass(frozen=True, slots=True)

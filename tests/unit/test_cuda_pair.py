@@ -35,10 +35,20 @@ KNOBS = CoreKnobs(page_size=16, max_running=8)
 class Pair:
     """A prefill and a decode node, on the GPU or not, back to back."""
 
-    def __init__(self, kind: Kind, gpu: VirtualGpu | None, on_gpu: str = "pd", transport: str = "zmq") -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        gpu: VirtualGpu | None,
+        on_gpu: str = "pd",
+        transport: str = "zmq",
+        graphs: bool = False,
+    ) -> None:
+        """`graphs`: of the prefill node."""
+
         def node(role: str) -> Node:
             own = gpu if role[0] in on_gpu else None
-            core = make_core(kind, own, shared_memory=transport == "shm" and role == "prefill")
+            is_prefill = role == "prefill"
+            core = make_core(kind, own, shared_memory=transport == "shm" and is_prefill, graphs=graphs and is_prefill)
             return make_node(role, role[0], KNOBS, core=core, gpu=own, transport=transport)
 
         self.prefill, self.decode = node("prefill"), node("decode")
@@ -157,10 +167,14 @@ def test_pools_that_are_read_where_they_lie() -> None:
     assert "syncs stream-transfer" in stops and not any("MainThread" in thread for thread in stops), stops
 
 
-def test_layers_go_ahead_while_later_ones_are_computed() -> None:
+@pytest.mark.parametrize("graphs", [False, True])
+def test_layers_go_ahead_while_later_ones_are_computed(graphs: bool) -> None:
+    """A graph tells of no layers: they go when it has run, ahead of the last one and of the sampling."""
     gpu = make_device("deferring", 2)
-    pair = Pair(replace(KINDS["plain"], layer_ends=(1,)), gpu)
+    pair = Pair(replace(KINDS["plain"], layer_ends=(1,)), gpu, graphs=graphs)
     assert_equal(pair, KINDS["plain"], (1, 2))
+    runner = pair.prefill.ctx.core.graphs
+    assert not graphs or (runner is not None and runner.graphed_prompts)
     pair.close()
     assert not gpu.races
     assert any(ready.num_layers for ready in pair.net.messages(Ready))

@@ -110,14 +110,20 @@ class Recorded:
 
 
 def test_a_capture_of_torch_s_ends_whatever_happens_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself; the error that is raised is the one inside."""
+    """By itself; the error that is raised is the one inside. The allocator leaves a capture that can't end."""
+    left: list[object] = []
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch.cuda.memory, name, lambda *given, name=name: left.append((name, *given)))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
     with TorchCuda().capture((1, 2)) as graph:
         assert graph.calls == [{"pool": (1, 2), "capture_error_mode": "thread_local"}]  # type: ignore[attr-defined]
     assert graph.calls[1:] == ["end"]  # type: ignore[attr-defined]
+    assert not left
     monkeypatch.setattr(Recorded, "broken", True)
     with pytest.raises(ValueError, match="inside"), TorchCuda().capture((1, 2)) as graph:
         raise ValueError("inside")
     assert graph.calls[1:] == ["end"]  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="invalidated"), TorchCuda().capture((1, 2)):
         pass
+    assert left == [("_cuda_endAllocateToPool", 3, (1, 2)), ("_cuda_releasePool", 3, (1, 2))] * 2

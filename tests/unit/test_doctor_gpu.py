@@ -18,7 +18,9 @@ from deploy.tools.doctor.look_gpu import look_at_gpus
 from deploy.tools.doctor.read_shared import read_on_each
 from shared.core.errors import HandoffFailed
 from shared.device import torch_cuda
-from shared.device.passed_checks import has_passed
+from shared.device.passed_checks import has_passed, remember
+from tests.support import fake_flashinfer
+from tests.support.fake_flashinfer import VERSION, library_on
 from tests.support.virtual_gpu import backend
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
 
@@ -167,3 +169,27 @@ def test_the_command_reports_gpus_only_when_asked(
         found = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["check"] == "gpu"]
         assert bool(found) == asked
     assert found[0]["where"] == "GPU 0 (virtual)" and found[0]["level"] != BROKEN
+
+
+def test_attention_that_passed_is_remembered_for_its_version() -> None:
+    gpu = make_device()
+    assert look_at_gpus(gpu).flashinfer == ""
+    with library_on(gpu):
+        facts = look_at_gpus(gpu)
+    assert has_passed(f"flashinfer {VERSION}", gpu) and not has_passed("flashinfer 0.6.0", gpu)
+    found = check_gpus(facts)[-2]
+    assert found.level == OK and f"FlashInfer {VERSION} has the reference's results" in found.what
+
+
+def test_wrong_attention_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that was remembered is forgotten."""
+    gpu, real = make_device(), fake_flashinfer.causal
+    remember(f"flashinfer {VERSION}", gpu, True)
+    monkeypatch.setattr(fake_flashinfer, "causal", lambda q, k, v, scale: real(q, k, v, scale) + 0.5)
+    with library_on(gpu):
+        facts = look_at_gpus(gpu)
+    assert "differ from the reference by" in facts.devices[0].attention_problem and not facts.devices[0].problem
+    assert not has_passed(f"flashinfer {VERSION}", gpu) and has_passed("cuda_ipc", gpu)
+    found = check_gpus(facts)
+    assert any("FlashInfer's attention can't be used" in one.what and one.level == LOOK for one in found)
+    assert not any("under --attention" in one.what for one in found)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from shared.engine.buckets import BATCHES, Buckets, Shape, some_widths
+from shared.engine.buckets import BATCHES, MOST_PROMPTS, Buckets, PromptShape, Shape, some_up_to, some_widths
 from shared.engine.graphs import Captured, FixedInputs
 from shared.kernel.step_layout import HostLengths, Layout, equal_bounds
 from shared.model.interface import ModelInputs
 from shared.observe.metric_names import EAGER_REASONS
 
-BUCKETS = Buckets.up_to(10, (1, 4), 100)
+BUCKETS = Buckets.up_to(10, (1, 4), 100, prompts=(8, 16, 24))
 CPU = torch.device("cpu")
 
 
@@ -30,6 +32,15 @@ def inputs_of(
     return ModelInputs(numbers, numbers.clone(), layout, numbers - 1, **{name: numbers.clone() for name in more})
 
 
+def prompts_of(*lens: int, outputs: int = 1, longest: int = 60, **more: Any) -> ModelInputs:
+    """Of prompts' chunks with so many tokens. Entry n of each array is n + 1, and so are the first `outputs` tokens."""
+    inputs = inputs_of(len(lens), num_running=0, longest=longest)
+    bounds = np.asarray([0, *lens], np.int32).cumsum(dtype=np.int32)
+    layout = replace(inputs.layout, cu_q_lens=torch.from_numpy(bounds), host=HostLengths(bounds, None, 0))
+    numbers = torch.arange(1, sum(lens) + 1)
+    return ModelInputs(numbers, numbers.clone(), layout, numbers[:outputs], **{name: numbers.clone() for name in more})
+
+
 def test_batches_end_at_what_may_run() -> None:
     assert BUCKETS.batches == (1, 2, 4, 8, 16)
     assert Buckets.up_to(1, (1,), 9).batches == (1,) and Buckets.up_to(8, (1,), 9).batches == (1, 2, 4, 8)
@@ -40,7 +51,9 @@ def test_the_largest_is_captured_first() -> None:
     shapes = Buckets.up_to(10, (1, 4), 100, has_adapters=True).shapes()
     assert shapes[0] == Shape(16, 4, True) and shapes[-1] == Shape(1, 1, False) and len(shapes) == 5 * 2 * 2
     assert [shape.num_tokens for shape in shapes] == sorted((shape.num_tokens for shape in shapes), reverse=True)
-    assert len(BUCKETS.shapes()) == 5 * 2, "without adapters no graph has any"
+    assert len(BUCKETS.shapes()) == 5 * 2 + 3, "without adapters no graph has any"
+    shapes = Buckets.up_to(4, (), 100, has_adapters=True, prompts=(8, 16)).shapes()
+    assert shapes == [PromptShape(num, adapted) for num in (16, 8) for adapted in (True, False)]
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (9, 16), (16, 16)])
@@ -49,17 +62,39 @@ def test_a_step_takes_the_next_larger_graph(rows: int, batch: int) -> None:
     assert BUCKETS.shape_of(inputs_of(rows, 4, adapters=True)) == Shape(batch, 4, True)
 
 
+@pytest.mark.parametrize(("lens", "bucket"), [((1,), 8), ((8,), 8), ((3, 6), 16), ((1,) * 8, 8), ((24,), 24)])
+def test_prompts_take_the_next_larger_graph(lens: tuple[int, ...], bucket: int) -> None:
+    assert BUCKETS.shape_of(prompts_of(*lens)) == PromptShape(bucket)
+    assert BUCKETS.shape_of(prompts_of(*lens, outputs=0, adapters=True)) == PromptShape(bucket, True)
+
+
 REFUSED: list[tuple[str, ModelInputs]] = [
-    ("prompts", inputs_of(3, num_running=2)),
+    ("mixed", inputs_of(3, num_running=2)),
     ("length", inputs_of(2, longest=101)),
+    ("length", prompts_of(2, longest=101)),
     ("width", inputs_of(2, 3)),
     ("rows", inputs_of(17)),
+    ("rows", inputs_of(0)),
+    ("rows", prompts_of(*[1] * (MOST_PROMPTS + 1))),
+    ("tokens", prompts_of(20, 5)),
+    ("scores", prompts_of(20, outputs=MOST_PROMPTS + 1)),
 ]
 
 
 @pytest.mark.parametrize(("why", "inputs"), REFUSED)
 def test_what_no_graph_holds(why: str, inputs: ModelInputs) -> None:
     assert BUCKETS.shape_of(inputs) == why and why in EAGER_REASONS
+
+
+def test_a_node_without_graphs_of_prompts_or_of_windows_says_so() -> None:
+    assert Buckets.up_to(10, (1,), 100).shape_of(prompts_of(3)) == "prompts"
+    assert Buckets.up_to(10, (), 100, prompts=(8,)).shape_of(inputs_of(2)) == "width"
+
+
+def test_buckets_of_prompts_end_at_the_chunk_size() -> None:
+    sizes = (64, 128, 256)
+    assert [some_up_to(sizes, chunk) for chunk in (1, 64, 65, 8192)] == [sizes[:1], sizes[:1], sizes[:2], sizes]
+    assert some_up_to((), 9) == ()
 
 
 def test_up_to_three_widths_get_graphs() -> None:
@@ -69,11 +104,11 @@ def test_up_to_three_widths_get_graphs() -> None:
 def test_places_hold_the_step_s_arrays_and_behind_them_padding() -> None:
     """Whatever a larger step left there: padding at another position would write to pages of others."""
     names = ("input_ids", "positions", "slots", "visible", "adapters")
-    fixed = FixedInputs(Shape(4, 2), 5, names, CPU)
+    fixed = FixedInputs([Shape(4, 2)], 5, names, CPU)
     every = dict.fromkeys(names[2:], True)
     for step in (inputs_of(4, 2, **every), inputs_of(4, 1), inputs_of(3, 2, **every), inputs_of(1, 2, **every)):
-        fixed.fill(step)
         read = fixed.of(Shape(4, 2, "adapters" in step.per_token()), 100)
+        fixed.fill(step, read)
         num, num_rows = len(step.positions), len(step.layout.page_table)
         for name, own in step.per_token().items():
             padding = [-1 if name == "visible" else 0] * (8 - num)
@@ -82,16 +117,39 @@ def test_places_hold_the_step_s_arrays_and_behind_them_padding() -> None:
         assert torch.equal(table[:num_rows, :3], step.layout.page_table) and not table[num_rows:, 0].any()
 
 
+def test_the_row_behind_a_step_s_prompts_owns_the_padding() -> None:
+    """It is on page 0, whatever larger steps left; and no row of a request owns a token that is not its own."""
+    fixed = FixedInputs([Shape(12, 1), PromptShape(24)], 5, ("input_ids", "positions"), CPU)
+    reads = {num: fixed.of(PromptShape(num), 100) for num in (16, 24)}
+    for lens in ((3, 1, 2, 9), (1,) * 8, (4,), (1, 2), (20, 4), (5, 3, 1)):
+        fixed.fill(inputs_of(12), fixed.of(Shape(12, 1), 100))
+        num, step = 24 if sum(lens) > 16 else 16, prompts_of(*lens, outputs=len(lens))
+        read, bounds = reads[num], [0, *itertools.accumulate(lens)]
+        fixed.fill(step, read)
+        layout, num_rows = read.layout, len(lens)
+        assert layout.cu_q_lens.tolist() == bounds + [num] * (MOST_PROMPTS + 1 - num_rows)
+        assert torch.equal(layout.page_table[:num_rows, :3], step.layout.page_table)
+        assert len(layout.page_table) == MOST_PROMPTS + 1 and not layout.page_table[num_rows:, 0].any()
+        assert read.positions.tolist() == step.positions.tolist() + [0] * (num - sum(lens))
+        assert read.logits_idx[:num_rows].tolist() == step.logits_idx.tolist()
+        assert len(read.logits_idx) == MOST_PROMPTS and int(read.logits_idx.max()) < num, "another graph's tokens"
+        assert layout.host is not None and (layout.host.num_running, layout.host.varies) == (0, True)
+
+
 def test_a_graph_reads_trees_and_adapters_only_where_they_are() -> None:
-    fixed = FixedInputs(Shape(4, 2), 5, ("input_ids", "positions", "slots", "visible", "adapters"), CPU)
+    fixed = FixedInputs(
+        [Shape(4, 2), PromptShape(7)], 5, ("input_ids", "positions", "slots", "visible", "adapters"), CPU
+    )
     assert fixed.of(Shape(4, 1), 100).per_token().keys() == {"input_ids", "positions"}
     assert fixed.of(Shape(2, 2), 100).per_token().keys() == {"input_ids", "positions", "slots", "visible"}
-    assert fixed.of(Shape(2, 1, True), 100).per_token().keys() == {"input_ids", "positions", "adapters"}
+    for shape in (Shape(2, 1, True), PromptShape(7, True)):
+        assert fixed.of(shape, 100).per_token().keys() == {"input_ids", "positions", "adapters"}
+    assert fixed.of(PromptShape(7), 100).per_token().keys() == {"input_ids", "positions"}
 
 
 def test_a_graph_runs_steps_with_just_its_arrays() -> None:
     """An array that a graph does not know would be lost without a word."""
-    fixed = FixedInputs(Shape(4, 2), 5, ("input_ids", "positions", "slots", "visible", "adapters"), CPU)
+    fixed = FixedInputs([Shape(4, 2)], 5, ("input_ids", "positions", "slots", "visible", "adapters"), CPU)
     trees = Captured(None, fixed.of(Shape(4, 2), 100))  # type: ignore[arg-type]
     fitting = inputs_of(3, 2, slots=True, visible=True)
     assert trees.fits(fitting)

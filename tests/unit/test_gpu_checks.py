@@ -31,6 +31,7 @@ from tests.gpu.one import run_check
 from tests.gpu.page import PAGE, SUMMARY, measured_by, write_results
 from tests.gpu.place import MetaPlace, Place
 from tests.gpu.plan import CHECKS, MODELS, SCRIPTS, Check, NotHere
+from tests.support import fake_flashinfer
 from tests.support.patience import HANG_GUARD_S
 from tests.support.virtual_gpu.device import VirtualStream
 
@@ -112,6 +113,11 @@ def wrong_attention(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kernels.TorchAttention, "attend", lambda self, *args: real(self, *args) + 1e-3)
 
 
+def wrong_library(patch: pytest.MonkeyPatch) -> None:
+    real = fake_flashinfer.causal
+    patch.setattr(fake_flashinfer, "causal", lambda *given: real(*given) + 0.1)
+
+
 def wrong_ids(patch: pytest.MonkeyPatch) -> None:
     real = kernels.sample_cpu
 
@@ -159,6 +165,7 @@ def no_order(patch: pytest.MonkeyPatch) -> None:
         ("draws of the sampler", wrong_draws, "logprobs of case"),
         ("kernels, attention", wrong_attention, "from the reference"),
         ("kernels, draws", wrong_ids, "ids of case"),
+        ("attention of FlashInfer", wrong_library, "from the reference"),
         ("attention of Llama-3.1-8B", wrong_split, "from float64"),
         ("merge of splits", wrong_merge, "nan of its size from float64"),
         ("streams, graphs", wrong_streams, "plain: AssertionError: r1: "),

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 
+from deploy import cli
 from deploy.cluster import gpus, local
 from deploy.cluster.child import Child, ChildSpec
 from deploy.cluster.gpus import GpusHere, deal_gpus, find_gpus, seen_gpus
@@ -18,6 +20,7 @@ from deploy.cluster.restart_policy import RestartPolicy
 from shared.config.local_settings import LocalConfig
 from shared.config.processes import ClusterConfig, NodeParts
 from shared.config.settings import LogConfig, ModelConfig, SchedConfig
+from shared.core import short_process
 from shared.core.errors import ConfigError
 from shared.node.build_model import NO_GPU
 from shared.node.gpu_probe import probe
@@ -107,7 +110,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, names: Sequence[str], visible: str 
         return {"names": list(names)} if names else {"why": NO_GPU}
 
     monkeypatch.setattr(gpus, "ask_torch", ask_torch)
-    monkeypatch.setattr(gpus, "has_driver", lambda: True)
+    for module in (gpus, local):
+        monkeypatch.setattr(module, "has_driver", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -115,7 +119,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, names: Sequence[str], visible: str 
 
 
 def started(
-    monkeypatch: pytest.MonkeyPatch, device: str = "auto", parallel: dict[str, int] | None = None, **nodes: object
+    monkeypatch: pytest.MonkeyPatch,
+    device: str = "auto",
+    parallel: dict[str, int] | None = None,
+    security: dict[str, str] | None = None,
+    **nodes: object,
 ) -> list[ChildSpec]:
     """What `baton up` starts: the nodes, without the router."""
     specs: list[ChildSpec] = []
@@ -127,7 +135,7 @@ def started(
     monkeypatch.setattr(local, "Supervisor", supervisor)
     parts = NodeParts(model=ModelConfig(model="hashlm"), sched=SchedConfig(device=device), log=LogConfig("info"))
     config = replaced(ClusterConfig(local=LocalConfig(**nodes), nodes=parts), router={"port": 0})
-    config = replaced(config, parallel=parallel) if parallel else config
+    config = replaced(config, **{"parallel": parallel or {}, "security": security or {}})
     assert local.run(config, os.getpid()) == 0
     return specs[1:]
 
@@ -175,12 +183,39 @@ def test_without_a_gpu_nothing_changes(monkeypatch, capsys):
     assert "nodes compute on the CPU" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("nodes", [{"parallel": {"tp": 2}}, {"parallel": {"dp": 2}}, {"decode_pp": 2}])
-def test_ranks_and_stages_are_refused_beside_a_gpu(monkeypatch, nodes):
+@pytest.mark.parametrize(
+    ("nodes", "flag"),
+    [
+        ({"parallel": {"tp": 2}}, "--tp 2"),
+        ({"parallel": {"dp": 2}}, "--dp 2"),
+        ({"decode_tp": 2}, "--decode-tp 2"),
+        ({"decode_pp": 2}, "--decode-pp 2"),
+    ],
+)
+def test_ranks_and_stages_are_refused_beside_a_gpu(monkeypatch, nodes, flag):
     machine(monkeypatch, EIGHT)
-    with pytest.raises(ConfigError, match=r"--[tdp]p 2 --device cuda: .*leave out --[tdp]p 2; else say --device cpu"):
-        started(monkeypatch, **nodes)
+    with pytest.raises(ConfigError, match=f"^{flag} --device cuda: .*leave out {flag}; else say --device cpu"):
+        started(monkeypatch, device="cuda", **nodes)
     started(monkeypatch, device="cpu", **nodes)
+
+
+def test_keys_are_asked_for_just_the_nodes_that_start(monkeypatch, tmp_path):
+    """One GPU has one node, unless two are asked for."""
+    assert cli.main(["keys", "create", str(tmp_path / "k"), "--router", "router", "--node", "decode-0"]) == 0
+    security = {"keys": str(tmp_path / "k")}
+    machine(monkeypatch, EIGHT[:1])
+    try:
+        names = [spec.name for spec in started(monkeypatch, security=security)]
+    except ConfigError as error:
+        names = [error.message]
+    assert names == ["decode-0"]
+    with pytest.raises(ConfigError, match="--node prefill-0 decode-0"):
+        started(monkeypatch, security=security, prefill=1)
+    for names, has_driver in ((EIGHT[:2], True), ((), False)):
+        machine(monkeypatch, names)
+        monkeypatch.setattr(local, "has_driver", lambda own=has_driver: own)
+        with pytest.raises(ConfigError, match="--node prefill-0 decode-0"):
+            started(monkeypatch, security=security)
 
 
 # Who asks, and what if the answer is none
@@ -221,6 +256,22 @@ def test_a_driver_that_fails_has_a_sentence(monkeypatch, code, message):
         monkeypatch.setattr(gpus, "PROBE_TIMEOUT_S", 0.5)
     with pytest.raises(ConfigError, match=message):
         find_gpus(parts_of("cuda"), is_asked=False)
+
+
+def test_a_process_that_can_t_be_killed_is_left_behind(monkeypatch):
+    """A driver may hold it in the kernel."""
+    left: list[subprocess.Popen[str]] = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: left.append(process))
+    monkeypatch.setattr(short_process, "REAP_S", 0.1)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            short_process.run_short([sys.executable, "-I", "-S", "-c", "import time; time.sleep(30)"], 0.1)
+        assert [process.poll() for process in left] == [None]
+    finally:
+        monkeypatch.undo()
+        for process in left:
+            process.kill()
+            process.wait()
 
 
 class EightGpus:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, grammar_from
 
 from router.text import grammars
 from router.text.load import load_text_model
@@ -89,6 +90,27 @@ def test_a_short_text_is_compared_with_no_longer_tokens() -> None:
     assert tokens(b"ab") == [0, 1] and ids.num_asked <= 3
 
 
+def test_of_a_long_forced_text_only_the_beginning_becomes_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body of `make bodies` had 20,000 z as its pattern: its answer of 400 tokens took longer than a minute."""
+    ours = make_grammars()
+    constraint, num_bytes, cut = ready(ours, grammar_from("regex", "z" * 20_000)), list[int](), _Tokens.__call__
+
+    def counted(self: _Tokens, text: bytes | str) -> Sequence[int]:
+        ids = cut(self, text)
+        num_bytes.append(sum(len(VOCABULARY.tokens[one]) for one in ids))
+        return ids
+
+    monkeypatch.setattr(_Tokens, "__call__", counted)
+    emitted: list[int] = []
+    for _ in range(8):
+        filled(constraint, emitted, [1], [0])
+        forced = constraint.forced
+        assert forced.num_emitted == len(emitted) and len(forced.ids) >= 32, "two steps of the widest window"
+        emitted.append(forced.ids[0])
+    assert num_bytes and max(num_bytes) <= 1024
+    ours.close()
+
+
 @pytest.mark.rule("H16")
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=range(len(GRAMMARS)))
 def test_masks_along_an_answer_are_those_of_its_beginning(grammar: str) -> None:
@@ -138,6 +160,14 @@ def test_tokens_that_do_not_follow_are_an_error() -> None:
     constraint = ready(ours, JSON)
     with pytest.raises(InvalidRequest, match="can't follow its grammar"):
         filled(constraint, [5, 6, 7])
+    ours.close()
+
+
+def test_what_the_vocabulary_has_no_token_for_is_said_so() -> None:
+    ours = make_grammars()
+    constraint = ready(ours, grammar_from("regex", "e\u00e9"))  # HashLM's tokens are ASCII
+    with pytest.raises(InvalidRequest, match=r"grammar: this model has no token for what comes next there$"):
+        filled(constraint, [VOCABULARY.tokens.index(b"e")])
     ours.close()
 
 

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from shared.core.errors import ConfigError
+from shared.engine.buckets import MOST_PROMPTS, PromptShape
+from shared.engine.graphs import FixedInputs
 from shared.kernel.attention import AttentionShape
 from shared.kernel.step_layout import HostLengths
+from shared.model.interface import ModelInputs
 from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
@@ -26,6 +29,7 @@ interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportEr
 attention, products = interpreter.kernels("attention"), interpreter.kernels("product")
 blocks = interpreter.kernels("blocks")
 
+CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 32, 1e-5)
 SLIDING = AttentionShape(4, 2, 32, 1e-5, windows=(0, 21, 0))
 
@@ -110,6 +114,35 @@ def test_a_prompt_has_its_bits_however_it_is_cut(cuts: tuple[int, ...], shape: A
     alone = prompt_bits(shape, ())
     assert torch.equal(prompt_bits(shape, cuts), alone)
     assert torch.equal(prompt_bits(shape, cuts, [Row(33, 1), Row(5, 1)]), alone)
+
+
+STEPS = (
+    [Row(0, 33), Row(17, 12), Row(70, 1), Row(0, 18)],
+    [Row(5, 1)],
+    [Row(20, 3), Row(0, 16)],
+    [Row(3, 7)] * MOST_PROMPTS,
+    [Row(40, 64)],
+)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, SLIDING], ids=["full", "sliding"])
+def test_prompts_have_their_bits_in_a_graph_s_places(shape: AttentionShape) -> None:
+    """Behind them is the row of the padding, on page 0, and rows without tokens; and larger steps were there before."""
+    fixed, ours = FixedInputs([PromptShape(64)], 8, ("input_ids", "positions"), CPU), attention.TritonAttention
+    read = fixed.of(PromptShape(64), 128)
+    for seed, rows in enumerate(STEPS):
+        step = make_step(shape, rows, seed=seed)
+        host = HostLengths(np.asarray(step.inputs.layout.cu_q_lens), None, 0)
+        layout = replace(step.inputs.layout, host=host)
+        step.inputs = replace(step.inputs, layout=layout)
+        wanted = step.run(ours(shape, tables_of(shape), is_fixed=True))
+        positions, num_padding = step.inputs.positions, 64 - len(step.qkv)
+        fixed.fill(ModelInputs(positions, positions, layout, positions[:1]), read)
+        qkv = torch.cat((step.qkv, torch.randn(num_padding, step.qkv.shape[1])))
+        is_real = torch.cat((step.is_real, torch.zeros(num_padding, dtype=torch.bool)))
+        placed = replace(step, inputs=read.for_attention(), qkv=qkv, is_real=is_real)
+        assert torch.equal(placed.run(ours(shape, tables_of(shape))), wanted)
+        assert torch.equal(placed.pages()[0], step.pages()[0])
 
 
 def test_a_short_chunk_is_read_as_a_chunk_beside_nobody() -> None:

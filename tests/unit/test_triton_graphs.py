@@ -21,7 +21,8 @@ from tests.support.virtual_gpu.kernels import kernels_on  # noqa: E402
 
 WAYS = (SamplingParams(4, temperature=0.8), SamplingParams(5, temperature=0.7, top_k=9, top_p=0.8))
 OF_A_STEP = {
-    "prepare_kernel", "places_kernel", "rope_write_kernel", "attend_split_kernel", "add_norm_kernel", "gate_kernel",
+    "prepare_kernel", "places_kernel", "rope_write_kernel", "attend_split_kernel", "attend_chunks_kernel",
+    "add_norm_kernel", "gate_kernel",
     "largest_kernel", "search_kernel", "mass_kernel", "draw_kernel", "choose_kernel",
 }  # fmt: skip
 
@@ -41,8 +42,8 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     ],
 )
 def test_graphs_of_kernels_have_the_reference_s_streams(name: str, gpu: VirtualGpu) -> None:
-    """Two rows, in graphs of one and of two: captured, padded, replayed. No capture compiled anything, for each shape
-    runs once before."""
+    """Two rows and their prompts, in graphs of one and two rows, of 8 and 24 prompt tokens: captured, padded, replayed.
+    No capture compiled anything, for each shape runs once before."""
     kind = KINDS[name]
     asked = [replace(job, sampling=way) for job, way in zip(jobs_for(kind, (), 2), WAYS, strict=True)]
     plain = make_core(kind, gpu)
@@ -57,7 +58,7 @@ def test_graphs_of_kernels_have_the_reference_s_streams(name: str, gpu: VirtualG
     assert runner is not None
     core.close()
     assert outcome.streams == expected.streams
-    assert runner.graphed > 2 and set(runner.eager) == {"prompts"}
+    assert runner.graphed - runner.graphed_prompts > 2 and runner.graphed_prompts and set(runner.eager) <= {"mixed"}
     assert counts.replays == runner.graphed and counts.syncs == 0
     assert {signature.kernel.split(":")[1] for signature in seen} >= OF_A_STEP
 

@@ -1,4 +1,4 @@
-"""How a decode step begins, by one kernel, interpreted: as the engine begins it, and nothing of padded rows."""
+"""How a decode step begins, by one kernel, interpreted: as the engine begins it."""
 
 from __future__ import annotations
 
@@ -87,21 +87,6 @@ def test_a_step_begins_as_the_engine_has_it(num: int, width: int, relayed: bool)
     wanted.input_ids[~is_first] = 0  # drafts come later
     assert_same(ours, wanted)
     assert_same(prepare_by_torch(*given, width, relay), wanted)
-
-
-@pytest.mark.parametrize("length", [POISON, -1, 2**40])
-@pytest.mark.parametrize("by", [prepare_windows, prepare_by_torch])
-def test_padded_rows_are_empty_whatever_the_relay_holds(by: object, length: int) -> None:
-    """Pool row 0 is everybody's padding, and steps before may have left anything there."""
-    relay = filled_relay(3)
-    rows, lengths = torch.tensor([4, 0, 0]), torch.tensor([-1, length, length])
-    expected = relay.written_by[4].repeat(3) + torch.tensor([0, 9, 9])
-    ours = by(rows, lengths, expected, 2, relay)  # type: ignore[operator]
-    first = int(relay.new_seq_lens_buf[4])
-    assert ours.committed.tolist() == [first, 0, 0]
-    assert ours.tag_ok.tolist() == [True, True, True]
-    assert ours.positions.tolist() == [first, first + 1, 0, 1, 0, 1]
-    assert ours.input_ids.tolist() == [int(relay.output_tokens_buf[4]), 0, 0, 0, 0, 0]
 
 
 def test_the_kernel_runs_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,19 @@ from functools import cache
 import pytest
 import torch
 
+from shared.engine.buckets import PROMPT_TOKENS
 from shared.gpu_kernel.real_models import REAL_MODELS
 from shared.model.config import LlamaConfig, RopeConfig
 from shared.model.kernels import AS_DTYPE, Formats
 from tests.support import ahead
-from tests.support.meta_models import Step, meta_model
+from tests.support.meta_models import PromptGraph, Step, meta_model
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
 launcher, signatures = interpreter.kernels("launcher"), interpreter.kernels("signatures")
 
 USUAL = "Llama-3.1-8B"
 LONG, SHORT = 131_072, 200
-STEPS = {
+STEPS: dict[str, Step | PromptGraph] = {
     "one row": Step(1),
     "two rows": Step(2, context=LONG),
     "16 rows": Step(16, context=SHORT),
@@ -34,6 +35,8 @@ STEPS = {
     "chunks": Step(0, chunks=(17, 100, 1)),
     "chunks and rows": Step(5, chunks=(300, 1)),
     "chunks and windows": Step(5, width=3, chunks=(300,)),
+    "a small graph of prompts": PromptGraph(PROMPT_TOKENS[0], LONG),
+    "a large graph of prompts": PromptGraph(PROMPT_TOKENS[-1], LONG),
 }
 TREES = {"trees": Step(3, width=6, is_tree=True), "short trees": Step(3, width=6, context=SHORT, is_tree=True)}
 
@@ -81,7 +84,7 @@ def compiled_ahead() -> frozenset[object]:
     )
 
 
-def launched(served: Served, steps: dict[str, Step]) -> Iterator[tuple[str, object]]:
+def launched(served: Served, steps: dict[str, Step | PromptGraph]) -> Iterator[tuple[str, object]]:
     model, pool = meta_model(served.config, 64, served.formats, served.dtype, is_fixed=served.is_fixed)
     for name, step in steps.items():
         with torch.inference_mode(), launcher.recorded() as seen:

@@ -117,6 +117,35 @@ def test_memory_freed_in_a_graph_is_overwritten_by_its_replay(gpu: VirtualGpu) -
     assert set(old[0].tolist()) == {0xF5}
 
 
+def test_a_pool_goes_with_the_only_graph_that_used_it(gpu: VirtualGpu) -> None:
+    """As torch's: one that a whole graph uses stays."""
+    x, memory, shared = ints(gpu, 1), gpu.new_graph_memory(), gpu.new_graph_memory()
+    captured(gpu, lambda: x.add_(1), shared)
+    for pool in (memory, shared):
+        stream = gpu.new_stream(gpu.device)
+        with pytest.raises(ValueError, match="inside"), gpu.use_stream(stream), gpu.capture(pool):
+            raise ValueError("inside")
+    captured(gpu, lambda: x.add_(1), shared)
+    with pytest.raises(RuntimeError, match="take a new one"):
+        captured(gpu, lambda: x.add_(1), memory)
+
+
+def test_a_capture_takes_no_memory_from_the_cache() -> None:
+    """As torch's: what is free there must be released before."""
+    gpu = make_device("eager", memory_bytes=3 << 20)
+    size, stream = 2 << 20, gpu.new_stream(gpu.device)
+    torch.empty(size, dtype=torch.uint8, device=gpu.device)
+
+    def take() -> torch.Tensor:
+        with gpu.use_stream(stream), gpu.capture(gpu.new_graph_memory()):
+            return torch.empty(size, dtype=torch.uint8, device=gpu.device)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        take()
+    gpu.release_cached(gpu.device)
+    assert len(take()) == size
+
+
 def test_a_graph_is_not_replayed_on_memory_that_is_gone(gpu: VirtualGpu) -> None:
     borrowed, out = [ints(gpu, 1, 2)], ints(gpu, 0, 0)
     graph = captured(gpu, lambda: out.copy_(borrowed[0] + 1))

@@ -24,8 +24,8 @@ def check_gpus(facts: GpuFacts) -> list[Finding]:
     if not facts.devices:
         return [check_absence(facts)]
     found = [finding for device in facts.devices for finding in check_device(device, facts)]
-    sharing = check_sharing(facts)
-    return [*found, *check_peers(facts), *sharing, Finding("gpu", HERE, LOOK, OPEN, "before production, run it")]
+    can_do = [*check_peers(facts), *check_sharing(facts), *check_attention(facts)]
+    return [*found, *can_do, Finding("gpu", HERE, LOOK, OPEN, "before production, run it")]
 
 
 def check_absence(facts: GpuFacts) -> Finding:
@@ -60,6 +60,9 @@ def check_device(device: GpuDevice, facts: GpuFacts) -> list[Finding]:
     if device.sharing_problem:
         what = f"another process can't read its memory: {device.sharing_problem}"
         found.append(Finding("gpu", where, LOOK, what, "nothing: --transport auto takes zmq; do not name cuda_ipc"))
+    if device.attention_problem:
+        what = f"FlashInfer's attention can't be used: {device.attention_problem}"
+        found.append(Finding("gpu", where, LOOK, what, "nothing: --attention auto takes Baton's own"))
     return found or [Finding("gpu", where, OK, all_well(device, facts))]
 
 
@@ -124,5 +127,19 @@ def check_sharing(facts: GpuFacts) -> list[Finding]:
         return [Finding("gpu", HERE, LOOK, what, "name it: --transport cuda_ipc; or make the cache folder writable")]
     what = (
         "processes can read each other's GPU memory: nodes that start from now on try cuda_ipc under --transport auto"
+    )
+    return [Finding("gpu", HERE, OK, what)]
+
+
+def check_attention(facts: GpuFacts) -> list[Finding]:
+    """Say what `--attention auto` does on this machine from now on."""
+    if not facts.flashinfer or any(device.problem or device.attention_problem for device in facts.devices):
+        return []
+    if facts.attention_not_remembered:
+        what = f"FlashInfer works here, but that could not be written down: {facts.attention_not_remembered}"
+        return [Finding("gpu", HERE, LOOK, what, "name it: --attention flashinfer; or make the cache folder writable")]
+    what = (
+        f"FlashInfer {facts.flashinfer} has the reference's results: nodes that start from now on take its attention "
+        "under --attention auto, where it suits the model"
     )
     return [Finding("gpu", HERE, OK, what)]

@@ -173,7 +173,7 @@ class KeysFolder:
 @dataclass(frozen=True, slots=True)
 class GpuDevice:
     """Results of a GPU's trials. `problem`: why the trials stopped. `sharing_problem`: why another process can't open
-    the GPU's memory.
+    the GPU's memory. `attention_problem`: why FlashInfer's attention can't be used there; "" also if it is missing.
 
     `difference`: the largest difference from the host's logits.
     """
@@ -188,6 +188,7 @@ class GpuDevice:
     to_host_bytes_per_s: float = 0.0
     copies_arrive: bool = True
     sharing_problem: str = ""
+    attention_problem: str = ""
     difference: float = 0.0
     largest_logit: float = 1.0
     problem: str = ""
@@ -198,7 +199,8 @@ class GpuFacts:
     """`built_for`: torch's CUDA version; "" for none. `driver`: the driver's version; "" if unknown.
 
     `visible`: the value of CUDA_VISIBLE_DEVICES. `problem`: the reason why torch finds no device. `not_remembered`: why
-    the result of sharing memory was not written down.
+    the result of sharing memory was not written down. `flashinfer`: its version; "" if it is missing.
+    `attention_not_remembered`: as `not_remembered`.
     """
 
     torch: str
@@ -209,6 +211,8 @@ class GpuFacts:
     problem: str
     devices: tuple[GpuDevice, ...]
     not_remembered: str = ""
+    flashinfer: str = ""
+    attention_not_remembered: str = ""
 
 
 @dataclass(frozen=True, slots=True)

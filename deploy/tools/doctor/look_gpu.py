@@ -1,6 +1,6 @@
 """Look at this machine's GPUs, and try the functions that Baton needs.
 
-The trials load torch, and use a few hundred MB of each GPU.
+The trials load torch, and use a few hundred MB of each GPU. If FlashInfer is installed, it may compile for minutes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import torch
 from deploy.tools.doctor.facts import GpuDevice, GpuFacts
 from deploy.tools.doctor.read_shared import check_sharing
 from shared.config.gpus import has_driver, visible_gpus
+from shared.core.short_process import run_short
 from shared.device.gpu import Gpu
 from shared.device.passed_checks import remember
+from shared.kernel import flash_check
+from shared.kernel.flash_infer import check_name, installed_version
 from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig, RopeConfig
@@ -37,6 +40,7 @@ CONFIG = LlamaConfig("trial", "qwen3", 256, 64, 96, 2, 4, 2, 16, 1e-5, RopeConfi
 def look_at_gpus(gpu: Gpu) -> GpuFacts:
     available = gpu.is_available()
     found = tuple(look_at(gpu, where) for where in devices(gpu)) if available else ()
+    version = installed_version()
     return GpuFacts(
         torch=torch.__version__,
         built_for=gpu.built_for(),
@@ -46,6 +50,8 @@ def look_at_gpus(gpu: Gpu) -> GpuFacts:
         problem="" if available else problem_of(gpu.current_device),
         devices=found,
         not_remembered=remember_sharing(gpu, found),
+        flashinfer=version,
+        attention_not_remembered=remember_attention(gpu, found, version),
     )
 
 
@@ -60,10 +66,10 @@ def driver_version() -> str:
         return ""
     command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
+        done = run_short(command, TOOL_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip().split("\n")[0]
+    return "" if done.returncode else done.stdout.strip().split("\n")[0]
 
 
 def problem_of(ask: Callable[[], object]) -> str:
@@ -91,6 +97,14 @@ def remember_sharing(gpu: Gpu, found: tuple[GpuDevice, ...]) -> str:
     """Let `--transport auto` take cuda_ipc if it passed on all GPUs. Return why that could not be written down."""
     passed = not any(device.problem or device.sharing_problem for device in found)
     return problem_of(lambda: remember(CHECKED, gpu, passed))
+
+
+def remember_attention(gpu: Gpu, found: tuple[GpuDevice, ...], version: str) -> str:
+    """Let `--attention auto` take FlashInfer if it passed on all GPUs. Return why that could not be written down."""
+    if not version:
+        return ""
+    passed = not any(device.problem or device.attention_problem for device in found)
+    return problem_of(lambda: remember(check_name(version), gpu, passed))
 
 
 def take_trial(found: dict[str, Any], trial: Trial, gpu: Gpu, where: torch.device) -> None:
@@ -140,6 +154,17 @@ def try_sharing(gpu: Gpu, where: torch.device) -> dict[str, Any]:
     return {"sharing_problem": problem_of(lambda: check_sharing(gpu, where))}
 
 
+def try_attention(gpu: Gpu, where: torch.device) -> dict[str, Any]:
+    """Compare FlashInfer's attention, if it is installed, with the reference."""
+    return {"attention_problem": problem_of(lambda: check_attention(gpu, where)) if installed_version() else ""}
+
+
+def check_attention(gpu: Gpu, where: torch.device) -> None:
+    difference = flash_check.compare_attention(gpu, where)
+    if difference > flash_check.MOST_DIFFERENCE:
+        raise ValueError(f"its results differ from the reference by {difference:.1e}")
+
+
 def try_model(gpu: Gpu, where: torch.device) -> dict[str, Any]:
     device, host = (logits_on(place) for place in (where, torch.device("cpu")))
     return {"difference": float((device - host).abs().max()), "largest_logit": float(host.abs().max())}
@@ -174,5 +199,6 @@ TRIALS: dict[str, Trial] = {
     "asking for its name and memory": describe,
     "copying through pinned memory": try_copies,
     "sharing memory": try_sharing,
+    "comparing FlashInfer's attention": try_attention,
     "computing a tiny network": try_model,
 }

@@ -15,6 +15,7 @@ import torch
 
 from shared.core import launcher
 from shared.core.errors import HandoffFailed
+from shared.core.short_process import run_short
 from shared.device.gpu import Gpu
 from shared.device.torch_cuda import TorchCuda
 from shared.kv.layout import PlaneSpec
@@ -43,7 +44,7 @@ def read_elsewhere(handle: bytes) -> list[str]:
     """Return the lines of another process. Raise HandoffFailed if it ends without any."""
     command = launcher.command("deploy.tools.doctor.read_shared")
     try:
-        done = subprocess.run(command, input=handle.hex(), capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = run_short(command, TIMEOUT_S, handle.hex())
     except subprocess.TimeoutExpired:
         raise HandoffFailed(f"the process that reads did not end in {TIMEOUT_S:.0f} s") from None
     if not done.stdout:

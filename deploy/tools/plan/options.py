@@ -56,7 +56,7 @@ NODE_FLAGS_HIDDEN = frozenset(
     | {"drain_s", "max_message_bytes", "threads", "cpus", "borrow", "wait_policy", "keys", "log_level", "log_color"}
     | {"chunk_size", "mixed_chunk_size", "itl_budget", "prefix_cache", "served_model_name", "tp", "dp"}
     | {"offload_bytes", "offload_disk_bytes", "offload_dir"}
-    | {"device", "gpu_mem_fraction", "cuda_graphs", "deterministic"}  # nodes are measured on CPU cores
+    | {"device", "gpu_mem_fraction", "cuda_graphs", "deterministic", "attention"}  # nodes are measured on CPU cores
     | {"spec", "spec_width", "spec_topk", "spec_steps", "spec_copies", "spec_adaptive", "spec_head"}
 )
 

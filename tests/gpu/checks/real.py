@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from shared.engine.buckets import PromptShape
 from shared.engine.future_map import FutureMap
+from shared.engine.graphs import FixedInputs
 from shared.engine.prepare import Prepared, prepare_by_torch
 from shared.gpu_kernel.real_models import REAL_MODELS, RealModel
 from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttention, hidden_keys, outside_window
@@ -24,6 +26,7 @@ from shared.kernel.blocks import BlockKernels, TorchBlocks
 from shared.kernel.linear import PlainLinear, QuantizedLinear
 from shared.kernel.quantized import DTYPES, quantize
 from shared.kernel.step_layout import HostLengths, Layout
+from shared.model.interface import ModelInputs
 from shared.sample.interface import SamplingBatch
 from shared.sample.sampler_torch import rank_candidates_torch, sample_torch
 from shared.transfer.digest import sums_by_torch
@@ -35,6 +38,7 @@ from tests.support.paged_steps import tables_of, token_by_token
 from tests.support.sampling_cases import make_params, rows_on
 
 PAGE_SIZE = 16
+NAMES = ("input_ids", "positions")  # what a graph of prompts reads for each token
 LAYERS, LAYER = 2, 1
 MOST_CONTEXT = 131_072
 
@@ -226,7 +230,9 @@ def one_step(place: Place, triton: ModuleType, shape: AttentionShape, step: Step
     for number, part in enumerate(got.split(list(step.lens))):
         alone = step.row(number).run(ours)
         assert torch.equal(alone, part), f"{kind}: row {number} has other bits alone"
-    if not place.tiny and not step.chunk:
+    if step.chunk:
+        assert torch.equal(from_places(place, ours, step), got), f"{kind}: other bits from a graph of prompts"
+    elif not place.tiny:
         inputs = step.inputs(MOST_CONTEXT)
         replayed = captured(place, lambda: step.attend(ours, inputs))
         assert torch.equal(replayed, got), f"{kind}: other bits from a graph"
@@ -242,6 +248,26 @@ def by_token(triton: ModuleType) -> Any:
             return super()._attend_rows(q, replace(layer, **moved))
 
     return ByToken
+
+
+def from_places(place: Place, ours: Any, step: Step) -> torch.Tensor:
+    """The chunks' results from a graph that was captured when its places held padding alone. Interpreted: no graph."""
+    num, given = len(step.qkv), step.inputs()
+    fixed = FixedInputs([shape := PromptShape(num + 13)], -(-step.longest // PAGE_SIZE), NAMES, step.kv.device)
+    read, qkv = fixed.of(shape, step.longest), torch.zeros(shape.num_tokens, step.qkv.shape[1]).to(step.qkv)
+
+    def work() -> torch.Tensor:
+        return replace(step, qkv=qkv).attend(ours, read.for_attention())
+
+    kept = [work()]
+    graph = None if place.tiny else capture(place, lambda: kept.append(work()))
+    qkv[:num].copy_(step.qkv)
+    fixed.fill(ModelInputs(given.positions, given.positions, given.layout, given.positions[:0]), read)
+    if graph is None:
+        return work()[:num]
+    graph.replay()
+    place.gpu.synchronize(place.gpu.device)
+    return kept[-1][:num]
 
 
 @contextmanager

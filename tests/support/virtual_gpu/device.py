@@ -367,7 +367,8 @@ class VirtualGpu:
         return addresses
 
     def new_block(self, num_bytes: int) -> Block:
-        if self._reserved_bytes + num_bytes > self._memory_bytes:
+        """What is free but kept is let go where memory is short; not by a capture, as in torch."""
+        if self._reserved_bytes + num_bytes > self._memory_bytes and self.captures.current is None:
             self._let_go()
         if self._reserved_bytes + num_bytes > self._memory_bytes:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {num_bytes} bytes on {self.device}")

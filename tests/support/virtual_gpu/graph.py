@@ -51,9 +51,11 @@ class Launched:
 
 
 class GraphMemory:
-    """Shared by graphs that are captured one after another."""
+    """Shared by graphs that are captured one after another. `is_gone`: its only graph failed, and took it along."""
 
     def __init__(self) -> None:
+        self.is_gone = False
+        self.num_whole = 0
         self.blocks: list[Block] = []
         self.capture: Capture | None = None  # under way
         self._free: list[Block] = []
@@ -165,6 +167,8 @@ class Captures:
         gpu, origin = self._gpu, self._gpu.current_stream().cuda_stream
         if self.current is not None or memory.capture is not None or origin == 0:
             raise torch.AcceleratorError("CUDA error: no capture begins in another, nor on the default stream")
+        if memory.is_gone:
+            raise RuntimeError("this pool of memory went with the only graph that used it: take a new one")
         capture = Capture(VirtualGraph(gpu, memory), memory, origin, {origin: {origin: 0}})
         with gpu.queues.lock:
             gpu.take_back()
@@ -174,8 +178,10 @@ class Captures:
             with gpu.queues.lock:
                 gpu.take_back()
             capture.end()
+            memory.num_whole += 1
         finally:
             self._of_thread.capture = memory.capture = None
+            memory.is_gone = not memory.num_whole
 
     def compile(self, kernel: str) -> None:
         """A kernel is about to be launched, in a form that it may not have been compiled or tuned for yet."""
