@@ -154,10 +154,16 @@ def chunked_logits(network: PreTrainedModel, rows: Sequence[torch.Tensor], wante
     return torch.cat(found)
 
 
-def host_logits(network: PreTrainedModel, *given: torch.Tensor | Cache) -> torch.Tensor:
-    """Return what `run` returns, in host memory. `given`: its arguments, which may be there too."""
-    moved = (one.to(network.device) if isinstance(one, torch.Tensor) else one for one in given)
-    return run(network, *moved).cpu()
+def host_logits(
+    network: PreTrainedModel,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    wanted: torch.Tensor,
+    cache: Cache | None = None,
+) -> torch.Tensor:
+    """Return what `run` returns, in host memory, where its arguments may be, too."""
+    ids, positions, wanted = (one.to(network.device) for one in (ids, positions, wanted))
+    return run(network, ids, positions, wanted, cache).cpu()
 
 
 def paged_logits(
