@@ -56,19 +56,6 @@ class TritonAttention:
     def _attend_rows(self, q: torch.Tensor, layer: Layer) -> torch.Tensor:
         return attend_rows(q, layer, (self._chunks, self._windows), self._places)
 
-
-def attend_rows(q: torch.Tensor, layer: Layer, parts: tuple[Rows, Rows], places: Places) -> torch.Tensor:
-    """Return (T, heads, D) of a step whose rows are in `parts`: prompt chunks, then short windows.
-
-    q (T, heads, D) is contiguous and rotated, and the tokens' keys and values are in their pages."""
-    chunks, windows = parts
-    out = torch.empty_like(q)
-    if chunks.num_rows:
-        attend_chunks(q, out, layer, chunks, places)
-    if windows.num_rows:
-        attend_windows(q, out, layer, windows, places)
-    return out
-
     def write(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
@@ -84,6 +71,19 @@ def attend_rows(q: torch.Tensor, layer: Layer, parts: tuple[Rows, Rows], places:
     def _layer(self, layer: int) -> Layer:
         scales = None if self._scales is None else self._scales[:, layer]
         return Layer(self._kv[:, layer], scales, self._shape.window(layer), self._shape.score_scale)
+
+
+def attend_rows(q: torch.Tensor, layer: Layer, parts: tuple[Rows, Rows], places: Places) -> torch.Tensor:
+    """Return (T, heads, D) of a step whose rows are in `parts`: prompt chunks, then short windows.
+
+    q (T, heads, D) is contiguous and rotated, and the tokens' keys and values are in their pages."""
+    chunks, windows = parts
+    out = torch.empty_like(q)
+    if chunks.num_rows:
+        attend_chunks(q, out, layer, chunks, places)
+    if windows.num_rows:
+        attend_windows(q, out, layer, windows, places)
+    return out
 
 
 def packed(inputs: AttentionInputs) -> AttentionInputs:
