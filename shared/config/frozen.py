@@ -67,7 +67,6 @@ LIBRARY = FrozenPath(
     {
         "--attention": "have Baton's attention; use auto or baton",
         "--deterministic": "compute with kernels whose results depend on the batch",
-        "--device": "run on the CPU only so far; use --device cpu",
         "--lora": "have no adapters",
         "--lora-dir": "have no adapters",
         "--pp": "are not cut into stages",

@@ -162,9 +162,12 @@ class GraphRunner:
     those of prompts among them. `eager` counts other steps by reason (EAGER_REASONS).
     """
 
-    def __init__(self, model: Model, kv: KVPool, gpu: Gpu, buckets: Buckets, *, trees: bool, device: str) -> None:
-        """`trees`: whether windows of several tokens are trees."""
+    def __init__(
+        self, model: Model, kv: KVPool, gpu: Gpu, buckets: Buckets, *, trees: bool, device: str, refused: str = ""
+    ) -> None:
+        """`trees`: whether windows of several tokens are trees. `refused`: why the model can't be captured, or ""."""
         self.graphed = self.graphed_prompts = 0
+        self._refused = refused
         self.eager: Counter[str] = Counter()
         self._model, self._kv, self._gpu, self._buckets = model, kv, gpu, buckets
         self._device = torch.device(device)
@@ -186,7 +189,7 @@ class GraphRunner:
         shape = self._buckets.shape_of(inputs)
         captured = None if isinstance(shape, str) else self._captured.get(shape)
         if captured is None:
-            self.eager[shape if isinstance(shape, str) else "uncaptured"] += 1
+            self.eager[shape if isinstance(shape, str) else "waits" if self._refused else "uncaptured"] += 1
             return model.forward(inputs, kv)
         assert captured.fits(inputs), f"the graph of {shape} reads other arrays than the step has"
         assert self._inputs is not None and self._outputs is not None
@@ -205,6 +208,9 @@ class GraphRunner:
 
         Shapes whose capture fails are named in the log, and their steps run eagerly. Smaller shapes may still succeed.
         """
+        if self._refused:
+            logger.warning("no CUDA graphs: %s", self._refused)
+            return
         started, shapes = time.monotonic(), self._buckets.shapes()
         failed: dict[AnyShape, str] = {}
         gc.collect()  # nothing on the device may be freed during a capture

@@ -15,7 +15,7 @@ import torch
 
 from shared.gpu_kernel.paged_attention import attend_windows
 from shared.gpu_kernel.paged_step import Layer, Rows
-from shared.gpu_kernel.places import find_places
+from shared.gpu_kernel.places import Places, find_places
 from shared.gpu_kernel.prefill_attention import attend_chunks
 from shared.gpu_kernel.rope_write import rope_write
 from shared.kernel.attention import AttentionInputs, AttentionShape, RopeTables, page_hadamard
@@ -51,13 +51,10 @@ class TritonAttention:
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        of, q = self._layer(layer), self.write(layer, qkv, q_norm, k_norm)
-        out = torch.empty_like(q)
-        if self._chunks.num_rows:
-            attend_chunks(q, out, of, self._chunks, self._places)
-        if self._windows.num_rows:
-            attend_windows(q, out, of, self._windows, self._places)
-        return out.flatten(1)
+        return self._attend_rows(self.write(layer, qkv, q_norm, k_norm), self._layer(layer)).flatten(1)
+
+    def _attend_rows(self, q: torch.Tensor, layer: Layer) -> torch.Tensor:
+        return attend_rows(q, layer, (self._chunks, self._windows), self._places)
 
     def write(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
@@ -74,6 +71,19 @@ class TritonAttention:
     def _layer(self, layer: int) -> Layer:
         scales = None if self._scales is None else self._scales[:, layer]
         return Layer(self._kv[:, layer], scales, self._shape.window(layer), self._shape.score_scale)
+
+
+def attend_rows(q: torch.Tensor, layer: Layer, parts: tuple[Rows, Rows], places: Places) -> torch.Tensor:
+    """Return (T, heads, D) of a step whose rows are in `parts`: prompt chunks, then short windows.
+
+    q (T, heads, D) is contiguous and rotated, and the tokens' keys and values are in their pages."""
+    chunks, windows = parts
+    out = torch.empty_like(q)
+    if chunks.num_rows:
+        attend_chunks(q, out, layer, chunks, places)
+    if windows.num_rows:
+        attend_windows(q, out, layer, windows, places)
+    return out
 
 
 def packed(inputs: AttentionInputs) -> AttentionInputs:

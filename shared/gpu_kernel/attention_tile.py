@@ -37,23 +37,27 @@ def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLID
 def attend_keys(
     q, kv, scales, table, kv_head, num_kv_heads, page_stride, scale_stride, first, stop,
     slot, base, num_read, bits, window, factor,
-    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BY_TOKEN: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr,
     SLIDING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Compute attention of q's lines (M, D) over keys [first, stop) of the row with page table `table`.
 
     Return float32 per line: the largest score (M,), the sum of the weights (M,), and the weighted sum of the values (M,
-    D). Slots at `stop` and beyond are never loaded: they may hold NaN, and 0 * NaN is NaN."""
+    D). Slots at `stop` and beyond are never loaded: they may hold NaN, and 0 * NaN is NaN. BY_TOKEN: see Layer."""
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dim = tl.arange(0, BLOCK_D)
     is_dim = dim < HEAD_DIM
+    # A page's lines of HEAD_DIM numbers: how many lie between slots, between heads, and between a key and its value.
+    between_slots = 2 * num_kv_heads if BY_TOKEN else 1
+    between_heads = 1 if BY_TOKEN else PAGE_SIZE
+    to_value = num_kv_heads if BY_TOKEN else num_kv_heads * PAGE_SIZE
     for start in range(first, stop, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         is_key = keys < stop
         page = tl.load(table + keys // PAGE_SIZE, is_key, other=0).to(tl.int64)
-        line = kv_head * PAGE_SIZE + keys % PAGE_SIZE
+        line = kv_head * between_heads + keys % PAGE_SIZE * between_slots
         k_at = kv + (page * page_stride + line * HEAD_DIM)[:, None] + dim[None, :]
         there = is_key[:, None] & is_dim[None, :]
         k = widened(tl.load(k_at, there, other=0), q.dtype, KIND)
@@ -69,9 +73,9 @@ def attend_keys(
         shrunk = tl.exp2(largest - known)
         total = total * shrunk + tl.sum(weights, axis=1)
         if KIND != 0:
-            scale = tl.load(scale_at + num_kv_heads * PAGE_SIZE, is_key, other=0.0)
+            scale = tl.load(scale_at + to_value, is_key, other=0.0)
             weights = weights * unit_of(scale, KIND)[None, :]
-        v = widened(tl.load(k_at + num_kv_heads * PAGE_SIZE * HEAD_DIM, there, other=0), q.dtype, KIND)
+        v = widened(tl.load(k_at + to_value * HEAD_DIM, there, other=0), q.dtype, KIND)
         values = tl.dot(weights.to(q.dtype), v, values * shrunk[:, None], input_precision="ieee")
         largest = above
     return largest, total, values

@@ -30,8 +30,9 @@ def attend_split_kernel(
     q, kv, scales, out, sums, parts, cu_q_lens, page_table, slots, bases, num_reads, visible,
     first_row, first_token, num_tokens, num_kv_heads, table_stride, page_stride, scale_stride, window, factor,
     most_splits, split_keys,
-    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr, SLIDING: tl.constexpr,
-    IS_SPLIT: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BY_TOKEN: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr,
+    SLIDING: tl.constexpr, IS_SPLIT: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (b, i, s) lets a tile of one KV head's queries attend to split s of the tile's keys.
 
@@ -76,7 +77,7 @@ def attend_split_kernel(
         tl.load(q + of_head, mask, other=0.0), kv, scales, page_table + row.to(tl.int64) * table_stride,
         kv_head, num_kv_heads, page_stride, scale_stride, first, tl.minimum(first + length, stop),
         slot, base, num_read, bits, window, factor,
-        HEAD_DIM, PAGE_SIZE, KIND, TREES, SLIDING, BLOCK_M, BLOCK_N, BLOCK_D,
+        HEAD_DIM, PAGE_SIZE, BY_TOKEN, KIND, TREES, SLIDING, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     if IS_SPLIT:
         tl.store(sums + at, largest, is_line)
@@ -145,8 +146,8 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         rows.first, rows.first_token, num_tokens, kv_heads, rows.page_table.stride(0), layer.kv.stride(0),
         0 if layer.scales is None else layer.scales.stride(0), layer.window or NO_WINDOW, layer.score_scale * LOG2_E,
         MOST_SPLITS, SPLIT_KEYS,
-        HEAD_DIM=head_dim, PAGE_SIZE=page_size, KIND=kind_of(layer.kv), TREES=rows.visible is not None,
-        SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group,
+        HEAD_DIM=head_dim, PAGE_SIZE=page_size, BY_TOKEN=layer.by_token, KIND=kind_of(layer.kv),
+        TREES=rows.visible is not None, SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=8 if block_m == 64 else 4, num_stages=num_stages(head_dim),
         # to fit one more block, ptxas would limit registers to 128 or 168, and without splits it would spill

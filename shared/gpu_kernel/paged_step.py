@@ -10,14 +10,28 @@ import triton
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of the pool: kv (num_pages, 2, kv_heads, page_size, D), contiguous within a page.
+    """One layer of the pool: kv (num_pages, 2, kv_heads, page_size, D), and a page without gaps.
 
-    scales: kv's shape without D, or None. `window`: 0 for no window."""
+    Within a page come keys and values in turn, then heads, then slots; with `by_token` slots, then keys and values,
+    then heads. scales: kv's shape without D in the same order, or None. `window`: 0 for no window."""
 
     kv: torch.Tensor
     scales: torch.Tensor | None
     window: int
     score_scale: float
+
+    @property
+    def by_token(self) -> bool:
+        return self.kv.stride(3) != self.kv.shape[4]
+
+    @classmethod
+    def of_tokens(
+        cls, kv: torch.Tensor, scales: torch.Tensor | None, num_kv_heads: int, window: int, score_scale: float
+    ) -> Layer:
+        """kv: (num_pages, page_size, 2 * kv_heads * D), a token's keys and then its values; scales: the same, D 1."""
+        by_head = kv.unflatten(2, (2, num_kv_heads, -1)).permute(0, 2, 3, 1, 4)
+        of_heads = None if scales is None else scales.unflatten(2, (2, num_kv_heads)).permute(0, 2, 3, 1)
+        return cls(by_head, of_heads, window, score_scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from shared.gpu_kernel.stored_bytes import as_bytes, kind_of
 def attend_chunks_kernel(
     q, kv, scales, out, cu_q_lens, page_table, slots,
     num_rows, num_kv_heads, table_stride, page_stride, scale_stride, window, factor, num_halvings,
-    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, SLIDING: tl.constexpr, GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BY_TOKEN: tl.constexpr, KIND: tl.constexpr,
+    SLIDING: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (h, p) computes block p of lines, for KV head h.
@@ -57,7 +58,7 @@ def attend_chunks_kernel(
         tl.load(q + of_head, mask, other=0.0), kv, scales, page_table + row.to(tl.int64) * table_stride,
         kv_head, num_kv_heads, page_stride, scale_stride, lowest, stop,
         slot, slot, slot, slot, window, factor,
-        HEAD_DIM, PAGE_SIZE, KIND, False, SLIDING, BLOCK_M, BLOCK_N, BLOCK_D,
+        HEAD_DIM, PAGE_SIZE, BY_TOKEN, KIND, False, SLIDING, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     tl.store(out + of_head, (values / tl.where(total > 0, total, 1.0)[:, None]).to(out.dtype.element_ty), mask)
 
@@ -78,7 +79,8 @@ def attend_chunks(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, 
         rows.num_rows, kv_heads, rows.page_table.stride(0), layer.kv.stride(0),
         0 if layer.scales is None else layer.scales.stride(0), layer.window or NO_WINDOW, layer.score_scale * LOG2_E,
         rows.num_rows.bit_length(),
-        HEAD_DIM=head_dim, PAGE_SIZE=page_size, KIND=kind_of(layer.kv), SLIDING=layer.window > 0, GROUP=group,
+        HEAD_DIM=head_dim, PAGE_SIZE=page_size, BY_TOKEN=layer.by_token, KIND=kind_of(layer.kv),
+        SLIDING=layer.window > 0, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=padded_dim(head_dim),
         num_warps=8, num_stages=num_stages(head_dim),
     )  # fmt: skip

@@ -26,6 +26,7 @@ class RealStep:
     trees: bool = False
     window: int = 0
     context: int = REAL_CONTEXT
+    by_token: bool = False  # pages as of models that the library transformers runs; not with bytes
 
     @property
     def shape(self) -> AttentionShape:
@@ -36,6 +37,10 @@ class RealStep:
     @property
     def layer(self) -> Layer:
         model = self.model
+        if self.by_token:
+            numbers = 2 * model.num_kv_heads * model.head_dim
+            tokens = torch.empty(NUM_PAGES, NUM_LAYERS, PAGE_SIZE, numbers, dtype=self.dtype, device=META)
+            return Layer.of_tokens(tokens[:, 1], None, model.num_kv_heads, self.window, model.head_dim**-0.5)
         shape = (NUM_PAGES, NUM_LAYERS, 2, model.num_kv_heads, PAGE_SIZE, model.head_dim)
         kv = torch.empty(shape, dtype=self.pages or self.dtype, device=META)
         scales = None if self.pages is None else torch.empty(shape[:-1], dtype=torch.float32, device=META)[:, 1]
@@ -66,6 +71,8 @@ def real_steps() -> Iterator[RealStep]:
     for pages in (torch.int8, torch.float8_e4m3fn):
         steps += [replace(usual, pages=pages, trees=trees) for trees in (False, True)]
     steps += [replace(usual, trees=trees, window=4096) for trees in (False, True)]
+    for window in (0, 4096):
+        steps += [replace(usual, trees=trees, window=window, by_token=True) for trees in (False, True)]
     for step in steps:
         yield step
         yield replace(step, context=PAGE_SIZE)

@@ -56,6 +56,7 @@ class ModelSpec:
     weight_dtype: str = "auto"  # "file" | "codes" | "int8" | "fp8": the products' weights; "auto": in `dtype`
     stored: StoredWeights | None = None  # None for models without files
     needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host; our kernels don't
+    has_grouped_experts: bool = False  # whether torch's grouped product runs experts; some GPUs have no kernel for it
     library: str = ""  # the library that runs the layers, and its version; "": Baton does
 
 

@@ -60,8 +60,8 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
         from shared.model.library.loading import load_library_model  # imports the library
 
         is_asked = options.attention is not None and options.attention.is_asked
-        LIBRARY.refuse({f"--device {device}": device != "cpu", "--attention": is_asked}, of=opened.path.name)
-        return load_library_model(opened.path, options)
+        LIBRARY.refuse({"--attention": is_asked}, of=opened.path.name)
+        return load_library_model(opened.path, options, device=device)
     if device == "cpu" or options.memory is not None:
         opened.check_memory(opened.source.config)
     (model,) = build_spans(opened, torch.device(device), [None])
@@ -75,10 +75,7 @@ def why_on_cpu(name: str, options: LoadOptions = AS_GIVEN) -> str:
     opened = open_named(name, options)
     if opened is None:
         return f"{name} {HOST_CODE}"
-    if isinstance(opened, OpenedModel):
-        return ""
-    frozen = ENCODER if isinstance(opened, EncoderFolder) else LIBRARY
-    return frozen.sentence("--device", of=opened.path.name)
+    return ENCODER.sentence("--device", of=opened.path.name) if isinstance(opened, EncoderFolder) else ""
 
 
 def model_of_code(name: str, options: LoadOptions) -> Model:

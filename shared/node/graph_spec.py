@@ -11,10 +11,12 @@ from shared.engine.buckets import PROMPT_TOKENS, Buckets, some_up_to, some_width
 from shared.engine.drafter import Drafter
 from shared.engine.graphs import GraphRunner
 from shared.kv.pool import KVPool
-from shared.model.interface import Model
+from shared.model.interface import Model, ModelSpec
 from shared.sched.draft_length import step_widths
 from shared.sched.settings import SchedSettings
 
+# dtypes, and major numbers of GPUs, for which torch has a grouped product
+GROUPED_IN, GROUPED_ON = frozenset({"bfloat16"}), (9, 10)
 GRAPH_TOKENS = 1024  # `most_tokens` of a model whose attention gathers a fixed number of tokens
 
 
@@ -22,12 +24,15 @@ GRAPH_TOKENS = 1024  # `most_tokens` of a model whose attention gathers a fixed 
 class GraphSpec:
     """Decode steps of these widths run as graphs while no row has more than `most_tokens` tokens.
 
-    `prompts`: and so do steps of up to the last of these numbers of prompt tokens, without decode rows."""
+    `prompts`: and so do steps of up to the last of these numbers of prompt tokens, without decode rows.
+
+    `refused`: why no step of this model can be captured; "" if all can."""
 
     gpu: Gpu
     widths: tuple[int, ...]
     most_tokens: int
     prompts: tuple[int, ...] = ()
+    refused: str = ""
 
 
 def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | None:
@@ -40,7 +45,20 @@ def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | No
     if model.spec.needs_cpu_seq_lens:  # such attention is planned for graphs of decode rows
         prompts = ()
     widths = () if parts.node.role == "prefill" else some_widths(step_widths(parts.spec))
-    return GraphSpec(gpu, widths, most, prompts=prompts) if widths or prompts else None
+    return GraphSpec(gpu, widths, most, prompts, why_not_captured(model.spec, gpu)) if widths or prompts else None
+
+
+def why_not_captured(spec: ModelSpec, gpu: Gpu) -> str:
+    """Return why a model's steps wait for the host; "" if they don't."""
+    if not spec.has_grouped_experts:
+        return ""
+    major, minor = gpu.describe(gpu.current_device()).capability
+    if spec.dtype in GROUPED_IN and major in GROUPED_ON:
+        return ""
+    return (
+        f"torch multiplies {spec.dtype} experts on a GPU of compute capability {major}.{minor} one by one, and waits "
+        "for their numbers of tokens"
+    )
 
 
 def make_graphs(
@@ -58,6 +76,6 @@ def make_graphs(
     prompts = some_up_to(spec.prompts, settings.chunk_size)
     buckets = Buckets.up_to(max_running, spec.widths, most_tokens, bool(model.spec.adapters), prompts)
     trees = drafter is not None and drafter.drafts_trees
-    runner = GraphRunner(model, kv, spec.gpu, buckets, trees=trees, device=settings.device)
+    runner = GraphRunner(model, kv, spec.gpu, buckets, trees=trees, device=settings.device, refused=spec.refused)
     streams.forward.launch(runner.capture, label="graphs").take()
     return runner

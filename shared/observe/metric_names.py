@@ -127,6 +127,7 @@ EAGER_REASONS = {
     "width": "with windows of a width that has no graph, as all have on a prefill node",
     "length": "with longer texts than graphs read",
     "uncaptured": "of a size whose capture failed",
+    "waits": "of a model that waits for the host in every step",
 }
 EAGER_METRIC = (
     "baton_eager_steps_total",

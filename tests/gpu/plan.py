@@ -87,6 +87,12 @@ RIGHT = (
         "streams, grammars", "streams.kinds", 25, ("grammars", "grammars, n-gram", "grammars, chain", "grammars, tree")
     ),
     Check("streams, adapters", "streams.kinds", 20, ("adapters", "adapters, tree")),
+    Check(
+        "streams, library",
+        "streams.library",
+        60,
+        ("gemma3_text", "llama", "gemma2", "deepseek_v3", "qwen3_moe", "gpt_oss"),
+    ),
     Check("streams, mixtures of experts", "streams.families", 20, ("qwen3-moe",)),
     Check("streams, sliding windows", "streams.families", 25, ("mistral", "gemma3")),
     Check("streams, dense families", "streams.families", 25, ("llama", "qwen2", "qwen3")),

@@ -28,7 +28,7 @@ from shared.model.load import load_eagle_head, load_model
 from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
-from shared.node.graph_spec import GraphSpec
+from shared.node.graph_spec import GraphSpec, why_not_captured
 from shared.sched.settings import SchedSettings
 from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2
@@ -60,6 +60,8 @@ class Kind:
     grammars: bool = False
     layer_ends: tuple[int, ...] = ()  # hand-offs travel in parts
     flashinfer: bool = False  # computes attention on the GPU: see fake_flashinfer.py
+    library: bool = False  # `family` is one of library_families, which transformers runs
+    dtype: str = "float32"
 
     @property
     def width(self) -> int:
@@ -93,10 +95,14 @@ def new_folder() -> Path:
 
 
 @cache
-def folder_of(family: str) -> Path:
+def folder_of(family: str, library: bool = False) -> Path:
     """Made once a process."""
     folder = new_folder()
-    if family == "draft target":
+    if library:
+        from tests.support import library_families  # imports transformers
+
+        library_families.save(family, folder)
+    elif family == "draft target":
         save_target(folder, layers=TARGET_LAYERS)
     elif family == "head":
         save_head(folder, head_tensors(), head_config())
@@ -135,8 +141,11 @@ def make_core(
     formats = Formats(kv=kind.kv, weights=kind.weights)
     adapters = adapters_of(kind.family) if kind.adapters else {}
     attention = LibraryAttention("0.7.4", gpu, is_asked=True) if kind.flashinfer and gpu is not None else None
-    options = LoadOptions("float32", kernels=kernels, formats=formats, adapters=adapters, attention=attention)
-    model = load_model(str(folder_of(kind.family)), options, device)
+    options = LoadOptions(
+        kind.dtype, kernels=kernels, formats=formats, adapters=adapters, attention=attention,
+        library="transformers" if kind.library else "baton",
+    )  # fmt: skip
+    model = load_model(str(folder_of(kind.family, kind.library)), options, device)
     settings = SchedSettings(
         16, 128, chunk_size=chunk_size, mixed_chunk_size=chunk_size, width=kind.width, mix=kind.mix, device=device,
         needs_cpu_seq_lens=kind.exact, layer_ends=kind.layer_ends,
@@ -146,8 +155,10 @@ def make_core(
     if gpu is None:
         return assemble_core(model, make_streams("inline"), settings, sizes, **how)
     boundary = PinnedCopies(gpu.device, lambda size: gpu.pinned((size,), torch.uint8))
-    prompts = () if model.spec.needs_cpu_seq_lens else prompts
-    spec = GraphSpec(gpu, (kind.width,), settings.history_len, prompts=prompts) if graphs else None
+    refused = why_not_captured(model.spec, gpu)
+    if model.spec.needs_cpu_seq_lens or (kind.library and model.gathers):  # type: ignore[attr-defined]
+        prompts = ()  # as `graphs_of` says
+    spec = GraphSpec(gpu, (kind.width,), settings.history_len, prompts, refused) if graphs else None
     return assemble_core(model, make_streams("cuda", gpu=gpu), settings, sizes, boundary=boundary, graphs=spec, **how)
 
 

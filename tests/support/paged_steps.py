@@ -154,6 +154,14 @@ def write_before(
         kv[page, LAYER, half, :, slot] = values.to(kv.dtype)
 
 
+def token_by_token(kv: torch.Tensor | None) -> Any:
+    """Copy a layer's kv (pages, 2, heads, slots, D), or its scales, to pages that hold one token after the other."""
+    if kv is None:
+        return None
+    rest = range(4, kv.dim())
+    return kv.permute(0, 3, 1, 2, *rest).contiguous().permute(0, 2, 3, 1, *rest)
+
+
 def bounded(step: Step, max_seq_len: int) -> Step:
     """The same with another bound of the host's."""
     return replace(step, inputs=replace(step.inputs, layout=replace(step.inputs.layout, max_seq_len=max_seq_len)))

@@ -33,7 +33,7 @@ from shared.model.library.check import FEW, CheckResult, paged_logits
 from shared.model.library.model import LibraryModel
 from shared.model.library.survey import window_of
 from shared.model.llama import LlamaModel
-from shared.model.load import load_model, why_on_cpu
+from shared.model.load import load_model
 from shared.model.opened import LibraryFolder, LoadOptions, open_named
 from tests.support.core_rig import Outcome, make_core, run_local
 from tests.support.library_families import (
@@ -379,13 +379,6 @@ def test_longrope_ends_where_its_frequencies_change(tmp_path: Path) -> None:
 def test_flags_that_it_lacks_are_refused(flag: str, options: dict[str, Any], windowed: Family) -> None:
     with pytest.raises(ConfigError, match=rf"{flag}: models that the library transformers runs \(gpt_oss\) "):
         load(windowed.folder, **options)
-
-
-def test_gpus_are_refused(windowed: Family) -> None:
-    options = LoadOptions("float32")
-    assert "run on the CPU only so far" in why_on_cpu(str(windowed.folder), options)
-    with pytest.raises(ConfigError, match="--device cuda: .* run on the CPU only so far"):
-        load_model(str(windowed.folder), options, "cuda")
 
 
 # Who runs which model

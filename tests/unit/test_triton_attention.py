@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from shared.kernel.attention import AttentionBackend, AttentionShape, TorchAttention
+from tests.gpu.checks.real import by_token
 from tests.support.attention_cases import CASES, TREE, shape_of
 from tests.support.paged_steps import Row, bounded, make_step, tables_of
 
@@ -65,6 +66,14 @@ def test_the_host_s_bound_changes_no_bit(name: str) -> None:
     step = case.step()
     found = [bounded(step, most).run(backends(case.shape)[0]) for most in (step.inputs.layout.max_seq_len, 600)]
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", ["decode", "trees, window", "int8", "chunk, fp8", "chunk, window"])
+def test_pages_token_by_token_change_no_bit(name: str) -> None:
+    case = CASES[name]
+    step, tables = case.step(), tables_of(case.shape)
+    wanted = step.run(attention.TritonAttention(case.shape, tables))
+    assert torch.equal(step.run(by_token(attention)(case.shape, tables)), wanted)
 
 
 def test_one_split_has_the_bits_of_the_merge() -> None:

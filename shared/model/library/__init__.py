@@ -6,6 +6,9 @@
     mapped_tensors  a folder's tensors, as they lie in its mapped files
     survey     one tiny forward that notes what each layer asks of attention
     attention  the function that the library's layers call
+    device_attention  the same on a GPU, where the host knows only bounds of lengths
+    kernel_attention  our kernels for the layers whose attention they know
+    on_device  what of a network would wait for the host, changed
     model      the Model that the engine runs
     captures   the hidden states that draft heads read
     check      compares its logits with the library's own; a model that differs is refused

@@ -4,8 +4,8 @@
     scales (--kv-dtype int8 or fp8, where the plane holds bytes):  [page][layer][slot][kv_heads of keys, then of values]
 
 The library has already rotated queries and keys. This is plain torch. Prompt chunks attend one by one, and neighbouring
-rows with equally many tokens together. The host cuts rows to their lengths, so it needs exact ones. Bytes are widened
-after they have been gathered.
+rows with equally many tokens together. The host cuts rows to their lengths, so it needs exact ones; device_attention.py
+needs none. Bytes are widened after they have been gathered.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ MOST_KEYS = 1 << 17  # of rows that attend together: keys and values are gathere
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What a layer keeps per token, and how many tokens it reads (0: all), its own included."""
+    """What a layer keeps per token, and how many tokens it reads (0: all), its own included.
+
+    `is_plain`: its weights are a softmax of scaled products, without sinks or a softcap."""
 
     num_kv_heads: int
     key_size: int
     value_size: int
     dtype: torch.dtype
     window: int = 0
+    is_plain: bool = True
 
     def __str__(self) -> str:
         window = f", and a window of {self.window}" if self.window else ""
@@ -174,6 +177,8 @@ def take_tokens(plane: torch.Tensor, keys: ReadKeys) -> torch.Tensor:
 
     index_select is several times as fast as indexing by page and slot. So all places where a token may begin become
     rows of one matrix. These rows overlap if a page is not a whole number of tokens."""
+    if plane.dtype == torch.float8_e4m3fn:  # not every device selects such numbers
+        return take_tokens(plane.view(torch.int8), keys).view(plane.dtype)
     page, token = plane.stride(0), plane.stride(1)
     step = math.gcd(page, token)
     num_rows = ((plane.shape[0] - 1) * page + (plane.shape[1] - 1) * token) // step + 1
@@ -185,6 +190,7 @@ class PagedAttention:
     """`begin` starts a step; then the library calls the object once per layer, in the layers' order."""
 
     needs_cpu_seq_lens = True
+    gathers = True  # keys of every row, as many as of the longest: as of AttentionBackend
     is_divided = False  # among ranks
 
     def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto") -> None:
@@ -199,16 +205,12 @@ class PagedAttention:
         self._places = [self._groups[:index].count(group) for index, group in enumerate(self._groups)]  # in its group
 
     def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
-        layout, slots = inputs.layout, inputs.key_slots
         self._inputs, self._page_size, self._marks = inputs, kv.page_size, marks
         groups = range(1 + max(self._groups))
         self._planes = [kv.plane(plane_name(group)) for group in groups]
         self._scales = [kv.plane(scales_name(group)) for group in groups] if self._has_bytes else None
-        self._rows = rows_of(inputs)
-        lens = torch.diff(layout.cu_q_lens)
-        row = torch.repeat_interleave(torch.arange(len(lens), device=lens.device), lens, output_size=len(slots))
-        self._write_page = layout.page_table[row, slots // kv.page_size].long()
-        self._write_slot = slots % kv.page_size
+        self._rows = self._rows_of(inputs)
+        self._write_page, self._write_slot = self._find_places(inputs)
         self._keys: dict[tuple[int, int], ReadKeys] = {}
 
     def __call__(
@@ -237,9 +239,22 @@ class PagedAttention:
         if self._marks is not None and group == 0:  # only its layers travel before the step ends
             self._marks.reached(place + 1 - self._marked_late)
         scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
-        queries = query[0].transpose(0, 1)
+        return self._attend_all(pages, query[0].transpose(0, 1), scoring)[None], None
+
+    def _rows_of(self, inputs: AttentionInputs) -> list[StepRows]:
+        return rows_of(inputs)
+
+    def _find_places(self, inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return each token's page, and its slot there, (T,) int64."""
+        layout, slots = inputs.layout, inputs.key_slots
+        lens = torch.diff(layout.cu_q_lens)
+        row = torch.repeat_interleave(torch.arange(len(lens), device=lens.device), lens, output_size=len(slots))
+        return layout.page_table[row, slots // self._page_size].long(), slots % self._page_size
+
+    def _attend_all(self, pages: PagesOfLayer, queries: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+        """Return (T, heads, value_size). queries: (T, heads, key_size)."""
         parts = [self._attend(pages, rows, queries[rows.start : rows.stop], scoring) for rows in self._rows]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend(self, pages: PagesOfLayer, rows: StepRows, q: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         """Return (B * Q, heads, value_size). q: (B * Q, heads, key_size).
@@ -281,17 +296,25 @@ class PagedAttention:
         pages, slots = table.gather(1, read // size), read % size
         if num_rows == num_queries == 1:
             return ReadKeys(pages, slots, None)
+        return ReadKeys(pages, slots, self._mask_of(rows, window, first, num, dtype))
+
+    def _mask_of(self, rows: StepRows, window: int, first: torch.Tensor, num: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return ReadKeys.mask. first: (B, 1) int64, each row's first key."""
         tokens, visible = slice(rows.start, rows.stop), self._inputs.visible
-        own = self._inputs.key_slots[tokens].view(num_rows, -1) - first
-        seen = torch.full_like(own, -1) if visible is None else visible[tokens].view(num_rows, -1)
-        hidden = outside_window(hidden_keys(nth, own, seen), window)
+        own = self._inputs.key_slots[tokens].view(len(rows.lengths), -1) - first
+        seen = torch.full_like(own, -1) if visible is None else visible[tokens].view_as(own)
+        hidden = outside_window(hidden_keys(torch.arange(num, device=own.device), own, seen), window)
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
-        return ReadKeys(pages, slots, mask[:, None])
+        return mask[:, None]
 
 
 def rows_of(inputs: AttentionInputs) -> list[StepRows]:
     """Return the rows that have tokens. Needs exact lengths on the host."""
-    bounds, befores = host_lengths(inputs)
+    return joined_rows(*host_lengths(inputs))
+
+
+def joined_rows(bounds: Sequence[int], befores: Sequence[int]) -> list[StepRows]:
+    """`bounds`: of the rows' tokens. `befores`: how many tokens each row has before the step."""
     found: list[StepRows] = []
     for number, ((start, stop), before) in enumerate(zip(itertools.pairwise(bounds), befores, strict=True)):
         if stop > start:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from shared.core.errors import ConfigError
 from shared.kernel.step_layout import HostLengths, Layout
@@ -25,7 +25,7 @@ from shared.model.interface import ModelInputs
 from shared.model.library.model import LibraryModel, run
 from shared.model.library.parts import NetworkParts
 
-PAGE = 8
+PAGE, PAGE_ON_GPU = 8, 16  # kernels are compiled for a page's size: for the usual one, which is served
 LENGTHS = (5, 18, 37)  # tokens of the rows; the longest also crosses windows of up to LONGEST_WINDOW
 LONGEST_WINDOW = 256  # a longer one is checked by the survey alone
 COMPARED = 16  # about how many tokens are compared in the longest row
@@ -122,7 +122,7 @@ def own_logits(network: PreTrainedModel, rows: Sequence[torch.Tensor], wanted: t
     """Return the library's logits of the wanted tokens, row by row. No token sees the padding behind its row."""
     ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
     positions = torch.arange(ids.shape[1]).expand_as(ids)
-    logits = run(network, ids, positions, wanted)
+    logits = host_logits(network, ids, positions, wanted)
     return torch.cat([one[wanted < len(row)] for one, row in zip(logits, rows, strict=True)])
 
 
@@ -149,25 +149,38 @@ def chunked_logits(network: PreTrainedModel, rows: Sequence[torch.Tensor], wante
         bounds = sorted({0, min(FEW, len(row)), max(0, len(row) - FEW), len(row)})
         for begin, end in itertools.pairwise(bounds):
             own = wanted[(wanted >= begin) & (wanted < end)] - begin
-            logits = run(network, row[None, begin:end], torch.arange(begin, end)[None], own, cache)[0]
+            logits = host_logits(network, row[None, begin:end], torch.arange(begin, end)[None], own, cache)[0]
             found.append(logits)
     return torch.cat(found)
+
+
+def host_logits(
+    network: PreTrainedModel,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    wanted: torch.Tensor,
+    cache: Cache | None = None,
+) -> torch.Tensor:
+    """Return what `run` returns, in host memory, where its arguments may be, too."""
+    ids, positions, wanted = (one.to(network.device) for one in (ids, positions, wanted))
+    return run(network, ids, positions, wanted, cache).cpu()
 
 
 def paged_logits(
     model: LibraryModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor, unwritten: float = float("nan")
 ) -> torch.Tensor:
     """Return the same as `own_logits`, by steps over pages. `unwritten`: what pages hold at first."""
-    most = -(-max(map(len, rows)) // PAGE)
+    page = PAGE if model.device.type == "cpu" else PAGE_ON_GPU
+    most = -(-max(map(len, rows)) // page)
     tables = 1 + torch.randperm(len(rows) * most, generator=torch.Generator().manual_seed(2)).view(len(rows), most)
-    pool = KVPool(model.kv_planes(PAGE), 1 + len(rows) * most, PAGE)
+    pool = KVPool(model.kv_planes(page), 1 + len(rows) * most, page, model.device)
     for plane in pool.planes:
         filled = pool.plane(plane.name)
         filled.fill_(unwritten if filled.dtype.is_floating_point else 0)
     found: list[list[torch.Tensor]] = [[] for _ in rows]
     for parts in ragged_steps([len(row) for row in rows]):
-        inputs, owners = step_inputs(rows, tables.int(), parts, wanted)
-        for owner, logits in zip(owners, model.forward(inputs, pool).logits, strict=True):
+        inputs, owners = step_inputs(rows, tables.int(), parts, wanted, model)
+        for owner, logits in zip(owners, model.forward(inputs, pool).logits.cpu(), strict=True):
             found[owner].append(logits)
     pool.close()
     return torch.stack([logits for row in found for logits in row])
@@ -187,9 +200,13 @@ def ragged_steps(lengths: Sequence[int]) -> Iterator[dict[int, tuple[int, int]]]
 
 
 def step_inputs(
-    rows: Sequence[torch.Tensor], tables: torch.Tensor, parts: dict[int, tuple[int, int]], wanted: torch.Tensor
+    rows: Sequence[torch.Tensor],
+    tables: torch.Tensor,
+    parts: dict[int, tuple[int, int]],
+    wanted: torch.Tensor,
+    model: LibraryModel,
 ) -> tuple[ModelInputs, list[int]]:
-    """Return the inputs, and the row of each wanted token."""
+    """Return the inputs, and the row of each wanted token. The host knows exact lengths if the model needs them."""
     begins, ends = zip(*parts.values(), strict=True)
     bounds = np.cumsum([0, *(end - begin for begin, end in parts.values())]).astype(np.int32)
     positions = torch.cat([torch.arange(begin, end) for begin, end in parts.values()])
@@ -200,7 +217,10 @@ def step_inputs(
         page_tables=(tables[list(parts)],),
         max_q_len=int(np.diff(bounds).max()),
         max_seq_len=max(ends),
-        host=HostLengths(bounds, np.asarray(begins, np.int64), 0),
+        host=HostLengths(bounds, np.asarray(begins, np.int64) if model.spec.needs_cpu_seq_lens else None, 0),
     )
+    device = model.device
+    layout = layout.with_arrays({name: array.to(device) for name, array in layout.arrays().items()})
     ids = torch.cat([rows[row][begin:end] for row, (begin, end) in parts.items()])
-    return ModelInputs(ids, positions, layout, idx), [owners[index] for index in idx.tolist()]
+    inputs = ModelInputs(ids.to(device), positions.to(device), layout, idx.to(device))
+    return inputs, [owners[index] for index in idx.tolist()]

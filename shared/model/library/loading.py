@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,16 @@ from transformers import (
 from shared.config.frozen import LIBRARY, LIBRARY_RANKS
 from shared.core.errors import BatonError, ConfigError
 from shared.device.group import RankGroup
+from shared.kernel.libraries import has_triton
 from shared.model.hf_config import eos_ids_of, folder_name
 from shared.model.interface import ModelSpec, StoredWeights
 from shared.model.library.attention import LayerShape, PagedAttention
 from shared.model.library.check import bytes_difference, check_logits
+from shared.model.library.device_attention import DeviceAttention
 from shared.model.library.kinds import LIBRARY_VERSION, check_kind
 from shared.model.library.mapped_tensors import as_read, mapped_bytes, mapped_tensors
 from shared.model.library.model import LibraryModel, run, use_attention
+from shared.model.library.on_device import has_experts, move_network
 from shared.model.library.parts import NetworkParts, with_parts
 from shared.model.library.plan import Division, divide
 from shared.model.library.rank_attention import RankAttention, share_of
@@ -50,8 +53,10 @@ LONGROPE = "longrope"
 logger = logging.getLogger(__name__)
 
 
-def load_library_model(folder: Path, options: LoadOptions, group: RankGroup | None = None) -> LibraryModel:
-    """With `group`, load this rank's part; all ranks call it together.
+def load_library_model(
+    folder: Path, options: LoadOptions, group: RankGroup | None = None, device: str = "cpu"
+) -> LibraryModel:
+    """With `group`, load this rank's part, on a CPU; all ranks call it together.
 
     Raises ConfigError, in one sentence, for a model that the library or our attention can't run."""
     refuse_flags(folder, options, group)
@@ -59,22 +64,31 @@ def load_library_model(folder: Path, options: LoadOptions, group: RankGroup | No
     files = open_tensors(folder)
     dtype = settled(options).dtype
     num_bytes = files.num_numbers() * DTYPES[dtype].itemsize
-    options.check_memory(2 * num_bytes if isinstance(files, QuantizedFiles) and has_experts(files) else num_bytes)
+    check_memory(files, num_bytes, options)
     limit = max_context_of(folder, config)
     context = context_of(options, limit)
     with explained(folder, "load it"):
         division = None if group is None else divide(outline_of(config), files.names(), group.rank, group.size)
         network = read_network(files, config, DTYPES[dtype], division)
+        mapped = mapped_bytes(network, files) if device == "cpu" else 0
+        if device != "cpu":
+            move_network(network, torch.device(device))
         parts = None if group is None or division is None else NetworkParts(network, division, group)
         survey = survey_of(network, folder, config, limit)
-        stored = StoredWeights(files.described(), files.num_bytes, num_bytes, mapped_bytes(network, files))
-        spec = spec_of(folder, config, files, dtype, context, stored)
-        model = LibraryModel(network, spec, attention_of(survey, parts), survey.modules, limit)
+        stored = StoredWeights(files.described(), files.num_bytes, num_bytes, mapped)
+        make_attention = attention_maker(survey, parts, options.kernels, device)
+        attention = make_attention("auto")
+        spec = replace(
+            spec_of(folder, config, files, dtype, context, stored),
+            needs_cpu_seq_lens=attention.needs_cpu_seq_lens,
+            has_grouped_experts=device != "cpu" and has_experts(network),
+        )
+        model = LibraryModel(network, spec, attention, survey.modules, limit)
         found = check_logits(network, model, parts)
         report = f"{LIBRARY_VERSION} runs {described(model.layers)}; {found}"
         if options.formats.kv != "auto":
             exact, spec = model, replace(spec, kv_dtype=options.formats.kv)
-            model = LibraryModel(network, spec, PagedAttention(survey.layers, spec.kv_dtype), survey.modules, limit)
+            model = LibraryModel(network, spec, make_attention(spec.kv_dtype), survey.modules, limit)
             report += f"; with KV in {spec.kv_dtype} they differ by {bytes_difference(exact, model):.1e}"
     if group is not None:
         own_bytes = sum(parameter.nbytes for parameter in network.parameters())
@@ -88,7 +102,19 @@ def load_library_model(folder: Path, options: LoadOptions, group: RankGroup | No
     return model
 
 
-def has_experts(files: TensorFiles) -> bool:
+def check_memory(files: TensorFiles, num_bytes: int, options: LoadOptions) -> None:
+    """Raise ConfigError if weights of so many bytes don't fit, on the device or on their way there."""
+    is_widened = isinstance(files, QuantizedFiles)
+    on_host = 2 * num_bytes if is_widened and merges_tensors(files) else num_bytes
+    if options.memory is None:
+        options.check_memory(on_host)
+        return
+    options.check_memory(num_bytes)
+    if is_widened:  # in the host's memory, while plain tensors come from the mapped files
+        replace(options, memory=None).check_memory(on_host)
+
+
+def merges_tensors(files: TensorFiles) -> bool:
     """Return whether the library merges tensors, so that widened ones are there twice for a while."""
     return any(".experts." in name for name in files.names())
 
@@ -98,7 +124,7 @@ def explained(folder: Path, task: str) -> Iterator[None]:
     """Turn any error of the library into one sentence, because a folder can be wrong in many ways."""
     try:
         yield
-    except BatonError:
+    except (BatonError, torch.OutOfMemoryError):  # who loads it says what to do about memory
         raise
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
@@ -164,7 +190,6 @@ def spec_of(
         weights_hash=f"{files.content_hash()} by {LIBRARY_VERSION}",  # another version may round in another way
         eos_ids=eos_ids_of(folder, text.eos_token_id),
         stored=stored,
-        needs_cpu_seq_lens=PagedAttention.needs_cpu_seq_lens,
         library=LIBRARY_VERSION,
     )
 
@@ -210,9 +235,19 @@ def read_network(
     return network
 
 
-def attention_of(survey: LayerSurvey, parts: NetworkParts | None) -> PagedAttention:
-    if parts is None:
-        return PagedAttention(survey.layers)
+def attention_maker(
+    survey: LayerSurvey, parts: NetworkParts | None, kernels: str, device: str
+) -> Callable[[str], PagedAttention]:
+    """Return what makes the attention for a `kv_dtype` of ModelSpec. `kernels`: of LoadOptions."""
+    if parts is not None:
+        return lambda _: rank_attention(survey, parts)
+    if device == "cpu" and kernels != "triton":
+        return functools.partial(PagedAttention, survey.layers)
+    use_kernels = kernels == "triton" or (kernels != "torch" and device.startswith("cuda") and has_triton())
+    return functools.partial(DeviceAttention, survey.layers, use_kernels=use_kernels)
+
+
+def rank_attention(survey: LayerSurvey, parts: NetworkParts) -> RankAttention:
     found = zip(survey.layers, survey.modules, strict=True)
     layers, shares = zip(*(share_of(layer, parts.divides_heads(own), parts.group) for layer, own in found), strict=True)
     return RankAttention(layers, shares, parts.group)
@@ -222,10 +257,10 @@ def survey_of(network: PreTrainedModel, folder: Path, config: PreTrainedConfig, 
     """Raise ConfigError for what our attention can't do."""
     survey = LayerSurvey(limit)
     use_attention(network, survey, survey.mask)
-    ids = torch.arange(SURVEYED)[None]
+    ids = torch.arange(SURVEYED, device=network.device)[None]
     task = f"run {config.model_type} from token ids and positions alone"
     with explained(folder, task), torch.inference_mode():
-        run(network, ids, ids, torch.tensor([SURVEYED - 1]))
+        run(network, ids, ids, ids[0, -1:])
     survey.check_layers(config.get_text_config().num_hidden_layers)
     if survey.problems:
         raise ConfigError(f"{folder}: {config.model_type} can't be served: {survey.problems[0]}")

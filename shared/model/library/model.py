@@ -59,6 +59,16 @@ class LibraryModel:
         self._layer_inputs = LayerInputs(network, modules, width)
         self.attach()
 
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self._network.device
+        return device
+
+    @property
+    def gathers(self) -> bool:
+        """Return whether a step reads as many keys of every row as the longest may have."""
+        return self._attention.gathers
+
     def attach(self) -> None:
         """Make the network's layers call our attention, as from the start."""
         use_attention(self._network, self._attention)

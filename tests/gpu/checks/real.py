@@ -34,7 +34,7 @@ from tests.gpu.checks.kernels import EPS, KNOBS, TOLERANCE, device_of, kernels
 from tests.gpu.checks.rates import capture
 from tests.gpu.place import Place
 from tests.support.draft_trees import depths, draw_parents, visible_bits
-from tests.support.paged_steps import tables_of
+from tests.support.paged_steps import tables_of, token_by_token
 from tests.support.sampling_cases import make_params, rows_on
 
 PAGE_SIZE = 16
@@ -63,13 +63,16 @@ def models(place: Place) -> tuple[RealModel, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The dtype of a model, of its pages ("" for the same), and each row's tokens: one, a window, or a tree."""
+    """The dtype of a model, of its pages ("" for the same), and each row's tokens: one, a window, or a tree.
+
+    `by_token`: pages hold one token after the other, as of models that the library transformers runs."""
 
     dtype: torch.dtype
     pages: str = ""
     queries: int = 1
     trees: bool = False
     window: int = 0
+    by_token: bool = False
 
     @property
     def far(self) -> float:
@@ -78,13 +81,15 @@ class Kind:
     def __str__(self) -> str:
         tokens = f"trees of {self.queries}" if self.trees else f"{self.queries} tokens a row"
         window = f", window {self.window}" if self.window else ""
-        return f"{self.dtype}, pages {self.pages or 'alike'}, {tokens}{window}".removeprefix("torch.")
+        pages = (self.pages or "alike") + " by token" * self.by_token
+        return f"{self.dtype}, pages {pages}, {tokens}{window}".removeprefix("torch.")
 
 
 def kinds_of(place: Place, name: str) -> Iterator[Kind]:
     if place.tiny:
         float32 = torch.float32
         yield from (Kind(float32), Kind(float32, "int8"), Kind(float32, queries=5, trees=True))
+        yield Kind(float32, by_token=True)
         return
     yield Kind(torch.bfloat16)
     if name != USUAL:
@@ -207,7 +212,7 @@ def attention(place: Place, name: str) -> dict[str, object]:
 def one_step(place: Place, triton: ModuleType, shape: AttentionShape, step: Step) -> float:
     kind, device = step.kind, step.kv.device
     tables = tuple(of.to(device) for of in tables_of(shape, num=step.longest))
-    ours = triton.TritonAttention(shape, tables)
+    ours = (by_token(triton) if kind.by_token else triton.TritonAttention)(shape, tables)
     got = step.run(ours)
     if not place.computes:
         step.run(ours, MOST_CONTEXT)
@@ -232,6 +237,17 @@ def one_step(place: Place, triton: ModuleType, shape: AttentionShape, step: Step
         replayed = captured(place, lambda: step.attend(ours, inputs))
         assert torch.equal(replayed, got), f"{kind}: other bits from a graph"
     return float(far.max())
+
+
+def by_token(triton: ModuleType) -> Any:
+    """Return a kind of TritonAttention that attends over copies of the pages, token by token."""
+
+    class ByToken(triton.TritonAttention):  # type: ignore[name-defined,misc]
+        def _attend_rows(self, q: torch.Tensor, layer: Any) -> Any:
+            moved = {"kv": token_by_token(layer.kv), "scales": token_by_token(layer.scales)}
+            return super()._attend_rows(q, replace(layer, **moved))
+
+    return ByToken
 
 
 def from_places(place: Place, ours: Any, step: Step) -> torch.Tensor:

@@ -47,6 +47,7 @@ def install() -> None:
     everything, some = Library("_", "IMPL"), Library("aten", "IMPL")
     everything.fallback(dispatch, "PrivateUse1")
     some.impl("_to_copy", to_copy, "PrivateUse1")
+    some.impl("_grouped_mm", grouped_mm, "PrivateUse1")
     _installed.extend((everything, some))
     torch.Tensor.__setitem__ = set_item  # type: ignore[method-assign,assignment]
     torch.Tensor.data_ptr = counted_data_ptr  # type: ignore[method-assign]
@@ -63,11 +64,18 @@ def dispatch(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         return copy_from(*args, **kwargs)
     if op is aten.record_stream.default:
         raise TypeError("the virtual GPU's streams are no torch.Stream: call its record_stream")
+    if op is aten.histc.default and not args[0].is_floating_point():  # which the CPU can't count
+        return aten.histc.default(args[0].float(), *args[1:], **kwargs).to(args[0].dtype)
     op, args = as_cuda_computes(op, args)
     facts = facts_of(op)
     if facts.is_view:
         return op.redispatch(CPU_KEYS, *args, **kwargs)
     return Launch(op, facts, args, kwargs).go()
+
+
+def grouped_mm(*args: Any, **kwargs: Any) -> Any:
+    """One launch. torch would take it apart, as for a device without such a kernel: into a loop on the host."""
+    return dispatch(aten._grouped_mm.default, *args, **kwargs)
 
 
 def gpu_of(values: Sequence[Any]) -> VirtualGpu:

@@ -21,6 +21,7 @@ STOPPING = {
     "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::equal", "aten::bincount",
     "aten::is_nonzero",
 }  # fmt: skip
+GROUPED = {torch.bfloat16}  # for which CUDA has a grouped product; for others it loops on the host
 MASKS = (torch.bool, torch.uint8)
 # Their `indices` may be on the CPU: the device fetches them. The first has fetched them already when it comes here.
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl", "aten::_index_put_impl_"}
@@ -87,6 +88,8 @@ class Facts:
             return dict(self.given(args, kwargs)).get("output_size") is None
         if "index_put" in self.name:  # by a mask: torch asks where it is true
             return self.has_mask(args, kwargs) and not self.puts_number(args, kwargs)
+        if self.name == "aten::_grouped_mm":
+            return any(one.dtype not in GROUPED for name, one in self.tensors(args, kwargs) if name != "offs")
         return self.name in STOPPING
 
     def has_mask(self, args: Args, kwargs: Kwargs) -> bool:
@@ -171,11 +174,15 @@ def require_one_device(facts: Facts, args: Args, kwargs: Kwargs) -> int:
 def shapes(op: torch._ops.OpOverload, args: Args, kwargs: Kwargs) -> tuple[list[torch.Tensor], Any]:
     """Run op without data: (its written arguments, its results), of device meta. Raises where op can't be run so."""
     meta = torch.device("meta")
+    is_grouped = op is torch.ops.aten._grouped_mm.default  # of which meta knows the strides in bfloat16 alone
 
     def without_data(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=meta)
+        dtype = torch.bfloat16 if is_grouped and tensor.is_floating_point() else tensor.dtype
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=meta)
 
     bare_args = tuple(replaced(value, without_data, meta) for value in args)
     bare_kwargs = {name: replaced(value, without_data, meta) for name, value in kwargs.items()}
     results = op(*bare_args, **bare_kwargs)
+    if is_grouped:
+        results = results.to(args[0].dtype)
     return facts_of(op).written(bare_args, bare_kwargs), results

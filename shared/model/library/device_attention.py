@@ -1,0 +1,82 @@
+"""The attention of the library's layers on a GPU. The host knows only bounds of the lengths, and never waits.
+
+what our kernels know              kernel_attention.py, on the same pages
+sinks, softcaps, values of         torch gathers as many keys of each row as the host's bound allows, and hides
+  another size, very wide heads    those that a query doesn't read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from shared.kernel.attention import AttentionInputs
+from shared.kv.pool import KVPool
+from shared.model.interface import LayerMarks
+from shared.model.library.attention import (
+    LayerShape,
+    PagedAttention,
+    PagesOfLayer,
+    ReadKeys,
+    Scoring,
+    StepRows,
+    joined_rows,
+)
+
+if TYPE_CHECKING:
+    from shared.model.library.kernel_attention import KernelStep
+
+
+class DeviceAttention(PagedAttention):
+    """The lengths of its StepRows are bounds."""
+
+    needs_cpu_seq_lens = False
+
+    def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto", *, use_kernels: bool) -> None:
+        """`use_kernels`: where they know a layer. Else torch attends in all of them."""
+        super().__init__(layers, kv_dtype)
+        self._by_kernels: frozenset[LayerShape] = frozenset()
+        if use_kernels:
+            from shared.model.library.kernel_attention import kernels_know
+
+            self._by_kernels = frozenset(filter(kernels_know, layers))
+        self.gathers = not self._by_kernels.issuperset(layers)
+        self._kernel_step: KernelStep | None = None
+
+    def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
+        if self._by_kernels:
+            from shared.model.library.kernel_attention import KernelStep
+
+            self._kernel_step = KernelStep(inputs, kv.page_size)
+        super().begin(inputs, kv, marks)
+
+    def _attend_all(self, pages: PagesOfLayer, queries: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+        if self._kernel_step is not None and pages.layer in self._by_kernels and scoring.is_plain:
+            return self._kernel_step.attend(pages, queries, scoring.scale)
+        return super()._attend_all(pages, queries, scoring)
+
+    def _rows_of(self, inputs: AttentionInputs) -> list[StepRows]:
+        if not self.gathers:
+            return []
+        host = inputs.layout.host
+        assert host is not None, "no rank of --dp has a GPU"
+        bounds = host.cu_q_lens.tolist()
+        if host.seq_lens is not None:
+            return joined_rows(bounds, host.seq_lens.tolist())
+        most = inputs.layout.max_seq_len
+        return joined_rows(bounds, [most - (stop - start) for start, stop in zip(bounds, bounds[1:], strict=False)])
+
+    def _find_places(self, inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        return super()._find_places(inputs) if self._kernel_step is None else self._kernel_step.found()
+
+    def _find_keys(self, rows: StepRows, window: int, dtype: torch.dtype) -> ReadKeys:
+        num_rows, most = len(rows.lengths), max(rows.lengths)
+        num = min(most, window + rows.num_queries - 1) if window else most
+        own = self._inputs.key_slots[rows.start : rows.stop].view(num_rows, -1)
+        first = (own[:, :1] + 1 - window).clamp(min=0) if window else torch.zeros_like(own[:, :1])
+        read = (first + torch.arange(num, device=own.device)).minimum(own[:, -1:])
+        table = self._inputs.layout.page_table[rows.first : rows.first + num_rows].long()
+        pages, slots = table.gather(1, read // self._page_size), read % self._page_size
+        return ReadKeys(pages, slots, self._mask_of(rows, window, first, num, dtype))
