@@ -15,7 +15,7 @@ from shared.config.vocab_bytes import Vocabulary
 from shared.core.errors import InvalidRequest
 
 SILENT = 0  # log level of llguidance
-MOST_FORCED_BYTES = 1024  # of a text that a grammar forces: what is cut into tokens at once
+MOST_FORCED_BYTES = 1024  # of a forced text that become tokens at once
 
 
 def limits() -> LLParserLimits:

@@ -186,7 +186,7 @@ def test_the_check_runs_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     load_model(str(folder), LoadOptions("float32", library="transformers"))
 
 
-def test_weights_that_do_not_fit_the_gpu_are_refused_before_they_are_read() -> None:
+def test_weights_that_do_not_fit_the_gpu_are_refused_unread() -> None:
     with pytest.raises(ConfigError, match="the weights need .*, and 0.00 MiB of 1.00 GiB are free"):
         on_virtual_gpu(folder_of("gemma2", True), memory=MemoryInfo(1000, 1 << 30))
     device = make_device("eager", memory_bytes=1 << 16).device

@@ -2,7 +2,7 @@
 
 what our kernels know              kernel_attention.py, on the same pages
 sinks, softcaps, values of         torch gathers as many keys of each row as the host's bound allows, and hides
-  another size, very wide heads    those that a query doesn't read
+  another size, very wide heads    the keys that a query doesn't read
 """
 
 from __future__ import annotations

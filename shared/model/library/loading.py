@@ -103,7 +103,7 @@ def load_library_model(
 
 
 def check_memory(files: TensorFiles, num_bytes: int, options: LoadOptions) -> None:
-    """Raise ConfigError if weights of so many bytes don't fit, on the device or on their way there."""
+    """Raise ConfigError if weights of `num_bytes` don't fit, on the device or on their way there."""
     is_widened = isinstance(files, QuantizedFiles)
     on_host = 2 * num_bytes if is_widened and merges_tensors(files) else num_bytes
     if options.memory is None:
