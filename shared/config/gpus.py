@@ -12,7 +12,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 ATTENTION_CHOICES = (
     "on a GPU, whose kernels compute attention; auto: the library FlashInfer (extra gpu) if it suits the model and "
     "`baton doctor --gpu` found that it is right here, else Baton's own; flashinfer: without that check. Trees of "
-    "drafts, sliding windows, --kv-dtype and --deterministic have Baton's own. Nodes pair only with the same"
+    "drafts have Baton's own in both cases. So have, under auto, float32, sliding windows, heads of other sizes than "
+    "64 and 128, --kv-dtype and --deterministic; flashinfer refuses them. Nodes pair only with the same"
 )
 
 

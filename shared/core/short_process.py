@@ -18,7 +18,7 @@ def run_short(command: Sequence[str], timeout_s: float, text: str = "") -> subpr
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     try:
         out, err = process.communicate(text, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
+    except BaseException:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(REAP_S)

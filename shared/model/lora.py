@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 
@@ -13,7 +13,6 @@ from shared.config.host_memory import host_memory
 from shared.core.errors import ConfigError
 from shared.device.gpu import gib
 from shared.kernel.linear import Linear, LinearFactory
-from shared.kernel.step_layout import HostLengths
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.adapter_bank import ReadAdapter
@@ -130,11 +129,6 @@ class LlamaLike(Model, Protocol):
     def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput: ...
 
 
-@runtime_checkable
-class GraphedLlama(LlamaLike, Protocol):
-    def plan_graph(self, fixed: ModelInputs, host: HostLengths | None, page_size: int) -> None: ...
-
-
 class AdaptedModel:
     """Runs a step on `plain` if no token has an adapter, else on `adapted`.
 
@@ -159,11 +153,6 @@ class AdaptedModel:
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         return self._for(inputs).forward(inputs, kv)
-
-    def plan_graph(self, fixed: ModelInputs, host: HostLengths | None, page_size: int) -> None:
-        """Do what LlamaModel does; only that has graphs."""
-        if isinstance(model := self._for(fixed), GraphedLlama):
-            model.plan_graph(fixed, host, page_size)
 
     def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
         return self._for(inputs).run(inputs, carried, kv)

@@ -33,9 +33,9 @@ def library_attention(parts: NodeParts, gpu: Gpu | None) -> LibraryAttention | N
 
 def why_own(parts: NodeParts) -> str:
     """Return why no model of this node may use the library; "" if one may."""
-    if parts.sched.deterministic:
-        return "FlashInfer's splits depend on the batch, which --deterministic excludes"
-    return "FlashInfer has no masks of draft trees (--spec-topk)" if parts.spec.is_tree else ""
+    return (
+        "FlashInfer's splits depend on the batch, which --deterministic excludes" if parts.sched.deterministic else ""
+    )
 
 
 def why_not_taken(version: str, gpu: Gpu) -> str:

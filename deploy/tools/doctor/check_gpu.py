@@ -140,6 +140,7 @@ def check_attention(facts: GpuFacts) -> list[Finding]:
         return [Finding("gpu", HERE, LOOK, what, "name it: --attention flashinfer; or make the cache folder writable")]
     what = (
         f"FlashInfer {facts.flashinfer} has the reference's results: nodes that start from now on take its attention "
-        "under --attention auto, where it suits the model"
+        "under --attention auto, where it suits the model. They pair only with nodes that take it, too: restart all "
+        "nodes, or give all --attention baton"
     )
     return [Finding("gpu", HERE, OK, what)]

@@ -22,7 +22,8 @@ ADVICE = {
     "protocol": "install the same version of Baton on both",
     "numerics": "install the same version of Baton on both",
     "model": "start both with the same --model",
-    "weights": "start both with the same model file and --weight-dtype; --dtype auto picks others on GPUs and with AMX",
+    "weights": "start both with the same model file, --weight-dtype and --attention; auto differs with a GPU, AMX or "
+    "FlashInfer",
     "dtype": "start both with the same --dtype",
     "page_size": "start both with the same --page-size",
     "page_layout": "start both with the same --model, --dtype and --spec",

@@ -199,6 +199,6 @@ TRIALS: dict[str, Trial] = {
     "asking for its name and memory": describe,
     "copying through pinned memory": try_copies,
     "sharing memory": try_sharing,
-    "comparing FlashInfer's attention": try_attention,
     "computing a tiny network": try_model,
+    "comparing FlashInfer's attention": try_attention,  # last: what a library does to a GPU outlives its trial
 }
