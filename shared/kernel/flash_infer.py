@@ -239,11 +239,11 @@ class FlashInferAttention:
         return PlannedRows(part, self._shape, self._dtype, self._gpu, wrapper)
 
     def plan_graph(self, fixed: AttentionInputs, host: HostLengths | None, page_size: int) -> None:
-        """A padding row reads page 0. Raise NotImplementedError for a graph whose rows do not all decode."""
+        """A padding row reads page 0. Raise ValueError for a graph whose rows do not all decode."""
         if fixed.visible is not None:
             return
         if fixed.layout.host is None or fixed.layout.host.num_running < len(fixed.layout.page_table):
-            raise NotImplementedError("FlashInfer's plans are made for graphs of decode rows only")
+            raise ValueError("FlashInfer's plans are made for graphs of decode rows only")
         table, width = fixed.layout.page_table, fixed.layout.max_q_len
         found = self._graphs.get(id(fixed.layout))
         if found is None:

@@ -140,12 +140,7 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> t
     return torch.matmul(scores.masked_fill(hidden, float("-inf")).softmax(dim=-1), v.float())
 
 
-def make_library(gpu: VirtualGpu) -> ModuleType:
-    """The module, with `made`: all wrappers, in the order in which they were made, and `wrong`: what kernels told."""
-    library: Any = ModuleType("flashinfer")
-    library.wrong = []
-    library.__spec__, library.__version__, library.made = ModuleSpec("flashinfer", None), VERSION, []
-
+def decode_wrapper(gpu: VirtualGpu, library: Any) -> type[Wrapper]:
     class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         def __init__(
             self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False,
@@ -186,6 +181,10 @@ def make_library(gpu: VirtualGpu) -> ModuleType:
         ) -> torch.Tensor:  # fmt: skip
             return self.attend(q, paged_kv_cache, torch.empty_like(q) if out is None else out)
 
+    return BatchDecodeWithPagedKVCacheWrapper
+
+
+def prefill_wrapper(gpu: VirtualGpu, library: Any) -> type[Wrapper]:
     class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         def __init__(
             self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False,
@@ -234,8 +233,16 @@ def make_library(gpu: VirtualGpu) -> ModuleType:
         ) -> torch.Tensor:  # fmt: skip
             return self.attend(q, paged_kv_cache, torch.empty_like(q) if out is None else out)
 
-    library.BatchDecodeWithPagedKVCacheWrapper = BatchDecodeWithPagedKVCacheWrapper
-    library.BatchPrefillWithPagedKVCacheWrapper = BatchPrefillWithPagedKVCacheWrapper
+    return BatchPrefillWithPagedKVCacheWrapper
+
+
+def make_library(gpu: VirtualGpu) -> ModuleType:
+    """The module, with `made`: all wrappers, in the order in which they were made, and `wrong`: what kernels told."""
+    library: Any = ModuleType("flashinfer")
+    library.wrong = []
+    library.__spec__, library.__version__, library.made = ModuleSpec("flashinfer", None), VERSION, []
+    library.BatchDecodeWithPagedKVCacheWrapper = decode_wrapper(gpu, library)
+    library.BatchPrefillWithPagedKVCacheWrapper = prefill_wrapper(gpu, library)
     return library
 
 

@@ -226,19 +226,18 @@ def test_auto_takes_it_once_its_check_has_passed(monkeypatch: pytest.MonkeyPatch
         assert library_attention(parts_of("auto"), gpu) == LibraryAttention(VERSION, gpu)
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"sched": {"deterministic": True}}, "--deterministic"),
-        ({"spec": {"spec": "eagle", "spec_topk": 2}}, "draft trees"),
-    ],
-)
-def test_flags_that_it_lacks_keep_our_own(changes: dict[str, Any], told: str) -> None:
-    gpu = make_device()
+def test_with_deterministic_steps_no_node_takes_it() -> None:
+    gpu, changes = make_device(), {"sched": {"deterministic": True}}
     found = library_attention(parts_of("auto", **changes), gpu)
-    assert found is not None and told in found.refused
-    with pytest.raises(ConfigError, match=told):
+    assert found is not None and "--deterministic" in found.refused
+    with pytest.raises(ConfigError, match="--deterministic"):
         library_attention(parts_of("flashinfer", **changes), gpu)
+
+
+def test_a_node_with_draft_trees_takes_it_as_its_peers_do() -> None:
+    """Its prompts and plain steps have the library's attention. Otherwise it would not fit a prefill node."""
+    gpu, changes = make_device(), {"spec": {"spec": "eagle", "spec_topk": 2}}
+    assert library_attention(parts_of("auto", **changes), gpu) == library_attention(parts_of("auto"), gpu)
 
 
 def test_on_a_cpu_it_can_t_be_asked_for() -> None:

@@ -31,7 +31,7 @@ class LayerInputs:
             for place, layer in enumerate(chosen)
         ]
 
-    def begin(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
+    def begin_capture(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
         """Return the tensor (T, layers * width) that the step fills; None if no layer is watched."""
         if not self._hooks:
             return None

@@ -98,7 +98,7 @@ class LibraryModel:
         return tuple(plane for group in self.kv_groups(page_size) for plane in group.planes)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        aux = self._layer_inputs.begin(len(inputs.input_ids), self._network.dtype, inputs.input_ids.device)
+        aux = self._layer_inputs.begin_capture(len(inputs.input_ids), self._network.dtype, inputs.input_ids.device)
         if len(inputs.input_ids):
             self._attention.begin(inputs.for_attention(), kv, inputs.layers)
             # Steps in flight may run past a sequence's end, where a table of positions ends. Their tokens are dropped.
