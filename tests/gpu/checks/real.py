@@ -95,15 +95,17 @@ def kinds_of(place: Place, name: str) -> Iterator[Kind]:
     if name != USUAL:
         return
     yield Kind(torch.bfloat16, queries=4)
-    for dtype, pages, window in (
-        (torch.bfloat16, "", 0),
-        (torch.float16, "", 0),
-        (torch.bfloat16, "int8", 0),
-        (torch.bfloat16, "fp8", 0),
-        (torch.bfloat16, "", 4096),
+    for dtype, pages, window, by_token in (
+        (torch.bfloat16, "", 0, False),
+        (torch.float16, "", 0, False),
+        (torch.bfloat16, "int8", 0, False),
+        (torch.bfloat16, "fp8", 0, False),
+        (torch.bfloat16, "", 4096, False),
+        (torch.bfloat16, "", 0, True),
+        (torch.bfloat16, "", 4096, True),
     ):
         for queries, trees in ((1, False), (9, True)):
-            if (kind := Kind(dtype, pages, queries, trees, window)) != Kind(torch.bfloat16):
+            if (kind := Kind(dtype, pages, queries, trees, window, by_token)) != Kind(torch.bfloat16):
                 yield kind
 
 
