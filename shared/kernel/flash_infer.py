@@ -51,10 +51,6 @@ class LibraryAttention:
     is_asked: bool = False
     refused: str = ""
 
-    @property
-    def full_name(self) -> str:
-        return f"{MODULE} {self.version}"
-
 
 def installed_version() -> str:
     """Return "" if the library is missing."""
@@ -66,8 +62,8 @@ def installed_version() -> str:
         return str(importlib.import_module(MODULE).__version__)
 
 
-def check_name(version: str) -> str:
-    """Return the name under which the result of `compare_attention` is remembered."""
+def full_name(version: str) -> str:
+    """Return the library's name and version, under which the result of `compare_attention` is remembered."""
     return f"{MODULE} {version}"
 
 

@@ -12,7 +12,7 @@ from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention, WritesPages
 from shared.kernel.block_weights import BlockWeights
 from shared.kernel.blocks import BlockKernels, TorchBlocks
-from shared.kernel.flash_infer import FlashInferAttention, LibraryAttention, why_unsuitable
+from shared.kernel.flash_infer import FlashInferAttention, LibraryAttention, full_name, why_unsuitable
 from shared.kernel.libraries import has_numba, has_triton
 from shared.kernel.linear import (
     FloatHead,
@@ -87,10 +87,12 @@ def pick_kernels(
     if asked == "fixed":
         return fixed_kernels(config, dtype, device, formats)
     if asked == "triton" or (device.type == "cuda" and asked != "torch" and has_triton()):
-        return with_library(gpu_kernels(config, dtype, device, formats), config, dtype, device, formats, attention)
-    if device.type != "cpu" or asked == "torch" or not has_numba():
-        return with_library(library_kernels(config, dtype, device, formats), config, dtype, device, formats, attention)
-    return compiled_kernels(config, dtype, team, formats)
+        own = gpu_kernels(config, dtype, device, formats)
+    elif device.type != "cpu" or asked == "torch" or not has_numba():
+        own = library_kernels(config, dtype, device, formats)
+    else:
+        return compiled_kernels(config, dtype, team, formats)
+    return with_library(own, config, dtype, device, formats, attention)
 
 
 def with_library(
@@ -112,15 +114,15 @@ def with_library(
     if why or wanted.refused:
         logging.getLogger(__name__).info("attention is Baton's own: %s", why or wanted.refused)
         return kernels
-    gpu = wanted.gpu
+    gpu, name = wanted.gpu, full_name(wanted.version)
 
     def make_attention(rope: RopeTables, local: RopeTables | None) -> AttentionBackend:
         own = make_own(rope, local)
         assert isinstance(own, WritesPages)
         return FlashInferAttention(shape, dtype, own, gpu, device)
 
-    logging.getLogger(__name__).info("attention is the library's: %s", wanted.full_name)
-    return replace(kernels, make_attention=make_attention, attention=wanted.full_name)
+    logging.getLogger(__name__).info("attention is the library's: %s", name)
+    return replace(kernels, make_attention=make_attention, attention=name)
 
 
 def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:

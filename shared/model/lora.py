@@ -139,11 +139,6 @@ class AdaptedModel:
         self._plain, self._adapted, self.bank = plain, adapted, bank
         self.spec, self.config, self.embed = plain.spec, plain.config, plain.embed
 
-    @property
-    def gathers(self) -> bool:
-        """As LlamaModel's. The compiled model, for CPUs, has none."""
-        return bool(getattr(self._plain, "gathers", True))
-
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         for model in (self._plain, self._adapted):
             model.capture_aux(layers)

@@ -7,7 +7,7 @@ from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.device.gpu import Gpu
 from shared.device.passed_checks import has_passed
-from shared.kernel.flash_infer import MODULE, LibraryAttention, check_name, installed_version
+from shared.kernel.flash_infer import MODULE, LibraryAttention, full_name, installed_version
 
 NAMED = "--attention flashinfer"
 CHECK = "to let nodes take FlashInfer's, which is not checked with this driver, torch and version, type: {line}"
@@ -42,4 +42,4 @@ def why_not_taken(version: str, gpu: Gpu) -> str:
     """Return why `auto` does not take the library, and the command that changes this; "" if it does."""
     if not version:
         return extras.missing(MODULE, "FlashInfer's, which may be faster,")
-    return "" if has_passed(check_name(version), gpu) else CHECK.format(line="baton doctor --gpu")
+    return "" if has_passed(full_name(version), gpu) else CHECK.format(line="baton doctor --gpu")

@@ -20,7 +20,7 @@ from shared.core.short_process import run_short
 from shared.device.gpu import Gpu
 from shared.device.passed_checks import remember
 from shared.kernel import flash_check
-from shared.kernel.flash_infer import check_name, installed_version
+from shared.kernel.flash_infer import full_name, installed_version
 from shared.kernel.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig, RopeConfig
@@ -104,7 +104,7 @@ def remember_attention(gpu: Gpu, found: tuple[GpuDevice, ...], version: str) -> 
     if not version:
         return ""
     passed = not any(device.problem or device.attention_problem for device in found)
-    return problem_of(lambda: remember(check_name(version), gpu, passed))
+    return problem_of(lambda: remember(full_name(version), gpu, passed))
 
 
 def take_trial(found: dict[str, Any], trial: Trial, gpu: Gpu, where: torch.device) -> None:
