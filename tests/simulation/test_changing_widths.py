@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 from shared.core.sampling_params import SamplingParams
+from shared.engine.plan import StepResult
 from shared.node.core import NodeCore
 from shared.sched.draft_length import DraftLength
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
@@ -92,7 +93,7 @@ def test_a_reservation_is_for_the_widths_in_flight() -> None:
 def test_the_last_plain_step_before_drafts_leaves_state() -> None:
     core = make_core(CoreKnobs(width=8, hit_rate=100, overlap=False))
     core.scheduler.intake.submit(Job(0, (1, 2, 3), SamplingParams(max_tokens=40), 5).request())
-    core.scheduler.planner.widths = Scripted([8] * 2 + [1] * 3 + [8] * 3)
+    core.scheduler.planner.widths = Scripted([8] + [1] * 3 + [8] * 3)
     launch, steps = core.engine.launch, []
     core.engine.launch = lambda plan: (steps.append((plan.width, plan.drafts_next)), launch(plan))[1]  # type: ignore
     run_local(core, [])
@@ -138,7 +139,9 @@ def test_drafts_after_plain_steps_read_whole_kv(backend: str, retract: bool, oth
 
 
 class Scripted:
-    """A WidthChoice: the next of a list with each result."""
+    """A WidthChoice: the next of a list with each result that has decode rows and, for a wide entry, drafts.
+
+    Prompts' chunks and late results of plain steps, which a retraction brings at the clock's whim, use nothing up."""
 
     def __init__(self, widths: list[int]) -> None:
         self._widths = widths
@@ -150,8 +153,9 @@ class Scripted:
     def choose(self, num_rows: int) -> int:
         return self._widths[0]
 
-    def observe(self, result: object) -> None:
-        if self.left > 1:
+    def observe(self, result: StepResult) -> None:
+        has_decoded = len(result.row_ids) > result.num_prefill
+        if has_decoded and self.left > 1 and (result.width > 1 or self._widths[0] == 1):
             self._widths.pop(0)
 
 
