@@ -35,6 +35,8 @@ from shared.core.keys import MASK64
 from shared.core.sampling_params import NEUTRAL, SamplingParams, SamplingValues
 
 CHARS_PER_TOKEN = 64  # the least result of chars_per_token
+# Words of OpenAI's own: LiteLLM and others know this error by its text, not by its code.
+TOO_MANY = "the requested token count exceeds the model's maximum context length"
 MOST_SHOWN = 1 << 63
 MOST_NAMES = 20  # in an error
 GONE = "gone"  # stands for a digest if the adapter's last node has just left
@@ -153,12 +155,12 @@ class Resolver:
         limit = min(max_context - 1 - self.size(()), self.limits.max_prompt_tokens or max_context)
         if len(ids) > limit:
             why = f"{field} has {len(ids)} tokens; at most {limit} fit (context length {max_context})"
-            raise PromptTooLong(f"{why}: the prompt is too long", param=field)
+            raise PromptTooLong(f"{TOO_MANY}: {why}: the prompt is too long", param=field)
 
     def _check_chars(self, text: str, field: str) -> None:
         if len(text) > self.max_chars:
             why = f"{field} has {len(text)} characters; at most {self.max_chars} are turned into tokens"
-            raise PromptTooLong(f"{why}: the prompt is too long", param=field)
+            raise PromptTooLong(f"{TOO_MANY}: {why}: the prompt is too long", param=field)
 
     def cap(self, wanted: int | None, field: str, room: int, *, default: int) -> Cap:
         """Raise PromptTooLong if strict: agents then shorten their conversation."""
@@ -167,7 +169,8 @@ class Resolver:
         if wanted <= room:
             return Cap(wanted)
         if self.is_strict:
-            raise PromptTooLong(f"{field} is {wanted}, but only {room} tokens fit after the prompt", param=field)
+            why = f"{field} is {wanted}, but only {room} tokens fit after the prompt"
+            raise PromptTooLong(f"{TOO_MANY}: {why}", param=field)
         return Cap(room, {LOWERED: f"{field};from={min(wanted, MOST_SHOWN)};to={room}".encode()})
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:

@@ -16,7 +16,7 @@ from router.dispatch.progress import Progress
 from router.fleet.leaving import By, leaving_also
 from router.fleet.prefix_index import PromptPages
 from router.fleet.registry import RegisteredNode, Registry
-from router.policy.placement import Placer
+from router.policy.placement import NO_NODES, Placer
 from router.policy.sources import PrefixSources
 from router.queue.admission import AdmissionQueue, Newcomer, Waiting
 from router.queue.fair_queue import FairQueue
@@ -80,7 +80,7 @@ class Dispatcher:
 
         Change nothing when raising QueueFull, DeadlineExceeded, DeadlineUnreachable or NoNodes."""
         if not self._placer.is_possible(now):
-            raise NoNodes("no node can take requests now; try again")
+            raise NoNodes(NO_NODES)
         effects = Effects(now)
         first = news[0]
         answer = self._admission.answers.expected(first.tenant)

@@ -22,6 +22,7 @@ from shared.config.router_settings import BY_COST, UNMEASURED_LOCAL_TOKENS
 from shared.core.errors import AdapterMissing, NoNodes
 
 NODES_AWAY_S = 2.0
+NO_NODES = "no node can take requests now: they still start, or none is connected (GET /ready says which); try again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Placer:
         prefills = without(of_role("prefill", others or usable), apart)
         decodes = without(of_role("decode", others or usable), apart)
         if not prefills and not decodes:
-            raise NoNodes("no node can take requests now; try again")
+            raise NoNodes(NO_NODES)
         if prefills and (on_one or not decodes):
             picked = self._pick(prefills, wanted)
             return Placement(picked.node, None, picks=(picked,))
@@ -129,7 +130,7 @@ class Placer:
         Decode nodes are preferred: no other prompts wait there. `apart`: peers where another suspect runs alone."""
         able = self._able(now, request.asked.most_tokens, request.asked.adapter, request.asked.version)
         if not able:
-            raise NoNodes("no node can take requests now; try again")
+            raise NoNodes(NO_NODES)
         nodes = without(without(able, request.avoid), apart)
         idle = [node for node in nodes if not node.ours.open_sequences and not node.ours.open_prompt_tokens]
         node = min(idle or nodes, key=lambda node: (node.ours.open_sequences, node.role != "decode", node.node_id))

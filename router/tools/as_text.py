@@ -8,14 +8,17 @@ user       <tool_response>...</tool_response>
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from router.text.conversation import Conversation, JsonObject
 from router.text.interface import ChatTemplate, TextModel
 from router.tools.formats import BY_NAME, tool_format
+from shared.core.errors import ConfigError
 
 FORMAT = BY_NAME["hermes"]  # the form of calls that most models have seen
+READS_TOOLS = re.compile(r"\btools\b")
 HOW = """\
 You can call these functions. Each line is one, with the JSON schema of its arguments:
 {functions}
@@ -27,12 +30,22 @@ Call a function only if it helps with the request. Otherwise answer in your own 
 
 
 def with_tools(text: TextModel, asked: str) -> TextModel:
-    """Return the model with tools as text, if it has a template that shows no format of calls.
+    """Return the model with tools as text, if its template shows no format of calls.
 
-    `asked`: --tool-format. Raise ConfigError for an unknown name."""
-    if tool_format(text.template.sources, asked or None) is not None or not text.template.sources:
-        return text
-    return replace(text, template=ToolsAsText(text.template))
+    `asked`: --tool-format. If it names the format, a template that reads the tools keeps them. Raise ConfigError for an
+    unknown name, and for another format than that of tools as text if the template reads no tools."""
+    sources = text.template.sources
+    shown = tool_format(sources, asked or None)
+    if shown is None or (asked and not any(READS_TOOLS.search(source) for source in sources.values())):
+        if not sources:
+            return text
+        if shown not in (None, FORMAT):
+            raise ConfigError(
+                f"--tool-format {asked}: the model's chat template has no place for tools, so they are written into "
+                f"the chat as text, and its calls are {FORMAT.name}: leave --tool-format out"
+            )
+        return replace(text, template=ToolsAsText(text.template))
+    return text
 
 
 @dataclass(frozen=True, slots=True)

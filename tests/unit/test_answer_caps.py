@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -48,6 +49,15 @@ def test_a_strict_router_refuses_a_limit_beyond_the_context(api: Any, field: str
     with pytest.raises(InvalidRequest, match=f"{field} is 32000") as error:
         api.plan(parsed, Resolver("m", TEXT, LimitsConfig(), is_strict=True), CONTEXTS)
     assert (error.value.param, error.value.code) == (field, "context_length_exceeded")
+
+
+def test_clients_know_a_prompt_that_is_too_long_by_its_text() -> None:
+    """LiteLLM looks for these words and not for the code, and only then falls back on another model."""
+    for limits in (LimitsConfig(), LimitsConfig(max_prompt_tokens=5)):
+        for prompt in ("long " * CONTEXT, "long " * CONTEXT * 400):
+            body = BodyParser(CHAT).parse(json.dumps({"messages": [{"role": "user", "content": prompt}]}).encode()).body
+            with pytest.raises(InvalidRequest, match="requested token count exceeds the model's maximum context len"):
+                Chat().plan(body, replace(Resolver("m", TEXT, limits), max_chars=CONTEXT * 1000), CONTEXTS)
 
 
 def test_the_newer_name_of_the_limit_wins() -> None:

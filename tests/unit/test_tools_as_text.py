@@ -35,10 +35,11 @@ def rendered(source: str, *messages: dict[str, object], tools: object = None) ->
     return text.template.render(Conversation(messages, tools=tools))  # type: ignore[arg-type]
 
 
-def test_a_template_with_a_format_or_a_named_format_stays() -> None:
+def test_a_template_with_a_format_or_a_place_for_tools_stays() -> None:
     own = model(KNOWS)
     assert with_tools(own, "") is own
-    assert with_tools(model(PLAIN), "hermes").template.__class__ is JinjaTemplate
+    reads = model("{% if tools %}{{ tools }}{% endif %}" + PLAIN)
+    assert with_tools(reads, "mistral") is reads and isinstance(with_tools(reads, "").template, ToolsAsText)
     without = hash_text_model()
     assert with_tools(without, "") is without
     with pytest.raises(InvalidRequest, match="no chat template, .* --tool-format"):
@@ -46,6 +47,14 @@ def test_a_template_with_a_format_or_a_named_format_stays() -> None:
     assert format_of(model(PLAIN), "", ToolChoice(ChoiceMode.AUTO)) is FORMAT
     with pytest.raises(ConfigError, match="no tool format 'none such'"):
         with_tools(own, "none such")
+
+
+def test_naming_the_format_leaves_the_tools_in_the_chat() -> None:
+    """The template has no place for them, whatever the format of calls is called."""
+    for source in (PLAIN, NAMES_SYSTEM):
+        assert isinstance(with_tools(model(source), "hermes").template, ToolsAsText)
+        with pytest.raises(ConfigError, match="--tool-format mistral: .* no place for tools, .* are hermes"):
+            with_tools(model(source), "mistral")
 
 
 def test_the_functions_stand_in_the_system_message() -> None:
