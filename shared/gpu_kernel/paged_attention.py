@@ -90,11 +90,11 @@ def attend_split_kernel(
 @triton.jit(do_not_specialize=["first_row", "first_token", "num_tokens", "num_splits"])
 def merge_kernel(
     sums, parts, out, cu_q_lens, first_row, first_token, num_tokens, num_splits, num_heads, blocks,
-    HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (b, i) merges one query's splits, for one block of heads.
 
-    Splits are added in order; empty ones add 0 and change no bit."""
+    Splits are added in order, up to the last one that has keys: empty ones would add 0 and change no bit."""
     row = first_row + tl.program_id(0)
     token = tl.load(cu_q_lens + row) + tl.program_id(1) // blocks
     if token >= tl.load(cu_q_lens + row + 1):
@@ -103,14 +103,16 @@ def merge_kernel(
     is_head = head < num_heads
     step = tl.cast(num_tokens, tl.int64) * num_heads
     at = (token - first_token).to(tl.int64) * num_heads + head
-    largest = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    for split in range(num_splits):
-        largest = tl.maximum(largest, tl.load(sums + split * step + at, is_head, other=0.0))
+    splits = tl.arange(0, SPLITS)
+    mask = (splits < num_splits)[:, None] & is_head[None, :]
+    of_splits = tl.load(sums + splits[:, None] * step + at[None, :], mask, other=float("-inf"))
+    largest = tl.max(of_splits, 0)
+    num_read = tl.max(tl.where(tl.max(of_splits, 1) > float("-inf"), splits + 1, 0), 0)
     known = tl.where(largest == float("-inf"), 0.0, largest)
     dim = tl.arange(0, BLOCK_D)
     total = tl.zeros([BLOCK_H], tl.float32)
     values = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-    for split in range(num_splits):
+    for split in range(num_read):
         there = split * step + at
         own = tl.load(sums + there, is_head, other=float("-inf"))
         has_read = own > float("-inf")
@@ -164,7 +166,7 @@ def merge_splits(sums: torch.Tensor, parts: torch.Tensor, out: torch.Tensor, row
     launch(
         merge_kernel, (rows.num_rows, rows.max_q_len * blocks),
         sums, parts, out, rows.cu_q_lens, rows.first, rows.first_token, rows.num_tokens, num_splits, num_heads, blocks,
-        HEAD_DIM=head_dim, BLOCK_H=MERGED_HEADS, BLOCK_D=padded_dim(head_dim),
+        HEAD_DIM=head_dim, SPLITS=MOST_SPLITS, BLOCK_H=MERGED_HEADS, BLOCK_D=padded_dim(head_dim),
     )  # fmt: skip
 
 

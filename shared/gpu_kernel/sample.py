@@ -1,18 +1,18 @@
 """Draw one id for each of E outputs without sorting.
 
-    kernel     result                                                               programs
-    largest    the head of the ranking                                              E x splits
-    search     top-k's threshold: each pass counts ids by four bits of their keys   8 passes of E x splits
-    weigh      the weight of the ids above top-k's threshold                        E x splits
-    search     top-p's threshold: the same, with weights instead of counts          8 passes of E x splits
-    draw       the largest scaled logit + noise of the kept ids                     E x splits
-    choose     the largest of all the splits                                        E
+    kernel     result                                                                      programs
+    largest    the head of the ranking                                                     E x splits
+    spread     how many ids lie how far below the largest logit, and what they weigh       E x splits
+    gather     a list of the ids that top-k and top-p may keep                             E x splits
+    draw       of outputs without top-k and top-p, the largest scaled logit + noise        E x splits
+    choose     the largest of all splits; with top-k or top-p, of the listed ids that stay E
 
-Every launch covers every output, and values on the device decide each output's work. So a CUDA graph can hold all
-launches.
+An output with top-k or top-p reads the vocabulary three times, another one twice. Every launch covers every output, and
+values on the device decide each output's work. So a CUDA graph can hold all launches.
 
-A threshold is a logit's key (ranks.py). Ids with a greater key are kept. Of the ids with an equal key, only the first
-few are kept.
+Both filters keep a prefix of the ranking, and `choose` bisects the listed ids' ranks for its end. Counts and integer
+weights have exact sums: neither the number of splits nor the order of the list changes a result. The list is short
+unless the distribution is flat; then it is nearly the vocabulary, and one program reads it about 50 times.
 """
 
 from __future__ import annotations
@@ -45,11 +45,9 @@ EXACT = True  # see noise.py
 
 GREEDY = tl.constexpr(0)  # ways of shared/sample/params.py
 FILTERED = tl.constexpr(1)
-DIGIT_BITS = tl.constexpr(4)
-DIGITS = tl.constexpr(16)
-PASSES = tl.constexpr(8)
-LANES = tl.constexpr(256)  # ids that a program of `search` reads at a time, into LANES x DIGITS sums
-ALL = tl.constexpr(-1)  # a threshold below every key
+BINS = tl.constexpr(32)
+LANES = tl.constexpr(128)  # ids that a program of `spread` reads at a time, into LANES x BINS sums
+ROUNDING = tl.constexpr(2.0**-12)  # far more than float32 sums of weights are wrong by
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,41 +69,16 @@ def _head(heads, output, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _digit_sums(sums, output, SPLITS: tl.constexpr):
-    places = tl.arange(0, SPLITS)[:, None] * DIGITS + tl.arange(0, DIGITS)[None, :]
-    return tl.load(sums + output * (SPLITS * DIGITS) + places)
+def _is_cut(row, best, mode, top_k, top_p, vocab_size):
+    """Return whether top-k or top-p filters the row. They don't if its largest logit, `best`, isn't finite."""
+    has_filter = (tl.load(top_k + row) < vocab_size) | (tl.load(top_p + row) < 1.0)
+    return (tl.load(mode + row) == FILTERED) & has_filter & (tl.abs(best) < float("inf"))
 
 
 @triton.jit
-def _narrow(prefix, left, sums):
-    """Add the digits' sums, greatest digit first; find the digit that makes them reach `left`.
-
-    Return the prefix with this digit appended, `left` minus the sums of greater digits, and the digit."""
-    digits = tl.arange(0, DIGITS)
-    total = tl.sum(sums, 0)
-    above = tl.sum(total, 0) - tl.cumsum(total, 0)
-    digit = tl.min(tl.where(above < left, digits, DIGITS - 1), 0)
-    left -= tl.sum(tl.where(digits == digit, above, 0), 0)
-    return (prefix << DIGIT_BITS) | digit, left, digit
-
-
-@triton.jit
-def _found(state, sums, output, num, SPLITS: tl.constexpr):
-    """Return the threshold's key, the sum that ids with this key must still reach, and their sums per split."""
-    last = (PASSES - 1) * num + output
-    found = _digit_sums(sums, last, SPLITS)
-    key, left, digit = _narrow(tl.load(state + 2 * last), tl.load(state + 2 * last + 1), found)
-    is_digit = tl.arange(0, DIGITS)[None, :] == digit
-    return key, left, tl.sum(tl.where(is_digit, found, 0), 1)
-
-
-@triton.jit
-def _of_top_k(k_state, k_sums, output, num, is_cut, SPLITS: tl.constexpr):
-    """Return top-k's threshold, and how many ids with this key to keep, or (ALL, 0) if top-k removes no id."""
-    key, left = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64)
-    if is_cut:
-        key, left, _ = _found(k_state, k_sums, output, num, SPLITS)
-    return key, left
+def _bin_of(scaled):
+    """Return how many whole units lie below the largest logit, at most BINS - 1; of NaN, BINS - 1."""
+    return tl.where(scaled > 1 - BINS, -scaled, BINS - 1).to(tl.int32)
 
 
 @triton.jit
@@ -121,142 +94,150 @@ def largest_kernel(logits, heads, stride, vocab_size, SPLITS: tl.constexpr):
     tl.store(heads + output * SPLITS + split, tl.max(best, 0))
 
 
-@triton.jit(do_not_specialize=["num"])
-def mass_kernel(
-    logits, heads, masses, rows, mode, scale, top_k, top_p, k_state, k_sums, stride, vocab_size, num,
+@triton.jit
+def spread_kernel(
+    logits, heads, counts, masses, totals, num_listed, rows, mode, scale, top_k, top_p, stride, vocab_size,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Program (e, s) writes the weight of split s's ids above top-k's threshold to masses[e, s] int64."""
+    """Program (e, s) counts and weighs split s's ids by bin, and empties the output's list.
+
+    counts[e, s, :] int32, masses[e, s, :] float32 and rounded, totals[e, s] int64 and exact."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = tl.load(rows + output)
-    if (tl.load(mode + row) == FILTERED) & (tl.load(top_p + row) < 1.0):
-        bound, _ = _of_top_k(k_state, k_sums, output, num, tl.load(top_k + row) < vocab_size, SPLITS)
-        best, factor = value_of(key_of(_head(heads, output, SPLITS))), tl.load(scale + row)
+    row, best = tl.load(rows + output), value_of(key_of(_head(heads, output, SPLITS)))
+    if _is_cut(row, best, mode, top_k, top_p, vocab_size):
+        factor, bins = tl.load(scale + row), tl.arange(0, BINS)
         begin, end = ids_of_split(split, vocab_size, SPLITS)
-        mass = tl.zeros((BLOCK,), tl.int64)
-        for start in range(begin, end, BLOCK):
-            ids = start + tl.arange(0, BLOCK)
-            values = tl.load(logits + output * stride + ids, mask=ids < end, other=float("-inf"))
-            is_above = (ids < end) & (ordered(values) > bound)
-            mass += tl.where(is_above, weight((values - best) * factor), 0)
-        tl.store(masses + output * SPLITS + split, tl.sum(mass, 0))
-
-
-@triton.jit
-def _first_goal(output, row, top_k, top_p, masses, k_state, k_sums, best, factor, vocab_size, num,
-                BY_MASS: tl.constexpr, SPLITS: tl.constexpr):  # fmt: skip
-    """Return the sum that the first ids of the ranking must reach: `top_k` ids, or the share `top_p` of the weight."""
-    if BY_MASS:
-        key, equals = _of_top_k(k_state, k_sums, output, num, tl.load(top_k + row) < vocab_size, SPLITS)
-        mass = tl.sum(tl.load(masses + output * SPLITS + tl.arange(0, SPLITS)), 0)
-        if equals > 0:
-            mass += equals * weight((value_of(key) - best) * factor)
-        wanted = (tl.load(top_p + row).to(tl.float64) * mass.to(tl.float64)).to(tl.int64)
-        goal = tl.maximum(wanted, 1)
-    else:
-        goal = tl.load(top_k + row)
-    return goal
-
-
-@triton.jit(do_not_specialize=["num", "step"])
-def search_kernel(
-    logits, heads, masses, state, sums, k_state, k_sums, rows, mode, scale, top_k, top_p, stride, vocab_size, num, step,
-    BY_MASS: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Program (e, s) of pass `step` counts or weighs split s's ids by the next four bits of their keys.
-
-    Ids are skipped unless their keys begin with the bits found so far. Results go to sums[step, e, s, :] int64.
-    state[step, e, :] int64 holds the bits found so far and the sum still to reach."""
-    output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = tl.load(rows + output)
-    is_cut = tl.load(top_p + row) < 1.0 if BY_MASS else tl.load(top_k + row) < vocab_size
-    if (tl.load(mode + row) == FILTERED) & is_cut:
-        best, factor = value_of(key_of(_head(heads, output, SPLITS))), tl.load(scale + row)
-        if step == 0:
-            prefix = tl.full((), 0, tl.int64)
-            left = _first_goal(
-                output, row, top_k, top_p, masses, k_state, k_sums, best, factor, vocab_size, num, BY_MASS, SPLITS
-            )
-        else:
-            last = (step - 1) * num + output
-            prefix, left, _ = _narrow(
-                tl.load(state + 2 * last), tl.load(state + 2 * last + 1), _digit_sums(sums, last, SPLITS)
-            )
-        here = step * num + output
-        if split == 0:
-            tl.store(state + 2 * here, prefix)
-            tl.store(state + 2 * here + 1, left)
-        shift = (28 - step * DIGIT_BITS).to(tl.int64)
-        begin, end = ids_of_split(split, vocab_size, SPLITS)
-        found = tl.zeros((LANES, DIGITS), tl.int64)
+        count = tl.zeros((LANES, BINS), tl.int32)
+        mass = tl.zeros((LANES, BINS), tl.float32)
+        total = tl.zeros((LANES,), tl.int64)
         for start in range(begin, end, LANES):
             ids = start + tl.arange(0, LANES)
             values = tl.load(logits + output * stride + ids, mask=ids < end, other=float("-inf"))
-            keys = ordered(values)
-            amounts = weight((values - best) * factor) if BY_MASS else tl.full((LANES,), 1, tl.int64)
-            amounts = tl.where((ids < end) & ((keys >> (shift + DIGIT_BITS)) == prefix), amounts, 0)
-            digits = (keys >> shift) & (DIGITS - 1)
-            found += tl.where(digits[:, None] == tl.arange(0, DIGITS)[None, :], amounts[:, None], 0)
-        places = (here * SPLITS + split) * DIGITS + tl.arange(0, DIGITS)
-        tl.store(sums + places, tl.sum(found, 0))
+            scaled = (values - best) * factor
+            amounts = tl.where(ids < end, weight(scaled), 0)
+            is_in = (_bin_of(scaled)[:, None] == bins[None, :]) & (ids < end)[:, None]
+            count += is_in.to(tl.int32)
+            mass += tl.where(is_in, amounts.to(tl.float32)[:, None], 0.0)
+            total += amounts
+        here = output * SPLITS + split
+        tl.store(counts + here * BINS + bins, tl.sum(count, 0))
+        tl.store(masses + here * BINS + bins, tl.sum(mass, 0))
+        tl.store(totals + here, tl.sum(total, 0))
+        if split == 0:
+            tl.store(num_listed + output, 0)
 
 
 @triton.jit
-def _what_stays(output, split, row, top_k, top_p, k_state, k_sums, p_state, p_sums, best, factor, vocab_size, num,
-                SPLITS: tl.constexpr):  # fmt: skip
-    """Return the threshold, how many ids with this key to keep, and how many such ids earlier splits have."""
-    key, equals, before = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
-    is_before = tl.arange(0, SPLITS) < split
-    if tl.load(top_p + row) < 1.0:
-        key, left, of_splits = _found(p_state, p_sums, output, num, SPLITS)
-        each = tl.maximum(weight((value_of(key) - best) * factor), 1)
-        equals = (left + each - 1) // each
-        before = tl.sum(tl.where(is_before, of_splits, 0), 0) // each
-    elif tl.load(top_k + row) < vocab_size:
-        key, equals, of_splits = _found(k_state, k_sums, output, num, SPLITS)
-        before = tl.sum(tl.where(is_before, of_splits, 0), 0)
-    return key, equals, before
+def _last_bin(counts, masses, output, k, p, vocab_size, SPLITS: tl.constexpr):
+    """Return the last bin whose ids are listed: all that top-k keeps; without top-k, all that top-p may keep."""
+    bins = tl.arange(0, BINS)
+    places = (output * SPLITS + tl.arange(0, SPLITS)[:, None]) * BINS + bins[None, :]
+    count = tl.cumsum(tl.sum(tl.load(counts + places), 0), 0)
+    mass = tl.cumsum(tl.sum(tl.load(masses + places), 0), 0)
+    is_enough = tl.where(k < vocab_size, count >= k, mass >= tl.max(mass, 0) * p * (1.0 + ROUNDING))
+    return tl.min(tl.where(is_enough, bins, BINS - 1), 0)
 
 
-@triton.jit(do_not_specialize=["num"])
-def draw_kernel(
-    logits, heads, drawn, positions, rows, mode, scale, log_min_p, seeds, top_k, top_p, k_state, k_sums, p_state,
-    p_sums, stride, vocab_size, num, FILTERS: tl.constexpr, SPLITS: tl.constexpr,
+@triton.jit
+def gather_kernel(
+    logits, heads, counts, masses, listed, num_listed, rows, mode, scale, top_k, top_p, stride, vocab_size,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """`drawn`: (E, SPLITS) int64."""
+    """Program (e, s) appends split s's ids to listed[e, :] int32, in any order, and counts them in num_listed[e]."""
     output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row = tl.load(rows + output)
-    head = _head(heads, output, SPLITS)
-    best, row_mode = value_of(key_of(head)), tl.load(mode + row)
-    result = head
-    if (row_mode != GREEDY) & (tl.abs(best) < float("inf")):
-        factor, floor = tl.load(scale + row), tl.load(log_min_p + row)
-        key, equals, seen = tl.full((), ALL, tl.int64), tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
-        if FILTERS:  # noqa: SIM102 (a constant: the other half is not compiled)
-            if row_mode == FILTERED:
-                key, equals, seen = _what_stays(
-                    output, split, row, top_k, top_p, k_state, k_sums, p_state, p_sums, best, factor, vocab_size, num,
-                    SPLITS,
-                )  # fmt: skip
-        first, second = row_keys(tl.load(seeds + row), tl.load(positions + output) + 1)
+    row, best = tl.load(rows + output), value_of(key_of(_head(heads, output, SPLITS)))
+    if _is_cut(row, best, mode, top_k, top_p, vocab_size):
+        last = _last_bin(counts, masses, output, tl.load(top_k + row), tl.load(top_p + row), vocab_size, SPLITS)
+        factor = tl.load(scale + row)
         begin, end = ids_of_split(split, vocab_size, SPLITS)
-        ranks = tl.full((BLOCK,), NO_RANK, tl.int64)
         for start in range(begin, end, BLOCK):
             ids = start + tl.arange(0, BLOCK)
-            inside = ids < end
-            values = tl.load(logits + output * stride + ids, mask=inside, other=0.0)
-            scaled = (values - best) * factor
-            stays = inside & (scaled >= floor)
-            if FILTERS:
-                keys = ordered(values)
-                is_equal = inside & (keys == key)
-                nth = seen + tl.cumsum(is_equal.to(tl.int32), 0)
-                stays = stays & ((keys > key) | (is_equal & (nth <= equals)))
-                seen += tl.sum(is_equal.to(tl.int64), 0)
-            scores = scaled + gumbel(noise_bits(first, second, ids))
-            ranks = tl.maximum(ranks, tl.where(stays, ranked(scores, ids), NO_RANK))
-        result = tl.max(ranks, 0)
-    tl.store(drawn + output * SPLITS + split, result)
+            values = tl.load(logits + output * stride + ids, mask=ids < end, other=float("-inf"))
+            is_near = (ids < end) & (_bin_of((values - best) * factor) <= last)
+            nth = tl.cumsum(is_near.to(tl.int32), 0)
+            num = tl.max(nth, 0)
+            if num > 0:
+                first = tl.atomic_add(num_listed + output, num, sem="relaxed")
+                tl.store(listed + output * vocab_size + first + nth - 1, ids, is_near)
+
+
+@triton.jit
+def draw_kernel(
+    logits, heads, drawn, positions, rows, mode, scale, log_min_p, seeds, top_k, top_p, stride, vocab_size,
+    SPLITS: tl.constexpr,
+):  # fmt: skip
+    """`drawn`: (E, SPLITS) int64, unless top-k or top-p filters the output."""
+    output, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, head = tl.load(rows + output), _head(heads, output, SPLITS)
+    best = value_of(key_of(head))
+    if not _is_cut(row, best, mode, top_k, top_p, vocab_size):
+        result = head
+        if (tl.load(mode + row) != GREEDY) & (tl.abs(best) < float("inf")):
+            factor, floor = tl.load(scale + row), tl.load(log_min_p + row)
+            first, second = row_keys(tl.load(seeds + row), tl.load(positions + output) + 1)
+            begin, end = ids_of_split(split, vocab_size, SPLITS)
+            ranks = tl.full((BLOCK,), NO_RANK, tl.int64)
+            for start in range(begin, end, BLOCK):
+                ids = start + tl.arange(0, BLOCK)
+                values = tl.load(logits + output * stride + ids, mask=ids < end, other=float("-inf"))
+                scaled = (values - best) * factor
+                scores = scaled + gumbel(noise_bits(first, second, ids))
+                ranks = tl.maximum(ranks, tl.where((ids < end) & (scaled >= floor), ranked(scores, ids), NO_RANK))
+            result = tl.max(ranks, 0)
+        tl.store(drawn + output * SPLITS + split, result)
+
+
+@triton.jit
+def _read_list(logits, listed, num, start, id_bits):
+    """Return a block of listed ids, whether they are there, their logits, and their ranks without unused bits."""
+    places = start + tl.arange(0, BLOCK)
+    is_there = places < num
+    ids = tl.load(listed + places, is_there, other=0)
+    values = tl.load(logits + ids, is_there, other=float("-inf"))
+    ranks = (ordered(values) << id_bits) | (((1 << id_bits) - 1) ^ ids)
+    return ids, is_there, values, ranks
+
+
+@triton.jit
+def _sum_from(logits, listed, num, lowest, best, factor, id_bits, BY_MASS: tl.constexpr):
+    """Return how many listed ids rank at least `lowest`, or what they weigh."""
+    total = tl.zeros((BLOCK,), tl.int64)
+    for start in range(0, num, BLOCK):
+        _, is_there, values, ranks = _read_list(logits, listed, num, start, id_bits)
+        amounts = weight((values - best) * factor) if BY_MASS else tl.full((BLOCK,), 1, tl.int64)
+        total += tl.where(is_there & (ranks >= lowest), amounts, 0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _last_kept(logits, listed, num, goal, best, factor, id_bits, BY_MASS: tl.constexpr):
+    """Return the greatest rank from which the listed ids reach `goal`, a number of ids or a weight."""
+    rank = tl.full((), 0, tl.int64)
+    for step in range(32 + id_bits):
+        tried = rank | (tl.full((), 1, tl.int64) << (31 + id_bits - step).to(tl.int64))
+        if _sum_from(logits, listed, num, tried, best, factor, id_bits, BY_MASS) >= goal:
+            rank = tried
+    return rank
+
+
+@triton.jit
+def _choose_listed(logits, listed, num, total, first, second, best, factor, floor, k, p, vocab_size, id_bits):
+    """Return the rank of the listed id that all filters keep and whose scaled logit + noise is the largest."""
+    lowest = tl.full((), 0, tl.int64)
+    if k < vocab_size:
+        lowest = _last_kept(logits, listed, num, k, best, factor, id_bits, False)
+        total = _sum_from(logits, listed, num, lowest, best, factor, id_bits, True)
+    if p < 1.0:
+        goal = tl.maximum((p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
+        lowest = _last_kept(logits, listed, num, goal, best, factor, id_bits, True)
+    chosen = tl.full((BLOCK,), NO_RANK, tl.int64)
+    for start in range(0, num, BLOCK):
+        ids, is_there, values, ranks = _read_list(logits, listed, num, start, id_bits)
+        scaled = (values - best) * factor
+        scores = scaled + gumbel(noise_bits(first, second, ids))
+        stays = is_there & (ranks >= lowest) & (scaled >= floor)
+        chosen = tl.maximum(chosen, tl.where(stays, ranked(scores, ids), NO_RANK))
+    return tl.max(chosen, 0)
 
 
 @triton.jit
@@ -264,6 +245,27 @@ def choose_kernel(drawn, chosen, SPLITS: tl.constexpr):
     """`chosen`: (E,) int64."""
     output = tl.program_id(0).to(tl.int64)
     tl.store(chosen + output, id_of(_head(drawn, output, SPLITS)))
+
+
+@triton.jit
+def choose_filtered_kernel(
+    logits, heads, totals, listed, num_listed, drawn, chosen, positions, rows, mode, scale, log_min_p, seeds, top_k,
+    top_p, stride, vocab_size, id_bits, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """The same, of a batch in which top-k or top-p filters some outputs."""
+    output = tl.program_id(0).to(tl.int64)
+    row, best = tl.load(rows + output), value_of(key_of(_head(heads, output, SPLITS)))
+    if _is_cut(row, best, mode, top_k, top_p, vocab_size):
+        first, second = row_keys(tl.load(seeds + row), tl.load(positions + output) + 1)
+        rank = _choose_listed(
+            logits + output * stride, listed + output * vocab_size, tl.load(num_listed + output),
+            tl.sum(tl.load(totals + output * SPLITS + tl.arange(0, SPLITS)), 0), first, second, best,
+            tl.load(scale + row), tl.load(log_min_p + row), tl.load(top_k + row), tl.load(top_p + row), vocab_size,
+            id_bits,
+        )  # fmt: skip
+    else:
+        rank = _head(drawn, output, SPLITS)
+    tl.store(chosen + output, id_of(rank))
 
 
 def find_heads(logits: torch.Tensor, splits: int | None = None) -> torch.Tensor:
@@ -289,39 +291,29 @@ def draw_ids(
     logits: (E, vocab) float32, edited, rows of any stride. heads: from `find_heads`. positions: (E,) int64, of the
     input tokens. `is_warm`: some row is not greedy. `filters`: some row has top-k or top-p."""
     num, vocab_size = logits.shape
-    splits = heads.shape[1]
-    sizes = (logits.stride(0), vocab_size, num)
+    splits, device = heads.shape[1], logits.device
+    grid, sizes = (num, splits), (logits.stride(0), vocab_size)
+    ids = torch.empty(num, dtype=torch.int64, device=device)
     drawn = heads
     if is_warm:
-        found = _search_both(logits, heads, draws) if filters else (heads,) * 4
         drawn = torch.empty_like(heads)
-        launch(
-            draw_kernel, (num, splits), logits, heads, drawn, positions, draws.rows, draws.mode, draws.scale,
-            draws.log_min_p, draws.seeds, draws.top_k, draws.top_p, *found, *sizes, FILTERS=filters, SPLITS=splits,
-        )  # fmt: skip
-    ids = torch.empty(num, dtype=torch.int64, device=logits.device)
-    launch(choose_kernel, (num,), drawn, ids, SPLITS=splits)
-    return ids
-
-
-def _search_both(logits: torch.Tensor, heads: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, ...]:
-    num, vocab_size = logits.shape
-    splits, device = heads.shape[1], logits.device
-    sizes = (logits.stride(0), vocab_size, num)
-    passes = PASSES.value
-    state = torch.empty((2, passes, num, 2), dtype=torch.int64, device=device)
-    sums = torch.empty((2, passes, num, splits, DIGITS.value), dtype=torch.int64, device=device)
-    masses = torch.empty((num, splits), dtype=torch.int64, device=device)
+        how = (draws.rows, draws.mode, draws.scale, draws.log_min_p, draws.seeds, draws.top_k, draws.top_p)
+        launch(draw_kernel, grid, logits, heads, drawn, positions, *how, *sizes, SPLITS=splits)
+    if not filters:
+        launch(choose_kernel, (num,), drawn, ids, SPLITS=splits)
+        return ids
+    counts = torch.empty((num, splits, BINS.value), dtype=torch.int32, device=device)
+    masses, totals = torch.empty_like(counts, dtype=torch.float32), torch.empty_like(heads)
+    listed = torch.empty((num, vocab_size), dtype=torch.int32, device=device)
+    num_listed = torch.empty(num, dtype=torch.int32, device=device)
     cut = (draws.rows, draws.mode, draws.scale, draws.top_k, draws.top_p)
-    for by_mass in (False, True):
-        if by_mass:
-            launch(mass_kernel, (num, splits), logits, heads, masses, *cut, state[0], sums[0], *sizes, SPLITS=splits)
-        for step in range(passes):
-            launch(
-                search_kernel, (num, splits), logits, heads, masses, state[int(by_mass)], sums[int(by_mass)],
-                state[0], sums[0], *cut, *sizes, step, BY_MASS=by_mass, SPLITS=splits,
-            )  # fmt: skip
-    return state[0], sums[0], state[1], sums[1]
+    launch(spread_kernel, grid, logits, heads, counts, masses, totals, num_listed, *cut, *sizes, SPLITS=splits)
+    launch(gather_kernel, grid, logits, heads, counts, masses, listed, num_listed, *cut, *sizes, SPLITS=splits)
+    launch(
+        choose_filtered_kernel, (num,), logits, heads, totals, listed, num_listed, drawn, ids, positions, *how, *sizes,
+        vocab_size.bit_length(), SPLITS=splits, num_warps=8,
+    )  # fmt: skip
+    return ids
 
 
 def real_signatures() -> set[Signature]:

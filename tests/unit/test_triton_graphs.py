@@ -23,7 +23,7 @@ WAYS = (SamplingParams(4, temperature=0.8), SamplingParams(5, temperature=0.7, t
 OF_A_STEP = {
     "prepare_kernel", "places_kernel", "rope_write_kernel", "attend_split_kernel", "attend_chunks_kernel",
     "add_norm_kernel", "gate_kernel",
-    "largest_kernel", "search_kernel", "mass_kernel", "draw_kernel", "choose_kernel",
+    "largest_kernel", "draw_kernel", "spread_kernel", "gather_kernel", "choose_filtered_kernel", "choose_kernel",
 }  # fmt: skip
 
 
