@@ -40,8 +40,9 @@ class ModelConfig:
         "auto",
         "format of weights; auto: as --dtype; file: blocks of a GGUF file, or of a folder of 4-bit (AWQ, GPTQ, W4A16) "
         "or int8 weights, fast with VNNI; codes: these, rounded "
-        "for AMX (auto with AMX); int8: a byte per weight (auto with VNNI but no BF16); fp8: one scale per output",
-        choices=("auto", "file", "codes", "int8", "fp8"),
+        "for AMX (auto with AMX); int8: a byte per weight (auto with VNNI but no BF16); fp8: one scale per output; "
+        "fp8-dynamic, on a GPU: rows of inputs are rounded to fp8 too",
+        choices=("auto", "file", "codes", "int8", "fp8", "fp8-dynamic"),
     )
     model_library: str = option(
         "auto",

@@ -2,6 +2,7 @@
 
     decode rows     1 | 2 | 3 4 | 5 6 7 8 | ...     use the next larger bucket's graph; its other rows are padding
     tokens a row    exactly the step's width: a longer window would write past the rows' pages
+    positions       up to 512 | up to 2048 | all      of the longest row; fewer than MANY_ROWS rows have one graph
     prompt tokens   1 .. 64 | 65 .. 128 | ...       of up to MOST_PROMPTS rows; the row behind them has the padding
 
 Padding tokens have position 0, in page 0. No request reads their KV.
@@ -13,22 +14,31 @@ import bisect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from shared.model.interface import ModelInputs
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
 # A product tile has at least 64 rows. Reading the weights takes as long as multiplying them by about 200 tokens, so
 # padding costs little up to 256 tokens. Above, it adds at most half of the step's tokens.
+# Attention's programs that find no keys of theirs cost a small batch nothing. At 256 rows of 512 tokens, 32 programs a
+# head instead of 2 took an H100 half as long again (docs/gpu-results.md).
+MANY_ROWS = 32
+SHORT_LENGTHS = (512, 2048)
 PROMPT_TOKENS = (64, 128, 256, 384, 512)
 MOST_PROMPTS = 8  # rows with prompts in one graph
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """A graph of decode rows: how many, and their tokens. `adapted`: whether tokens may have adapters."""
+    """A graph of decode rows: how many, and their tokens.
+
+    `length`: how many positions of a row it reads, the step's own included. `adapted`: whether tokens may have
+    adapters."""
 
     batch: int
     width: int
+    length: int
     adapted: bool = False
 
     @property
@@ -40,14 +50,15 @@ class Shape:
         return self.num_tokens
 
     def __str__(self) -> str:
-        return f"{self.batch} rows of {self.width}" + " with adapters" * self.adapted
+        return f"{self.batch} rows of {self.width} up to {self.length} tokens" + " with adapters" * self.adapted
 
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """A graph of prompts' chunks, with MOST_PROMPTS rows and one row of padding."""
+    """A graph of prompts' chunks, with MOST_PROMPTS rows and one row of padding. `length`: as in Shape."""
 
     num_tokens: int
+    length: int
     adapted: bool = False
 
     @property
@@ -67,14 +78,14 @@ AnyShape = Shape | PromptShape
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The shapes that get graphs. A graph reads at most `most_tokens` positions of a row, the step's own included.
+    """The shapes that get graphs. `lengths`: as in Shape, ascending; graphs of few rows and of prompts have the last.
 
     `adapted`: for each shape, whether it gets a graph for steps with adapters, and one for steps without. `prompts`:
     numbers of tokens, ascending; (): prompts have no graphs."""
 
     batches: tuple[int, ...]
     widths: tuple[int, ...]
-    most_tokens: int
+    lengths: tuple[int, ...]
     adapted: tuple[bool, ...] = (False,)
     prompts: tuple[int, ...] = ()
 
@@ -83,27 +94,30 @@ class Buckets:
         cls,
         most_rows: int,
         widths: tuple[int, ...],
-        most_tokens: int,
+        lengths: tuple[int, ...],
         has_adapters: bool = False,
         prompts: tuple[int, ...] = (),
     ) -> Buckets:
         adapted = (False, True) if has_adapters else (False,)
-        return cls(some_up_to(BATCHES, most_rows), widths, most_tokens, adapted, prompts)
+        return cls(some_up_to(BATCHES, most_rows), widths, lengths, adapted, prompts)
 
     def shapes(self) -> list[AnyShape]:
         """Return all shapes, largest first, so that later graphs fit into the first one's memory."""
-        windows = [Shape(*sizes) for sizes in itertools.product(self.batches, self.widths, self.adapted)]
-        chunks = [PromptShape(*sizes) for sizes in itertools.product(self.prompts, self.adapted)]
-        return sorted(
-            [*windows, *chunks], key=lambda shape: (shape.num_tokens, shape.batch, shape.adapted), reverse=True
-        )
+        windows = [
+            Shape(batch, *sizes)
+            for batch in self.batches
+            for sizes in itertools.product(self.widths, self.lengths_of(batch), self.adapted)
+        ]
+        chunks = [PromptShape(*sizes) for sizes in itertools.product(self.prompts, self.lengths[-1:], self.adapted)]
+        by_size = attrgetter("num_tokens", "batch", "length", "adapted")
+        return sorted([*windows, *chunks], key=by_size, reverse=True)
 
     def shape_of(self, inputs: ModelInputs) -> AnyShape | str:
         """Return the shape of the step's graph, or the reason why no graph fits (EAGER_REASONS)."""
         layout = inputs.layout
         assert layout.host is not None
         num_rows, num_running = len(layout.page_tables[0]), layout.host.num_running
-        if layout.max_seq_len > self.most_tokens:
+        if layout.max_seq_len > self.lengths[-1]:
             return "length"
         if num_running == num_rows:
             return self._of_windows(inputs, num_rows)
@@ -115,7 +129,9 @@ class Buckets:
             return "rows"
         if width not in self.widths:
             return "width"
-        return Shape(next_larger(self.batches, num_rows), width, inputs.adapters is not None)
+        batch = next_larger(self.batches, num_rows)
+        length = next_larger(self.lengths_of(batch), inputs.layout.max_seq_len)
+        return Shape(batch, width, length, inputs.adapters is not None)
 
     def _of_prompts(self, inputs: ModelInputs, num_rows: int) -> PromptShape | str:
         num_tokens = len(inputs.input_ids)
@@ -126,12 +142,19 @@ class Buckets:
             "scores": len(inputs.logits_idx) > MOST_PROMPTS,
         }
         why = next((why for why, is_so in refused.items() if is_so), None)
-        return why or PromptShape(next_larger(self.prompts, num_tokens), inputs.adapters is not None)
+        return why or PromptShape(next_larger(self.prompts, num_tokens), self.lengths[-1], inputs.adapters is not None)
+
+    def lengths_of(self, batch: int) -> tuple[int, ...]:
+        return self.lengths if batch >= MANY_ROWS else self.lengths[-1:]
 
 
 def next_larger(sizes: Sequence[int], num: int) -> int:
     """Return the first of the ascending sizes that is at least `num`."""
     return sizes[bisect.bisect_left(sizes, num)]
+
+
+def lengths_up_to(most: int) -> tuple[int, ...]:
+    return (*(length for length in SHORT_LENGTHS if length < most), most)
 
 
 def some_up_to(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:

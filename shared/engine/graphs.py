@@ -73,7 +73,7 @@ class FixedInputs:
             fixed[num : self._used[name]].fill_(NO_MASK.get(name, 0))
         self._used[name] = num
 
-    def of(self, shape: AnyShape, most_tokens: int) -> ModelInputs:
+    def of(self, shape: AnyShape) -> ModelInputs:
         """Return the inputs that a graph of this shape reads."""
         device, own = self.table.device, {name: fixed[: shape.num_tokens] for name, fixed in self.tokens.items()}
         is_prompt = isinstance(shape, PromptShape)
@@ -86,7 +86,7 @@ class FixedInputs:
             torch.from_numpy(bounds).to(device),
             (self.table[: shape.batch],),
             width,
-            most_tokens,
+            shape.length,
             host=HostLengths(bounds, None, 0 if is_prompt else shape.batch, varies=is_prompt),
         )
         is_tree = width > 1 and not is_prompt
@@ -236,10 +236,10 @@ class GraphRunner:
     def _capture_one(self, shape: AnyShape, left: Sequence[AnyShape]) -> None:
         """`left`: the shape and all that come later. Raises RuntimeError."""
         if self._inputs is None:
-            num_pages = -(-self._buckets.most_tokens // self._kv.page_size)
+            num_pages = -(-self._buckets.lengths[-1] // self._kv.page_size)
             self._inputs = FixedInputs(left, num_pages, self._names, self._device)
             self._memory = self._gpu.new_graph_memory()
-        inputs = self._inputs.of(shape, self._buckets.most_tokens)
+        inputs = self._inputs.of(shape)
         if self._plan_graph is not None:
             self._plan_graph(inputs, None, self._kv.page_size)
         output = self._model.forward(inputs, self._kv)

@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
+from torch.nn import functional
 
 from shared.kernel.linear import Columns, Head, Linear
+
+Gated = Callable[[Linear, torch.Tensor], torch.Tensor]  # BlockKernels.gated
+# dtypes, and major numbers of GPUs, for which torch has a grouped product that does not wait for the host
+GROUPED_IN, GROUPED_ON = frozenset({"bfloat16"}), (9, 10)
 
 
 class Experts:
@@ -21,15 +26,11 @@ class Experts:
         self._router, self._gate_ups, self._downs = router, tuple(gate_ups), tuple(downs)
         self._top_k, self._normalise = top_k, normalise
 
-    def __call__(
-        self, x: torch.Tensor, gated: Callable[[Linear, torch.Tensor], torch.Tensor], all_columns: Columns
-    ) -> torch.Tensor:
-        """Return (M, H) for x (M, H), both in the model's dtype. Sums are float32. `gated`: BlockKernels.gated.
+    def __call__(self, x: torch.Tensor, gated: Gated, all_columns: Columns) -> torch.Tensor:
+        """Return (M, H) for x (M, H), both in the model's dtype. Sums are float32.
 
         `all_columns` completes a rank's product with the other ranks' columns."""
-        weights, chosen = self._router(x).softmax(dim=-1).topk(self._top_k, dim=-1)  # (M, k)
-        if self._normalise:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+        weights, chosen = choose(self._router(x), self._top_k, self._normalise)
 
         def run(expert: int, tokens: torch.Tensor) -> torch.Tensor:
             inner = all_columns(gated(self._gate_ups[expert], tokens))
@@ -51,3 +52,46 @@ class Experts:
                 # `where` instead of a product with 0, because infinity * 0 is NaN
                 total += torch.where(own != 0, run(expert, x) * own, 0)
         return total.to(x.dtype)
+
+
+class GroupedExperts:
+    """The same by torch's grouped product: each expert multiplies its own tokens, and the host waits for nothing.
+
+    Weights: gate_ups (experts, 2 I, H) and downs (experts, H, I)."""
+
+    def __init__(self, router: Head, gate_ups: torch.Tensor, downs: torch.Tensor, top_k: int, normalise: bool) -> None:
+        self._router, self._gate_ups, self._downs = router, gate_ups, downs
+        self._top_k, self._normalise = top_k, normalise
+        self._numbers = torch.arange(len(downs), device=downs.device)
+
+    def __call__(self, x: torch.Tensor, gated: Gated, all_columns: Columns) -> torch.Tensor:
+        weights, chosen = choose(self._router(x), self._top_k, self._normalise)
+        chosen, places = chosen.sort(dim=-1)  # a token's results are added in this order
+        experts = chosen.flatten()
+        order = experts.argsort(stable=True)
+        ends = (experts[:, None] <= self._numbers).sum(0, dtype=torch.int32)  # of each expert's tokens
+        inner = all_columns(gated(GroupedLinear(self._gate_ups, ends), x[order // self._top_k]))
+        sorted_results = all_columns(GroupedLinear(self._downs, ends)(inner)).float()
+        results = torch.empty_like(sorted_results).index_copy_(0, order, sorted_results)
+        shares = results.unflatten(0, chosen.shape) * weights.gather(-1, places)[..., None]
+        total: torch.Tensor = shares[:, 0]
+        for n in range(1, self._top_k):
+            total = total + shares[:, n]
+        return total.to(x.dtype)
+
+
+class GroupedLinear:
+    """A Linear whose rows are sorted by expert: expert e has the rows up to ends[e], (experts,) int32."""
+
+    def __init__(self, weights: torch.Tensor, ends: torch.Tensor) -> None:
+        _, self.out_features, self.in_features = weights.shape
+        self._columns, self._ends = weights.transpose(1, 2), ends
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.grouped_mm(x, self._columns, offs=self._ends)
+
+
+def choose(logits: torch.Tensor, top_k: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights and numbers of each token's experts, (M, top_k), of the router's logits (M, experts)."""
+    weights, chosen = logits.softmax(dim=-1).topk(top_k, dim=-1)
+    return weights / weights.sum(dim=-1, keepdim=True) if normalise else weights, chosen

@@ -33,10 +33,10 @@ HeadFactory = Callable[[Weight], Head]
 class PlainLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
-        self._weight, self._bias = weight, bias
+        self.weight, self._bias = weight, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self._weight, self._bias)
+        return functional.linear(x, self.weight, self._bias)
 
 
 class PackedLinear:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from shared.core.errors import ConfigError
+from shared.kernel import scaled_product
 from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention, WritesPages
 from shared.kernel.block_weights import BlockWeights
 from shared.kernel.blocks import BlockKernels, TorchBlocks
+from shared.kernel.experts import GROUPED_IN, GROUPED_ON
 from shared.kernel.flash_infer import FlashInferAttention, LibraryAttention, full_name, why_unsuitable
 from shared.kernel.libraries import has_numba, has_triton
 from shared.kernel.linear import (
@@ -29,6 +31,7 @@ from shared.kernel.linear import (
 )
 from shared.kernel.packed import Packed
 from shared.kernel.quantized import DTYPES
+from shared.kernel.scaled_product import ScaledLinear
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.weights import IN_BLOCKS
@@ -36,10 +39,11 @@ from shared.model.weights import IN_BLOCKS
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Number formats: "int8", "fp8", or "auto" for the model's dtype. Weights may also be "file" or "codes"."""
+    """Number formats: "int8", "fp8", or "auto" for the model's dtype. Weights may also be "file", "codes" or
+    "fp8-dynamic"."""
 
     kv: str = "auto"
-    # format of the layers' products. The head has the same format, but never "fp8"; the embedding keeps the dtype
+    # format of the layers' products. The head has the same format, but is never fp8; the embedding keeps the dtype
     weights: str = "auto"
 
 
@@ -62,6 +66,7 @@ class Kernels:
     blocks: BlockKernels
     team: Team | None = None  # team and packing: set only for compiled kernels
     packing: Packing | None = None
+    groups_experts: bool = False  # whether torch's grouped product multiplies by experts
     attention: str = ""  # the library whose attention it is, and its version; "": Baton's own
 
 
@@ -84,6 +89,8 @@ def pick_kernels(
     """
     if device.type != "cpu" and formats.weights in IN_BLOCKS:
         raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")
+    if formats.weights == scaled_product.NAME:
+        check_scaled(dtype, device, asked)
     if asked == "fixed":
         return fixed_kernels(config, dtype, device, formats)
     if asked == "triton" or (device.type == "cuda" and asked != "torch" and has_triton()):
@@ -93,6 +100,18 @@ def pick_kernels(
     else:
         return compiled_kernels(config, dtype, team, formats)
     return with_library(own, config, dtype, device, formats, attention)
+
+
+def check_scaled(dtype: torch.dtype, device: torch.device, asked: str) -> None:
+    """Raise ConfigError if products of fp8 rows can't be computed. On a CPU only tests do."""
+    flag = f"--weight-dtype {scaled_product.NAME}"
+    if device.type == "cpu" and asked in ("auto", "separate"):
+        raise ConfigError(f"{flag} is for GPUs: take auto, int8 or fp8 on a CPU")
+    if device.type == "cuda" and dtype != torch.bfloat16:
+        raise ConfigError(f"{flag} needs --dtype bfloat16, which the products' sums are rounded to")
+    why = scaled_product.why_not_scaled(device, dtype)
+    if why:
+        raise ConfigError(f"{flag}: this GPU can't multiply fp8 (compute capability 8.9 can): {why}; take auto or fp8")
 
 
 def with_library(
@@ -133,6 +152,8 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
             return PlainBlockLinear(weight, bias)
         if formats.weights == "fp8":
             return QuantizedLinear(weight, bias, DTYPES["fp8"])
+        if formats.weights == scaled_product.NAME:
+            return ScaledLinear(weight, bias)
         return make_linear(weight, bias)
 
     def make_head(weight: Weight) -> Head:
@@ -146,7 +167,15 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
         make_head=make_head,
         make_attention=lambda rope, local: TorchAttention(attention_shape(config), rope, local),
         blocks=TorchBlocks(config.rms_eps, dtype, is_gelu(config)),
+        groups_experts=has_grouped_product(dtype, device) and formats.weights == "auto",
     )
+
+
+def has_grouped_product(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether a GPU multiplies by experts without a wait of the host. Tests replace it."""
+    if device.type != "cuda" or str(dtype).removeprefix("torch.") not in GROUPED_IN:
+        return False
+    return torch.cuda.get_device_capability(device)[0] in GROUPED_ON
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:

@@ -116,8 +116,9 @@ def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span 
     spec, as_program = opened.spec(make.attention), opened.options.kernels == "auto"
     form, packed = opened.options.formats.weights, map_weights(opened, make, spec.weights_hash)
     weights = load_weights(
-        opened.source, dtype, device, opened.num_positions, make.make_weight, make.make_head, form, packed
-    )
+        opened.source, dtype, device, opened.num_positions, make.make_weight, make.make_head, form, packed,
+        make.groups_experts,
+    )  # fmt: skip
     num_spare = opened.options.lora_slots
     bank = LoraBank(opened.folders.values(), num_spare, config, dtype, device, make.make_linear)
     return [

@@ -36,13 +36,16 @@ from shared.model.library.choice import uses_library
 from shared.model.lora_file import LoraFolder
 from shared.model.packed_folder import PackedFolder
 from shared.model.safetensors_folder import SafetensorsFolder
-from shared.model.weights import IN_BLOCKS, OF_FILES, TensorSource, weights_bytes
+from shared.model.weights import IN_BLOCKS, IN_FP8, OF_FILES, TensorSource, weights_bytes
 
 MOST_WIDTH, MOST_STAGES = 16, 64  # the largest --spec-width and --pp
 # number of positions that a step may use past the context
 WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))
 # suffixes of the weights' hash: nodes with different formats must not pair
-HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks", "codes": " file codes"}
+HASH_ENDS = {
+    "auto": "", "fp8": " fp8", "fp8-dynamic": " fp8 rows", "int8": " int8 blocks", "file": " file blocks",
+    "codes": " file codes",
+}  # fmt: skip
 # --deterministic adds this suffix, because the flag promises equal KV for equal prompts
 FIXED_END = " fixed tiles"
 AUTO = "auto"
@@ -136,7 +139,7 @@ class OpenedModel:
         form = self.options.formats.weights
         if form == "auto":
             return None, 4
-        if form == "fp8":
+        if form in IN_FP8:
             return 1, 4
         if form in OF_FILES and in_blocks(self.source):
             mean = self.source.bytes_per_weight(self.dtype.itemsize, in_codes=form == "codes")

@@ -18,8 +18,8 @@ from shared.kernel.block_weights import (
     quantize_weight,
     recode,
 )
-from shared.kernel.experts import Experts
-from shared.kernel.linear import Head, HeadFactory, Linear, Weight, WeightFactory
+from shared.kernel.experts import Experts, GroupedExperts
+from shared.kernel.linear import Head, HeadFactory, Linear, PlainLinear, Weight, WeightFactory
 from shared.kernel.packed import Packed
 from shared.kernel.rope import inverse_frequencies, rope_tables, yarn_frequencies
 from shared.model.config import LlamaConfig, RopeConfig
@@ -63,6 +63,7 @@ class Product:
 
 HEAD = "head"
 OF_FILES = ("file", "codes")  # formats that need a GGUF file's blocks
+IN_FP8 = ("fp8", "fp8-dynamic")  # a byte per number of the layers' products, and the head as the dtype says
 IN_BLOCKS = (*OF_FILES, "int8")  # formats that our kernels multiply on every processor
 FUSED = {"qkv": ("q", "k", "v"), "out": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 ATTENTION = ("qkv", "out")  # products that may have a bias
@@ -83,7 +84,7 @@ class LayerWeights:
     mlp_norm: torch.Tensor
     gate_up: Linear | None  # H -> 2 * I
     down: Linear | None  # I -> H
-    experts: Experts | None = None
+    experts: Experts | GroupedExperts | None = None
     attn_post_norm: torch.Tensor | None = None  # norm of the attention's output
     mlp_post_norm: torch.Tensor | None = None  # norm of the second half's output
 
@@ -107,8 +108,10 @@ def load_weights(
     make_head: HeadFactory,
     form: str = "auto",
     packed: PackedWeights | None = None,
+    groups_experts: bool = False,
 ) -> LlamaWeights:
     """Read each tensor once, except a tied head in blocks (twice) and packed matrices (never). `form`: Formats.weights.
+    `groups_experts`: of Kernels.
 
     Source tensors are dropped once converted.
     """
@@ -125,7 +128,7 @@ def load_weights(
         kept = None if packed is None else packed.product(HEAD)
         if packed is not None and kept is not None:
             return packed.unpack(kept, True)
-        if config.tie_embeddings and form in ("auto", "fp8"):
+        if config.tie_embeddings and form in ("auto", *IN_FP8):
             return make_head(embed)
         return make_head(read_product(source, head_of(config), dtype, device, form)[0])
 
@@ -133,7 +136,7 @@ def load_weights(
     return LlamaWeights(
         embed=embed,
         layers=tuple(
-            _load_layer(source, n, dtype, device, make_one, make_head)
+            _load_layer(source, n, dtype, device, make_one, make_head, groups_experts)
             for n in with_progress(range(config.num_layers), _log, "loading weights")
         ),
         norm=source.tensor("norm").to(device, torch.float32) + config.style.norm_offset,
@@ -228,6 +231,7 @@ def _load_layer(
     device: torch.device,
     make: Callable[[Product], Linear],
     make_head: HeadFactory,
+    groups_experts: bool,
 ) -> LayerWeights:
     config = source.config
 
@@ -252,7 +256,7 @@ def _load_layer(
         mlp_norm=get("mlp_norm", torch.float32) + config.style.norm_offset,
         gate_up=product("gate_up") if dense else None,
         down=product("down") if dense else None,
-        experts=None if dense else _load_experts(config, get, product, make_head),
+        experts=None if dense else _load_experts(config, get, product, make_head, groups_experts),
         attn_post_norm=norm("attn_post_norm") if config.style.post_norms else None,
         mlp_post_norm=norm("mlp_post_norm") if config.style.post_norms else None,
     )
@@ -263,12 +267,23 @@ def _load_experts(
     get: Callable[[str], torch.Tensor],
     product: Callable[[str], Linear],
     make_head: HeadFactory,
-) -> Experts:
+    is_grouped: bool,
+) -> Experts | GroupedExperts:
     choice = config.experts
     assert choice is not None
     gate_ups = [product(f"experts.{e}.gate_up") for e in range(choice.count)]
     downs = [product(f"experts.{e}.down") for e in range(choice.count)]
-    return Experts(make_head(get("router")), gate_ups, downs, choice.top_k, choice.normalise)
+    router = make_head(get("router"))
+    if is_grouped:
+        return GroupedExperts(router, stacked(gate_ups), stacked(downs), choice.top_k, choice.normalise)
+    return Experts(router, gate_ups, downs, choice.top_k, choice.normalise)
+
+
+def stacked(linears: Sequence[Linear]) -> torch.Tensor:
+    """Return (experts, out, in)."""
+    plain = [one.weight for one in linears if isinstance(one, PlainLinear)]
+    assert len(plain) == len(linears), "only plain weights are grouped"
+    return torch.stack(plain)
 
 
 def rope_of(source: TensorSource, max_context: int) -> tuple[torch.Tensor, torch.Tensor]:

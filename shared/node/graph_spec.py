@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from shared.config.processes import NodeParts
 from shared.device.gpu import Gpu
 from shared.device.streams import StreamSet
-from shared.engine.buckets import PROMPT_TOKENS, Buckets, some_up_to, some_widths
+from shared.engine.buckets import PROMPT_TOKENS, Buckets, lengths_up_to, some_up_to, some_widths
 from shared.engine.drafter import Drafter
 from shared.engine.graphs import GraphRunner
+from shared.kernel.experts import GROUPED_IN, GROUPED_ON
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelSpec
 from shared.sched.draft_length import step_widths
 from shared.sched.settings import SchedSettings
 
-# dtypes, and major numbers of GPUs, for which torch has a grouped product
-GROUPED_IN, GROUPED_ON = frozenset({"bfloat16"}), (9, 10)
 GRAPH_TOKENS = 1024  # `most_tokens` of a model whose attention gathers a fixed number of tokens
 
 
@@ -26,13 +25,14 @@ class GraphSpec:
 
     `prompts`: and so do steps of up to the last of these numbers of prompt tokens, without decode rows.
 
-    `refused`: why no step of this model can be captured; "" if all can."""
+    `refused`: why no step of this model can be captured; "" if all can. `by_length`: see buckets.py."""
 
     gpu: Gpu
     widths: tuple[int, ...]
     most_tokens: int
     prompts: tuple[int, ...] = ()
     refused: str = ""
+    by_length: bool = True
 
 
 def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | None:
@@ -42,10 +42,13 @@ def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | No
     reads_lengths = not getattr(model, "gathers", True)
     # attention that gathers would read as many keys for each of a graph's rows, so prompts would be slower in a graph
     most, prompts = (model.spec.max_context, PROMPT_TOKENS) if reads_lengths else (GRAPH_TOKENS, ())
-    if model.spec.needs_cpu_seq_lens:  # such attention is planned for graphs of decode rows
+    is_planned = model.spec.needs_cpu_seq_lens  # by exact lengths, for graphs of decode rows
+    if is_planned:
         prompts = ()
     widths = () if parts.node.role == "prefill" else some_widths(step_widths(parts.spec))
-    return GraphSpec(gpu, widths, most, prompts, why_not_captured(model.spec, gpu)) if widths or prompts else None
+    if not widths and not prompts:
+        return None
+    return GraphSpec(gpu, widths, most, prompts, why_not_captured(model.spec, gpu), by_length=not is_planned)
 
 
 def why_not_captured(spec: ModelSpec, gpu: Gpu) -> str:
@@ -74,7 +77,8 @@ def make_graphs(
         return None
     most_tokens = min(settings.history_len, spec.most_tokens)
     prompts = some_up_to(spec.prompts, settings.chunk_size)
-    buckets = Buckets.up_to(max_running, spec.widths, most_tokens, bool(model.spec.adapters), prompts)
+    lengths = lengths_up_to(most_tokens) if spec.by_length else (most_tokens,)
+    buckets = Buckets.up_to(max_running, spec.widths, lengths, bool(model.spec.adapters), prompts)
     trees = drafter is not None and drafter.drafts_trees
     runner = GraphRunner(model, kv, spec.gpu, buckets, trees=trees, device=settings.device, refused=spec.refused)
     streams.forward.launch(runner.capture, label="graphs").take()

@@ -191,8 +191,8 @@ COMMAND = "python -m tests.support.ahead --all --table docs/gpu-kernels.md"
 PAGE = f"""# Kernels in Triton, compiled ahead of time
 
 The table shows, for each kernel and chip, the most that any variant needs: registers per thread, bytes that spill, and
-bytes of shared memory. The variants come from a table of real models (shared/gpu_kernel/signatures.py). No kernel has
-run on a GPU, because none was available. This page is written by
+bytes of shared memory. The variants come from a table of real models (shared/gpu_kernel/real_models.py).
+[gpu-results.md](gpu-results.md) tells what ran on a GPU. This page is written by
 `{COMMAND}`.
 """
 COUNTED = """
@@ -201,7 +201,9 @@ COUNTED = """
 The table shows the launches of one layer with the sizes of Llama 3.1 8B, and the bytes that a step of all 32 layers
 reads and writes. Launches and bytes are counted on the "meta" device. "Least" counts each weight and each KV value
 once, and "times" is GB divided by least GB. A step has one upload, one graph replay and one download
-(tests/unit/test_cuda_graphs.py counts them). Sampling is not in the table.
+(tests/unit/test_cuda_graphs.py counts them). Programs of attention are those of a step's graph; one without keys ends
+at once. Sampling is not in the table: with top-k or top-p it reads the logits of an output three times, without twice,
+and a greedy one once (shared/gpu_kernel/sample.py).
 """
 HOST = """
 ## A decode step, seen from the host

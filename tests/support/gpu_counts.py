@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared.engine.buckets import Buckets, lengths_up_to, next_larger
 from shared.model.config import LlamaConfig, RopeConfig
 from shared.model.kernels import AS_DTYPE, Formats
 from shared.model.tensor_shapes import tensor_shapes
@@ -76,15 +77,33 @@ def count_layer(batch: int, context: int, formats: Formats = AS_DTYPE) -> StepCo
 
 def counted() -> str:
     """Return a row for each kind of step."""
-    lines = ["| weights | rows | context | launches a layer | GB | least GB | times |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| weights | rows | context | launches a layer | attention's programs | without keys | GB | least GB | times |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
     for weights in ("bfloat16", "fp8"):
         formats = Formats(weights=weights) if weights == "fp8" else AS_DTYPE
         for batch, context in COUNTED:
             count = count_step(llama(32), batch, context, formats)
             launches = count_layer(batch, context, formats).launches.total()
             sizes = f"{count.bytes / 1e9:.2f} | {count.ideal / 1e9:.2f} | {count.bytes / count.ideal:.3f}"
-            lines.append(f"| {weights} | {batch} | {context:,} | {launches} | {sizes} |")
+            busy, idle = attention_programs(batch, context)
+            lines.append(f"| {weights} | {batch} | {context:,} | {launches} | {busy + idle:,} | {idle:,} | {sizes} |")
     return "\n".join(lines)
+
+
+def attention_programs(batch: int, context: int) -> tuple[int, int]:
+    """Return how many programs of a layer's attention have keys in a step's graph, and how many have none."""
+    from shared.gpu_kernel.paged_attention import splits_of
+    from shared.gpu_kernel.paged_step import Rows
+
+    config, nothing = llama(1), torch.empty(0, device="meta")
+    buckets = Buckets.up_to(batch, (1,), lengths_up_to(config.max_context))
+    length = next_larger(buckets.lengths_of(next_larger(buckets.batches, batch)), context)
+    launched, busy = (
+        splits_of(Rows(nothing, nothing, None, 0, batch, 0, batch, 1, most), 0) for most in (length, context)
+    )
+    return batch * config.num_kv_heads * busy, batch * config.num_kv_heads * (launched - busy)
 
 
 def count_step(config: LlamaConfig, batch: int, context: int, formats: Formats = AS_DTYPE) -> StepCount:

@@ -75,9 +75,9 @@ class PromptGraph:
     context: int
 
     def inputs(self) -> ModelInputs:
-        shape = PromptShape(self.num_tokens)
+        shape = PromptShape(self.num_tokens, self.context)
         fixed = FixedInputs([shape], -(-self.context // PAGE_SIZE), ("input_ids", "positions"), META)
-        return fixed.of(shape, self.context)
+        return fixed.of(shape)
 
 
 @dataclass(frozen=True, slots=True)

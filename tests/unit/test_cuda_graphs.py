@@ -10,9 +10,11 @@ import torch
 
 from shared.config.load import load
 from shared.config.processes import NodeProcessConfig
+from shared.engine import buckets
 from shared.engine.buckets import PROMPT_TOKENS
 from shared.engine.graphs import FixedInputs, FixedOutputs, GraphRunner
 from shared.kernel.attention import TorchAttention
+from shared.model.interface import ModelInputs
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 from shared.node.core import NodeCore
@@ -98,6 +100,22 @@ def test_streams_are_the_cpu_s_in_any_order_that_the_waits_allow(name: str) -> N
     assert not gpu.races
 
 
+def test_rows_that_grow_over_a_graph_s_length_take_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph reads no key behind its length: rows would lose what lies there."""
+    monkeypatch.setattr(buckets, "MANY_ROWS", 1)
+    monkeypatch.setattr(buckets, "SHORT_LENGTHS", (12, 37))
+    kind, taken = KINDS["plain"], set()
+    fill = FixedInputs.fill
+
+    def look(self: FixedInputs, inputs: ModelInputs, read: ModelInputs) -> None:
+        taken.add(read.layout.max_seq_len)
+        fill(self, inputs, read)
+
+    monkeypatch.setattr(FixedInputs, "fill", look)
+    run_graphs(make_device("eager"), kind, asked_of(kind, 5))
+    assert taken == {12, 37, 131}, taken
+
+
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5])
 def test_padded_rows_change_nothing_of_the_others(num_rows: int) -> None:
     """3 rows in a graph of 4, 5 in one of 8: page 0, row 0 and what the pool holds of nobody may be anything."""
@@ -146,7 +164,8 @@ def test_where_no_capture_works_steps_run_eagerly(
     with caplog.at_level("WARNING"):
         core = make_core(kind, make_device("eager"), graphs=True)
     assert num_places() == before
-    assert "no CUDA graphs for steps of 24 prompt tokens, 8 prompt tokens, 8 rows of 1, 4 rows of 1" in caplog.text
+    largest = "24 prompt tokens, 8 prompt tokens, 8 rows of 1 up to 131 tokens, 4 rows of 1 up to"
+    assert f"no CUDA graphs for steps of {largest}" in caplog.text
     assert "tests/unit/test_cuda_graphs.py:" in caplog.text
     runner = runner_of(core)
     run_local(core, asked_of(kind, 2), rng=random.Random(1))

@@ -10,13 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from shared.engine.buckets import BATCHES, MOST_PROMPTS, Buckets, PromptShape, Shape, some_up_to, some_widths
+from shared.engine.buckets import (
+    BATCHES,
+    MANY_ROWS,
+    MOST_PROMPTS,
+    Buckets,
+    PromptShape,
+    Shape,
+    lengths_up_to,
+    some_up_to,
+    some_widths,
+)
 from shared.engine.graphs import Captured, FixedInputs
 from shared.kernel.step_layout import HostLengths, Layout, equal_bounds
 from shared.model.interface import ModelInputs
 from shared.observe.metric_names import EAGER_REASONS
 
-BUCKETS = Buckets.up_to(10, (1, 4), 100, prompts=(8, 16, 24))
+BUCKETS = Buckets.up_to(10, (1, 4), (100,), prompts=(8, 16, 24))
 CPU = torch.device("cpu")
 
 
@@ -43,29 +53,45 @@ def prompts_of(*lens: int, outputs: int = 1, longest: int = 60, **more: Any) -> 
 
 def test_batches_end_at_what_may_run() -> None:
     assert BUCKETS.batches == (1, 2, 4, 8, 16)
-    assert Buckets.up_to(1, (1,), 9).batches == (1,) and Buckets.up_to(8, (1,), 9).batches == (1, 2, 4, 8)
-    assert Buckets.up_to(256, (1,), 9).batches == Buckets.up_to(1000, (1,), 9).batches == BATCHES and len(BATCHES) == 14
+    assert Buckets.up_to(1, (1,), (9,)).batches == (1,) and Buckets.up_to(8, (1,), (9,)).batches == (1, 2, 4, 8)
+    assert (
+        Buckets.up_to(256, (1,), (9,)).batches == Buckets.up_to(1000, (1,), (9,)).batches == BATCHES
+        and len(BATCHES) == 14
+    )
 
 
 def test_the_largest_is_captured_first() -> None:
-    shapes = Buckets.up_to(10, (1, 4), 100, has_adapters=True).shapes()
-    assert shapes[0] == Shape(16, 4, True) and shapes[-1] == Shape(1, 1, False) and len(shapes) == 5 * 2 * 2
+    shapes = Buckets.up_to(10, (1, 4), (100,), has_adapters=True).shapes()
+    assert shapes[0] == Shape(16, 4, 100, True) and shapes[-1] == Shape(1, 1, 100, False) and len(shapes) == 5 * 2 * 2
     assert [shape.num_tokens for shape in shapes] == sorted((shape.num_tokens for shape in shapes), reverse=True)
     assert len(BUCKETS.shapes()) == 5 * 2 + 3, "without adapters no graph has any"
-    shapes = Buckets.up_to(4, (), 100, has_adapters=True, prompts=(8, 16)).shapes()
-    assert shapes == [PromptShape(num, adapted) for num in (16, 8) for adapted in (True, False)]
+    shapes = Buckets.up_to(4, (), (100,), has_adapters=True, prompts=(8, 16)).shapes()
+    assert shapes == [PromptShape(num, 100, adapted) for num in (16, 8) for adapted in (True, False)]
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (9, 16), (16, 16)])
 def test_a_step_takes_the_next_larger_graph(rows: int, batch: int) -> None:
-    assert BUCKETS.shape_of(inputs_of(rows)) == Shape(batch, 1)
-    assert BUCKETS.shape_of(inputs_of(rows, 4, adapters=True)) == Shape(batch, 4, True)
+    assert BUCKETS.shape_of(inputs_of(rows)) == Shape(batch, 1, 100)
+    assert BUCKETS.shape_of(inputs_of(rows, 4, adapters=True)) == Shape(batch, 4, 100, True)
+
+
+def test_many_rows_have_graphs_by_length() -> None:
+    """Of few rows only the longest: there, programs without keys cost nothing."""
+    buckets = Buckets.up_to(MANY_ROWS, (1,), lengths_up_to(5000), prompts=(8,))
+    assert buckets.lengths == (512, 2048, 5000) and lengths_up_to(512) == (512,)
+    windows = [shape for shape in buckets.shapes() if isinstance(shape, Shape)]
+    assert [shape.length for shape in windows[:4]] == [5000, 2048, 512, 5000] and len(windows) == 7 + 2
+    for longest, length in ((1, 512), (512, 512), (513, 2048), (2049, 5000)):
+        assert buckets.shape_of(inputs_of(MANY_ROWS, longest=longest)) == Shape(MANY_ROWS, 1, length)
+    assert buckets.shape_of(inputs_of(24, longest=9)) == Shape(24, 1, 5000)
+    assert buckets.shape_of(prompts_of(3, longest=9)) == PromptShape(8, 5000)
+    assert buckets.shape_of(inputs_of(MANY_ROWS, longest=5001)) == "length"
 
 
 @pytest.mark.parametrize(("lens", "bucket"), [((1,), 8), ((8,), 8), ((3, 6), 16), ((1,) * 8, 8), ((24,), 24)])
 def test_prompts_take_the_next_larger_graph(lens: tuple[int, ...], bucket: int) -> None:
-    assert BUCKETS.shape_of(prompts_of(*lens)) == PromptShape(bucket)
-    assert BUCKETS.shape_of(prompts_of(*lens, outputs=0, adapters=True)) == PromptShape(bucket, True)
+    assert BUCKETS.shape_of(prompts_of(*lens)) == PromptShape(bucket, 100)
+    assert BUCKETS.shape_of(prompts_of(*lens, outputs=0, adapters=True)) == PromptShape(bucket, 100, True)
 
 
 REFUSED: list[tuple[str, ModelInputs]] = [
@@ -87,8 +113,8 @@ def test_what_no_graph_holds(why: str, inputs: ModelInputs) -> None:
 
 
 def test_a_node_without_graphs_of_prompts_or_of_windows_says_so() -> None:
-    assert Buckets.up_to(10, (1,), 100).shape_of(prompts_of(3)) == "prompts"
-    assert Buckets.up_to(10, (), 100, prompts=(8,)).shape_of(inputs_of(2)) == "width"
+    assert Buckets.up_to(10, (1,), (100,)).shape_of(prompts_of(3)) == "prompts"
+    assert Buckets.up_to(10, (), (100,), prompts=(8,)).shape_of(inputs_of(2)) == "width"
 
 
 def test_buckets_of_prompts_end_at_the_chunk_size() -> None:
@@ -104,10 +130,10 @@ def test_up_to_three_widths_get_graphs() -> None:
 def test_places_hold_the_step_s_arrays_and_behind_them_padding() -> None:
     """Whatever a larger step left there: padding at another position would write to pages of others."""
     names = ("input_ids", "positions", "slots", "visible", "adapters")
-    fixed = FixedInputs([Shape(4, 2)], 5, names, CPU)
+    fixed = FixedInputs([Shape(4, 2, 100)], 5, names, CPU)
     every = dict.fromkeys(names[2:], True)
     for step in (inputs_of(4, 2, **every), inputs_of(4, 1), inputs_of(3, 2, **every), inputs_of(1, 2, **every)):
-        read = fixed.of(Shape(4, 2, "adapters" in step.per_token()), 100)
+        read = fixed.of(Shape(4, 2, 100, "adapters" in step.per_token()))
         fixed.fill(step, read)
         num, num_rows = len(step.positions), len(step.layout.page_table)
         for name, own in step.per_token().items():
@@ -119,10 +145,10 @@ def test_places_hold_the_step_s_arrays_and_behind_them_padding() -> None:
 
 def test_the_row_behind_a_step_s_prompts_owns_the_padding() -> None:
     """It is on page 0, whatever larger steps left; and no row of a request owns a token that is not its own."""
-    fixed = FixedInputs([Shape(12, 1), PromptShape(24)], 5, ("input_ids", "positions"), CPU)
-    reads = {num: fixed.of(PromptShape(num), 100) for num in (16, 24)}
+    fixed = FixedInputs([Shape(12, 1, 100), PromptShape(24, 100)], 5, ("input_ids", "positions"), CPU)
+    reads = {num: fixed.of(PromptShape(num, 100)) for num in (16, 24)}
     for lens in ((3, 1, 2, 9), (1,) * 8, (4,), (1, 2), (20, 4), (5, 3, 1)):
-        fixed.fill(inputs_of(12), fixed.of(Shape(12, 1), 100))
+        fixed.fill(inputs_of(12), fixed.of(Shape(12, 1, 100)))
         num, step = 24 if sum(lens) > 16 else 16, prompts_of(*lens, outputs=len(lens))
         read, bounds = reads[num], [0, *itertools.accumulate(lens)]
         fixed.fill(step, read)
@@ -138,19 +164,19 @@ def test_the_row_behind_a_step_s_prompts_owns_the_padding() -> None:
 
 def test_a_graph_reads_trees_and_adapters_only_where_they_are() -> None:
     fixed = FixedInputs(
-        [Shape(4, 2), PromptShape(7)], 5, ("input_ids", "positions", "slots", "visible", "adapters"), CPU
+        [Shape(4, 2, 100), PromptShape(7, 100)], 5, ("input_ids", "positions", "slots", "visible", "adapters"), CPU
     )
-    assert fixed.of(Shape(4, 1), 100).per_token().keys() == {"input_ids", "positions"}
-    assert fixed.of(Shape(2, 2), 100).per_token().keys() == {"input_ids", "positions", "slots", "visible"}
-    for shape in (Shape(2, 1, True), PromptShape(7, True)):
-        assert fixed.of(shape, 100).per_token().keys() == {"input_ids", "positions", "adapters"}
-    assert fixed.of(PromptShape(7), 100).per_token().keys() == {"input_ids", "positions"}
+    assert fixed.of(Shape(4, 1, 100)).per_token().keys() == {"input_ids", "positions"}
+    assert fixed.of(Shape(2, 2, 100)).per_token().keys() == {"input_ids", "positions", "slots", "visible"}
+    for shape in (Shape(2, 1, 100, True), PromptShape(7, 100, True)):
+        assert fixed.of(shape).per_token().keys() == {"input_ids", "positions", "adapters"}
+    assert fixed.of(PromptShape(7, 100)).per_token().keys() == {"input_ids", "positions"}
 
 
 def test_a_graph_runs_steps_with_just_its_arrays() -> None:
     """An array that a graph does not know would be lost without a word."""
-    fixed = FixedInputs([Shape(4, 2)], 5, ("input_ids", "positions", "slots", "visible", "adapters"), CPU)
-    trees = Captured(None, fixed.of(Shape(4, 2), 100))  # type: ignore[arg-type]
+    fixed = FixedInputs([Shape(4, 2, 100)], 5, ("input_ids", "positions", "slots", "visible", "adapters"), CPU)
+    trees = Captured(None, fixed.of(Shape(4, 2, 100)))  # type: ignore[arg-type]
     fitting = inputs_of(3, 2, slots=True, visible=True)
     assert trees.fits(fitting)
     assert not trees.fits(inputs_of(3, 2)) and not trees.fits(replace(fitting, adapters=fitting.slots))

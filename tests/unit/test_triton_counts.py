@@ -8,7 +8,7 @@ from tests.support import ahead
 
 pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
 from shared.model.kernels import Formats  # noqa: E402
-from tests.support.gpu_counts import COUNTED, count_layer, count_step, counted, llama  # noqa: E402
+from tests.support.gpu_counts import COUNTED, attention_programs, count_layer, count_step, counted, llama  # noqa: E402
 
 MOST_LAUNCHES, MOST_MOVED = 9, 1.15
 SHORT, LONG = 128, 2048  # the latter's keys are split
@@ -23,6 +23,13 @@ def test_a_layer_has_nine_launches() -> None:
 def test_keys_that_are_split_cost_one_launch_more() -> None:
     launches = count_layer(64, LONG).launches
     assert launches["merge_kernel"] == 1 and launches.total() <= MOST_LAUNCHES + 1
+
+
+def test_few_programs_of_a_graph_have_no_keys() -> None:
+    """At most 0.2 of those that have some, for 256 rows of 512 tokens; for other lengths less than twice as many."""
+    busy_and_idle = {context: attention_programs(256, context) for context in (512, 256, 700, 2048, 4096, 8192)}
+    shares = [idle / busy for busy, idle in busy_and_idle.values()]
+    assert shares[0] <= 0.2 and max(shares) < 2, busy_and_idle
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,8 @@ STEPS = (
 @pytest.mark.parametrize("shape", [SHAPE, SLIDING], ids=["full", "sliding"])
 def test_prompts_have_their_bits_in_a_graph_s_places(shape: AttentionShape) -> None:
     """Behind them is the row of the padding, on page 0, and rows without tokens; and larger steps were there before."""
-    fixed, ours = FixedInputs([PromptShape(64)], 8, ("input_ids", "positions"), CPU), attention.TritonAttention
-    read = fixed.of(PromptShape(64), 128)
+    fixed, ours = FixedInputs([PromptShape(64, 128)], 8, ("input_ids", "positions"), CPU), attention.TritonAttention
+    read = fixed.of(PromptShape(64, 128))
     for seed, rows in enumerate(STEPS):
         step = make_step(shape, rows, seed=seed)
         host = HostLengths(np.asarray(step.inputs.layout.cu_q_lens), None, 0)

@@ -14,6 +14,7 @@ import torch
 from shared.kernel.attention import AttentionInputs, AttentionShape
 from shared.kernel.linear import Linear, PlainLinear
 from shared.kernel.quantized import DTYPES
+from shared.kernel.scaled_product import ScaledLinear
 from shared.kernel.step_layout import HostLengths, Layout
 from shared.sample.interface import SamplingBatch
 from tests.gpu.checks.kernels import EPS, KNOBS, device_of, kernels
@@ -119,6 +120,8 @@ def product_speed(place: Place) -> dict[str, object]:
             "fixed tiles": lambda weight=weight: triton.FixedLinear(weight.clone()),
             "weights in bytes": lambda weight=weight: triton.ByteLinear(weight, None, DTYPES["fp8"]),
         }
+        if not place.tiny:
+            ways["rows and weights in bytes"] = lambda weight=weight: ScaledLinear(weight)
         for way, make in ways.items():
             count = 1 if place.tiny else -(-ROTATED_BYTES // (weight.nbytes // (2 if "bytes" in way else 1)))
             linears = [make() for _ in range(count)]

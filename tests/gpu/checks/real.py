@@ -10,11 +10,13 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from shared.engine.buckets import PromptShape
 from shared.engine.future_map import FutureMap
@@ -23,10 +25,13 @@ from shared.engine.prepare import Prepared, prepare_by_torch
 from shared.gpu_kernel.real_models import REAL_MODELS, RealModel
 from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttention, hidden_keys, outside_window
 from shared.kernel.blocks import BlockKernels, TorchBlocks
-from shared.kernel.linear import PlainLinear, QuantizedLinear
-from shared.kernel.quantized import DTYPES, quantize
+from shared.kernel.experts import Experts, GroupedExperts
+from shared.kernel.linear import Linear, PlainLinear, QuantizedLinear
+from shared.kernel.quantized import DTYPES, dequantize, quantize
+from shared.kernel.scaled_product import MULTIPLE, ScaledLinear
 from shared.kernel.step_layout import HostLengths, Layout
 from shared.model.interface import ModelInputs
+from shared.model.kernels import has_grouped_product
 from shared.sample.interface import SamplingBatch
 from shared.sample.sampler_torch import rank_candidates_torch, sample_torch
 from shared.transfer.digest import sums_by_torch
@@ -255,8 +260,10 @@ def by_token(triton: ModuleType) -> Any:
 def from_places(place: Place, ours: Any, step: Step) -> torch.Tensor:
     """The chunks' results from a graph that was captured when its places held padding alone. Interpreted: no graph."""
     num, given = len(step.qkv), step.inputs()
-    fixed = FixedInputs([shape := PromptShape(num + 13)], -(-step.longest // PAGE_SIZE), NAMES, step.kv.device)
-    read, qkv = fixed.of(shape, step.longest), torch.zeros(shape.num_tokens, step.qkv.shape[1]).to(step.qkv)
+    fixed = FixedInputs(
+        [shape := PromptShape(num + 13, step.longest)], -(-step.longest // PAGE_SIZE), NAMES, step.kv.device
+    )
+    read, qkv = fixed.of(shape), torch.zeros(shape.num_tokens, step.qkv.shape[1]).to(step.qkv)
 
     def work() -> torch.Tensor:
         return replace(step, qkv=qkv).attend(ours, read.for_attention())
@@ -422,7 +429,55 @@ def products(place: Place) -> dict[str, object]:
             head, exact = triton.FixedLinear(weight, out_dtype=torch.float32), PlainLinear(weight.double())
             x = torch.empty(17, model.hidden_size, device=device).normal_().to(dtype) / model.hidden_size**0.5
             near(place, head(x), lambda of=exact, x=x: of(x.double()), TOLERANCE[dtype], f"head, {model.name}")
+    far["fp8 rows"] = max(scaled_differ(place, model) for model in models(place))
+    far["grouped experts"] = grouped_differ(place)
     return {f"largest difference, {name}": value for name, value in far.items()}
+
+
+def scaled_differ(place: Place, model: RealModel) -> float:
+    """torch's products of fp8 rows, beside float64 of what their bytes stand for."""
+    device, dtype, far = device_of(place), torch.float32 if place.tiny else torch.bfloat16, 0.0
+    sizes = [size // MULTIPLE * MULTIPLE for size in (TINY_OUTPUTS if place.tiny else OUTPUTS, model.hidden_size)]
+    weight = torch.empty(*sizes, device=device).normal_().to(dtype)
+    for bias in (None, torch.linspace(-1, 1, sizes[0], device=device).to(dtype)):
+        ours = ScaledLinear(weight, bias)
+        for rows in TINY_ROWS if place.tiny else ROWS:
+            x = (torch.empty(rows, sizes[1], device=device).normal_() / sizes[1] ** 0.5).to(dtype)
+            told = f"{rows} rows of {model.name}, fp8 rows"
+            far = max(far, near(place, ours(x), partial(rounded_product, x, weight, bias), TOLERANCE[dtype], told))
+    return far
+
+
+EXPERTS, TINY_EXPERTS = (64, 4, 1024, 256), (6, 2, 16, 32)  # how many, of which each token takes, hidden, inner
+
+
+def grouped_differ(place: Place) -> float:
+    """Experts by torch's grouped product, beside the same in float64, one by one."""
+    device, dtype = device_of(place), torch.float32 if place.tiny else torch.bfloat16
+    if not place.tiny and not has_grouped_product(dtype, device):
+        return 0.0
+    num, top_k, hidden, inner = TINY_EXPERTS if place.tiny else EXPERTS
+    sizes, far = ((num, hidden), (num, 2 * inner, hidden), (num, hidden, inner)), 0.0
+    router, ups, downs = (torch.empty(*size, device=device).normal_().to(dtype) / size[-1] ** 0.5 for size in sizes)
+    ours = GroupedExperts(lambda x: (x @ router.T).float(), ups, downs, top_k, normalise=True)
+    plain = [[PlainLinear(one.double()) for one in weights] for weights in (ups, downs)]
+    exact = Experts(lambda x: (x.to(dtype) @ router.T).float(), *plain, top_k, normalise=True)
+
+    def gated(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        gate, up = linear(x).chunk(2, -1)
+        return functional.silu(gate) * up
+
+    for rows in TINY_ROWS if place.tiny else ROWS:
+        x = torch.empty(rows, hidden, device=device).normal_().to(dtype)
+        there = ours(x, gated, lambda columns: columns)
+        wanted = partial(exact, x.double(), gated, lambda columns: columns)
+        far = max(far, near(place, there, wanted, TOLERANCE[dtype], f"{rows} rows of grouped experts"))
+    return far
+
+
+def rounded_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    rows, columns = (dequantize(*quantize(one, DTYPES["fp8"])).double() for one in (x, weight))
+    return functional.linear(rows, columns, None if bias is None else bias.double())
 
 
 def products_differ(
