@@ -36,7 +36,7 @@ from shared.core.sampling_params import NEUTRAL, SamplingParams, SamplingValues
 
 CHARS_PER_TOKEN = 64  # the least result of chars_per_token
 # Words of OpenAI's own: LiteLLM and others know this error by its text, not by its code.
-TOO_MANY = "the requested token count exceeds the model's maximum context length"
+TOO_MANY = "this model's maximum context length is exceeded"
 MOST_SHOWN = 1 << 63
 MOST_NAMES = 20  # in an error
 GONE = "gone"  # stands for a digest if the adapter's last node has just left

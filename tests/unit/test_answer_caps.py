@@ -56,7 +56,7 @@ def test_clients_know_a_prompt_that_is_too_long_by_its_text() -> None:
     for limits in (LimitsConfig(), LimitsConfig(max_prompt_tokens=5)):
         for prompt in ("long " * CONTEXT, "long " * CONTEXT * 400):
             body = BodyParser(CHAT).parse(json.dumps({"messages": [{"role": "user", "content": prompt}]}).encode()).body
-            with pytest.raises(InvalidRequest, match="requested token count exceeds the model's maximum context len"):
+            with pytest.raises(InvalidRequest, match="this model's maximum context length is"):
                 Chat().plan(body, replace(Resolver("m", TEXT, limits), max_chars=CONTEXT * 1000), CONTEXTS)
 
 
