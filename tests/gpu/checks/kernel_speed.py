@@ -14,7 +14,7 @@ import torch
 from shared.kernel.attention import AttentionInputs, AttentionShape
 from shared.kernel.linear import Linear, PlainLinear
 from shared.kernel.quantized import DTYPES
-from shared.kernel.scaled_product import ScaledLinear
+from shared.kernel.scaled_product import ScaledLinear, why_not_scaled
 from shared.kernel.step_layout import HostLengths, Layout
 from shared.sample.interface import SamplingBatch
 from tests.gpu.checks.kernels import EPS, KNOBS, device_of, kernels
@@ -120,7 +120,7 @@ def product_speed(place: Place) -> dict[str, object]:
             "fixed tiles": lambda weight=weight: triton.FixedLinear(weight.clone()),
             "weights in bytes": lambda weight=weight: triton.ByteLinear(weight, None, DTYPES["fp8"]),
         }
-        if not place.tiny:
+        if not place.tiny and not why_not_scaled(device, dtype):
             ways["rows and weights in bytes"] = lambda weight=weight: ScaledLinear(weight)
         for way, make in ways.items():
             count = 1 if place.tiny else -(-ROTATED_BYTES // (weight.nbytes // (2 if "bytes" in way else 1)))
