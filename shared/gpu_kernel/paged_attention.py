@@ -104,8 +104,8 @@ def merge_kernel(
     step = tl.cast(num_tokens, tl.int64) * num_heads
     at = (token - first_token).to(tl.int64) * num_heads + head
     splits = tl.arange(0, SPLITS)
-    mask = (splits < num_splits)[:, None] & is_head[None, :]
-    of_splits = tl.load(sums + splits[:, None] * step + at[None, :], mask, other=float("-inf"))
+    is_there = (splits < num_splits)[:, None] & is_head[None, :]
+    of_splits = tl.load(sums + splits[:, None] * step + at[None, :], is_there, other=float("-inf"))
     largest = tl.max(of_splits, 0)
     num_read = tl.max(tl.where(tl.max(of_splits, 1) > float("-inf"), splits + 1, 0), 0)
     known = tl.where(largest == float("-inf"), 0.0, largest)
