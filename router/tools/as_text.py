@@ -18,7 +18,7 @@ from router.tools.formats import BY_NAME, tool_format
 from shared.core.errors import ConfigError
 
 FORMAT = BY_NAME["hermes"]  # the form of calls that most models have seen
-READS_TOOLS = re.compile(r"\btools\b")
+READS_TOOLS = re.compile(r"\{[{%](?:(?![}%]\}).)*\btools\b", re.DOTALL)  # in code, not in a sentence of the prompt
 HOW = """\
 You can call these functions. Each line is one, with the JSON schema of its arguments:
 {functions}
@@ -36,16 +36,15 @@ def with_tools(text: TextModel, asked: str) -> TextModel:
     unknown name, and for another format than that of tools as text if the template reads no tools."""
     sources = text.template.sources
     shown = tool_format(sources, asked or None)
-    if shown is None or (asked and not any(READS_TOOLS.search(source) for source in sources.values())):
-        if not sources:
-            return text
-        if shown not in (None, FORMAT):
-            raise ConfigError(
-                f"--tool-format {asked}: the model's chat template has no place for tools, so they are written into "
-                f"the chat as text, and its calls are {FORMAT.name}: leave --tool-format out"
-            )
-        return replace(text, template=ToolsAsText(text.template))
-    return text
+    has_place = any(READS_TOOLS.search(source) for source in sources.values()) if asked else shown is not None
+    if has_place or not sources:
+        return text
+    if asked and shown is not FORMAT:
+        raise ConfigError(
+            f"--tool-format {asked}: the model's chat template has no place for tools, so they are written into the "
+            f"chat as text, and its calls are {FORMAT.name}: leave --tool-format out"
+        )
+    return replace(text, template=ToolsAsText(text.template))
 
 
 @dataclass(frozen=True, slots=True)

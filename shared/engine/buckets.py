@@ -2,7 +2,7 @@
 
     decode rows     1 | 2 | 3 4 | 5 6 7 8 | ...     use the next larger bucket's graph; its other rows are padding
     tokens a row    exactly the step's width: a longer window would write past the rows' pages
-    positions       up to 512 | up to 2048 | all      of the longest row; fewer than MANY_ROWS rows have one graph
+    positions       up to 512 | up to 2048 | all      of the longest row, for MANY_ROWS rows or more of one token each
     prompt tokens   1 .. 64 | 65 .. 128 | ...       of up to MOST_PROMPTS rows; the row behind them has the padding
 
 Padding tokens have position 0, in page 0. No request reads their KV.
@@ -78,7 +78,8 @@ AnyShape = Shape | PromptShape
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The shapes that get graphs. `lengths`: as in Shape, ascending; graphs of few rows and of prompts have the last.
+    """The shapes that get graphs. `lengths`: as in Shape, ascending. Graphs of few rows, of windows and of prompts have
+    the last.
 
     `adapted`: for each shape, whether it gets a graph for steps with adapters, and one for steps without. `prompts`:
     numbers of tokens, ascending; (): prompts have no graphs."""
@@ -104,9 +105,9 @@ class Buckets:
     def shapes(self) -> list[AnyShape]:
         """Return all shapes, largest first, so that later graphs fit into the first one's memory."""
         windows = [
-            Shape(batch, *sizes)
-            for batch in self.batches
-            for sizes in itertools.product(self.widths, self.lengths_of(batch), self.adapted)
+            Shape(batch, width, *sizes)
+            for batch, width in itertools.product(self.batches, self.widths)
+            for sizes in itertools.product(self.lengths_of(batch, width), self.adapted)
         ]
         chunks = [PromptShape(*sizes) for sizes in itertools.product(self.prompts, self.lengths[-1:], self.adapted)]
         by_size = attrgetter("num_tokens", "batch", "length", "adapted")
@@ -130,7 +131,7 @@ class Buckets:
         if width not in self.widths:
             return "width"
         batch = next_larger(self.batches, num_rows)
-        length = next_larger(self.lengths_of(batch), inputs.layout.max_seq_len)
+        length = next_larger(self.lengths_of(batch, width), inputs.layout.max_seq_len)
         return Shape(batch, width, length, inputs.adapters is not None)
 
     def _of_prompts(self, inputs: ModelInputs, num_rows: int) -> PromptShape | str:
@@ -144,8 +145,8 @@ class Buckets:
         why = next((why for why, is_so in refused.items() if is_so), None)
         return why or PromptShape(next_larger(self.prompts, num_tokens), self.lengths[-1], inputs.adapters is not None)
 
-    def lengths_of(self, batch: int) -> tuple[int, ...]:
-        return self.lengths if batch >= MANY_ROWS else self.lengths[-1:]
+    def lengths_of(self, batch: int, width: int) -> tuple[int, ...]:
+        return self.lengths if batch >= MANY_ROWS and width == 1 else self.lengths[-1:]
 
 
 def next_larger(sizes: Sequence[int], num: int) -> int:

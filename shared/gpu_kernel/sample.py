@@ -129,13 +129,18 @@ def spread_kernel(
 
 @triton.jit
 def _last_bin(counts, masses, output, k, p, vocab_size, SPLITS: tl.constexpr):
-    """Return the last bin whose ids are listed: all that top-k keeps; without top-k, all that top-p may keep."""
+    """Return the last bin whose ids are listed: all that top-k keeps; without top-k, all that top-p may keep.
+
+    Of the weight, top-p leaves out less than the share 1 - p. That is looked for from the lightest bins on, because a
+    sum's rounding is small beside these bins only if they are added first."""
     bins = tl.arange(0, BINS)
     places = (output * SPLITS + tl.arange(0, SPLITS)[:, None]) * BINS + bins[None, :]
     count = tl.cumsum(tl.sum(tl.load(counts + places), 0), 0)
-    mass = tl.cumsum(tl.sum(tl.load(masses + places), 0), 0)
-    is_enough = tl.where(k < vocab_size, count >= k, mass >= tl.max(mass, 0) * p * (1.0 + ROUNDING))
-    return tl.min(tl.where(is_enough, bins, BINS - 1), 0)
+    tail = tl.cumsum(tl.sum(tl.load(masses + places), 0), 0, reverse=True)
+    left_out = tail <= tl.max(tail, 0) * (1.0 - p) * (1.0 - ROUNDING)
+    of_k = tl.min(tl.where(count >= k, bins, BINS - 1), 0)
+    of_p = tl.maximum(tl.min(tl.where(left_out, bins, BINS), 0) - 1, 0)
+    return tl.where(k < vocab_size, of_k, of_p)
 
 
 @triton.jit
@@ -226,8 +231,9 @@ def _choose_listed(logits, listed, num, total, first, second, best, factor, floo
     lowest = tl.full((), 0, tl.int64)
     if k < vocab_size:
         lowest = _last_kept(logits, listed, num, k, best, factor, id_bits, False)
-        total = _sum_from(logits, listed, num, lowest, best, factor, id_bits, True)
     if p < 1.0:
+        if k < vocab_size:
+            total = _sum_from(logits, listed, num, lowest, best, factor, id_bits, True)
         goal = tl.maximum((p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
         lowest = _last_kept(logits, listed, num, goal, best, factor, id_bits, True)
     chosen = tl.full((BLOCK,), NO_RANK, tl.int64)
@@ -311,7 +317,7 @@ def draw_ids(
     launch(gather_kernel, grid, logits, heads, counts, masses, listed, num_listed, *cut, *sizes, SPLITS=splits)
     launch(
         choose_filtered_kernel, (num,), logits, heads, totals, listed, num_listed, drawn, ids, positions, *how, *sizes,
-        vocab_size.bit_length(), SPLITS=splits, num_warps=8,
+        max(1, (vocab_size - 1).bit_length()), SPLITS=splits, num_warps=8,
     )  # fmt: skip
     return ids
 

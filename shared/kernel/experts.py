@@ -71,12 +71,12 @@ class GroupedExperts:
         order = experts.argsort(stable=True)
         ends = (experts[:, None] <= self._numbers).sum(0, dtype=torch.int32)  # of each expert's tokens
         inner = all_columns(gated(GroupedLinear(self._gate_ups, ends), x[order // self._top_k]))
-        sorted_results = all_columns(GroupedLinear(self._downs, ends)(inner)).float()
-        results = torch.empty_like(sorted_results).index_copy_(0, order, sorted_results)
-        shares = results.unflatten(0, chosen.shape) * weights.gather(-1, places)[..., None]
-        total: torch.Tensor = shares[:, 0]
+        by_expert = all_columns(GroupedLinear(self._downs, ends)(inner))
+        results = torch.empty_like(by_expert).index_copy_(0, order, by_expert).unflatten(0, chosen.shape)
+        shares = weights.gather(-1, places)[..., None]
+        total: torch.Tensor = results[:, 0].float() * shares[:, 0]  # one at a time: float32 of all would take memory
         for n in range(1, self._top_k):
-            total = total + shares[:, n]
+            total = total + results[:, n].float() * shares[:, n]
         return total.to(x.dtype)
 
 
@@ -95,3 +95,16 @@ def choose(logits: torch.Tensor, top_k: int, normalise: bool) -> tuple[torch.Ten
     """Return the weights and numbers of each token's experts, (M, top_k), of the router's logits (M, experts)."""
     weights, chosen = logits.softmax(dim=-1).topk(top_k, dim=-1)
     return weights / weights.sum(dim=-1, keepdim=True) if normalise else weights, chosen
+
+
+def works_grouped(hidden: int, inner: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether the device's grouped product is right, after one trial; it takes rows of multiples of 16 bytes."""
+    if hidden * dtype.itemsize % 16 or inner * dtype.itemsize % 16:
+        return False
+    rows, weights = (torch.arange(num, device=device, dtype=torch.float32) % 5 - 2 for num in (4 * 16, 3 * 16 * 16))
+    x, each = rows.view(4, 16).to(dtype), weights.view(3, 16, 16).to(dtype)
+    try:
+        found = GroupedLinear(each, torch.tensor([1, 1, 4], dtype=torch.int32, device=device))(x)
+    except RuntimeError:
+        return False
+    return torch.equal(found, torch.cat((x[:1] @ each[0].T, x[1:] @ each[2].T)))

@@ -13,7 +13,7 @@ from shared.kernel import scaled_product
 from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention, WritesPages
 from shared.kernel.block_weights import BlockWeights
 from shared.kernel.blocks import BlockKernels, TorchBlocks
-from shared.kernel.experts import GROUPED_IN, GROUPED_ON
+from shared.kernel.experts import GROUPED_IN, GROUPED_ON, works_grouped
 from shared.kernel.flash_infer import FlashInferAttention, LibraryAttention, full_name, why_unsuitable
 from shared.kernel.libraries import has_numba, has_triton
 from shared.kernel.linear import (
@@ -167,8 +167,14 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
         make_head=make_head,
         make_attention=lambda rope, local: TorchAttention(attention_shape(config), rope, local),
         blocks=TorchBlocks(config.rms_eps, dtype, is_gelu(config)),
-        groups_experts=has_grouped_product(dtype, device) and formats.weights == "auto",
+        groups_experts=groups_experts(config, dtype, device, formats),
     )
+
+
+def groups_experts(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> bool:
+    if config.experts is None or formats.weights != "auto" or not has_grouped_product(dtype, device):
+        return False
+    return works_grouped(config.hidden_size, config.experts.intermediate_size, dtype, device)
 
 
 def has_grouped_product(dtype: torch.dtype, device: torch.device) -> bool:

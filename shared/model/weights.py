@@ -271,12 +271,14 @@ def _load_experts(
 ) -> Experts | GroupedExperts:
     choice = config.experts
     assert choice is not None
-    gate_ups = [product(f"experts.{e}.gate_up") for e in range(choice.count)]
-    downs = [product(f"experts.{e}.down") for e in range(choice.count)]
-    router = make_head(get("router"))
-    if is_grouped:
-        return GroupedExperts(router, stacked(gate_ups), stacked(downs), choice.top_k, choice.normalise)
-    return Experts(router, gate_ups, downs, choice.top_k, choice.normalise)
+    router, sizes = make_head(get("router")), (choice.top_k, choice.normalise)
+
+    def each(name: str) -> list[Linear]:
+        return [product(f"experts.{e}.{name}") for e in range(choice.count)]
+
+    if is_grouped:  # one after the other: stacking holds its weights twice
+        return GroupedExperts(router, stacked(each("gate_up")), stacked(each("down")), *sizes)
+    return Experts(router, each("gate_up"), each("down"), *sizes)
 
 
 def stacked(linears: Sequence[Linear]) -> torch.Tensor:

@@ -99,7 +99,7 @@ def attention_programs(batch: int, context: int) -> tuple[int, int]:
 
     config, nothing = llama(1), torch.empty(0, device="meta")
     buckets = Buckets.up_to(batch, (1,), lengths_up_to(config.max_context))
-    length = next_larger(buckets.lengths_of(next_larger(buckets.batches, batch)), context)
+    length = next_larger(buckets.lengths_of(next_larger(buckets.batches, batch), 1), context)
     launched, busy = (
         splits_of(Rows(nothing, nothing, None, 0, batch, 0, batch, 1, most), 0) for most in (length, context)
     )

@@ -51,7 +51,7 @@ def test_a_template_with_a_format_or_a_place_for_tools_stays() -> None:
 
 def test_naming_the_format_leaves_the_tools_in_the_chat() -> None:
     """The template has no place for them, whatever the format of calls is called."""
-    for source in (PLAIN, NAMES_SYSTEM):
+    for source in (PLAIN, NAMES_SYSTEM, "You may use tools. {{ date }}" + PLAIN + " tools"):
         assert isinstance(with_tools(model(source), "hermes").template, ToolsAsText)
         with pytest.raises(ConfigError, match="--tool-format mistral: .* no place for tools, .* are hermes"):
             with_tools(model(source), "mistral")
