@@ -152,8 +152,8 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         TREES=rows.visible is not None, SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=8 if block_m == 64 else 4, num_stages=num_stages(head_dim),
-        # to fit one more block, ptxas would limit registers to 128 or 168, and without splits it would spill
-        max_registers=255 if num_splits == 1 else None,
+        # to fit one more block, ptxas would limit registers to 128 or 168, and these would spill
+        max_registers=255 if num_splits == 1 or (layer.by_token and rows.visible is not None) else None,
     )  # fmt: skip
     if num_splits > 1:
         merge_splits(sums, parts, out, rows)
