@@ -166,7 +166,8 @@ def merge_splits(sums: torch.Tensor, parts: torch.Tensor, out: torch.Tensor, row
     launch(
         merge_kernel, (rows.num_rows, rows.max_q_len * blocks),
         sums, parts, out, rows.cu_q_lens, rows.first, rows.first_token, rows.num_tokens, num_splits, num_heads, blocks,
-        HEAD_DIM=head_dim, SPLITS=MOST_SPLITS, BLOCK_H=MERGED_HEADS, BLOCK_D=padded_dim(head_dim),
+        HEAD_DIM=head_dim, SPLITS=int(triton.next_power_of_2(MOST_SPLITS)), BLOCK_H=MERGED_HEADS,
+        BLOCK_D=padded_dim(head_dim),
         num_warps=8 if padded_dim(head_dim) > 128 else 4,  # with 4, wide heads spill on sm_100
     )  # fmt: skip
 
