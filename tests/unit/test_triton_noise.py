@@ -99,7 +99,7 @@ def test_machine_code_of_the_sampler_rounds_as_a_cpu_does(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     ptx = done.stdout
     assert {"sm_80", "sm_90a"} <= set(re.findall(r"\.target (\w+)", ptx))
-    assert ptx.count(".visible .entry") == 2 * 10
+    assert ptx.count(".visible .entry") == 2 * 11
     assert set(re.findall(r"\bdiv\.\S*f32\S*", ptx)) == {"div.rn.f32"}
     assert not re.findall(r"\b(?:fma|mad)\.\S*f(?:16|32|64)", ptx)
     assert not re.findall(r"\.approx\b|\bex2\b|\blg2\b", ptx)
