@@ -300,10 +300,10 @@ def draw_ids(
     splits, device = heads.shape[1], logits.device
     grid, sizes = (num, splits), (logits.stride(0), vocab_size)
     ids = torch.empty(num, dtype=torch.int64, device=device)
+    how = (draws.rows, draws.mode, draws.scale, draws.log_min_p, draws.seeds, draws.top_k, draws.top_p)
     drawn = heads
     if is_warm:
         drawn = torch.empty_like(heads)
-        how = (draws.rows, draws.mode, draws.scale, draws.log_min_p, draws.seeds, draws.top_k, draws.top_p)
         launch(draw_kernel, grid, logits, heads, drawn, positions, *how, *sizes, SPLITS=splits)
     if not filters:
         launch(choose_kernel, (num,), drawn, ids, SPLITS=splits)

@@ -15,6 +15,11 @@ Gated = Callable[[Linear, torch.Tensor], torch.Tensor]  # BlockKernels.gated
 GROUPED_IN, GROUPED_ON = frozenset({"bfloat16"}), (9, 10)
 
 
+def has_grouped_product(dtype: str, major: int) -> bool:
+    """`major`: of the GPU's compute capability."""
+    return dtype in GROUPED_IN and major in GROUPED_ON
+
+
 class Experts:
     """Sends each token through the `top_k` experts to which the router gives the largest weights.
 

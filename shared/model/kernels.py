@@ -13,7 +13,7 @@ from shared.kernel import scaled_product
 from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention, WritesPages
 from shared.kernel.block_weights import BlockWeights
 from shared.kernel.blocks import BlockKernels, TorchBlocks
-from shared.kernel.experts import GROUPED_IN, GROUPED_ON, works_grouped
+from shared.kernel.experts import has_grouped_product, works_grouped
 from shared.kernel.flash_infer import FlashInferAttention, LibraryAttention, full_name, why_unsuitable
 from shared.kernel.libraries import has_numba, has_triton
 from shared.kernel.linear import (
@@ -172,16 +172,16 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
 
 
 def groups_experts(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> bool:
-    if config.experts is None or formats.weights != "auto" or not has_grouped_product(dtype, device):
+    if config.experts is None or formats.weights != "auto" or not groups_on(dtype, device):
         return False
     return works_grouped(config.hidden_size, config.experts.intermediate_size, dtype, device)
 
 
-def has_grouped_product(dtype: torch.dtype, device: torch.device) -> bool:
+def groups_on(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether a GPU multiplies by experts without a wait of the host. Tests replace it."""
-    if device.type != "cuda" or str(dtype).removeprefix("torch.") not in GROUPED_IN:
+    if device.type != "cuda":
         return False
-    return torch.cuda.get_device_capability(device)[0] in GROUPED_ON
+    return has_grouped_product(str(dtype).removeprefix("torch."), torch.cuda.get_device_capability(device)[0])
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:

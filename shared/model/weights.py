@@ -271,14 +271,14 @@ def _load_experts(
 ) -> Experts | GroupedExperts:
     choice = config.experts
     assert choice is not None
-    router, sizes = make_head(get("router")), (choice.top_k, choice.normalise)
+    router, how = make_head(get("router")), (choice.top_k, choice.normalise)
 
     def each(name: str) -> list[Linear]:
         return [product(f"experts.{e}.{name}") for e in range(choice.count)]
 
     if is_grouped:  # one after the other: stacking holds its weights twice
-        return GroupedExperts(router, stacked(each("gate_up")), stacked(each("down")), *sizes)
-    return Experts(router, each("gate_up"), each("down"), *sizes)
+        return GroupedExperts(router, stacked(each("gate_up")), stacked(each("down")), *how)
+    return Experts(router, each("gate_up"), each("down"), *how)
 
 
 def stacked(linears: Sequence[Linear]) -> torch.Tensor:

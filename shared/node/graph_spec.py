@@ -10,7 +10,7 @@ from shared.device.streams import StreamSet
 from shared.engine.buckets import PROMPT_TOKENS, Buckets, lengths_up_to, some_up_to, some_widths
 from shared.engine.drafter import Drafter
 from shared.engine.graphs import GraphRunner
-from shared.kernel.experts import GROUPED_IN, GROUPED_ON
+from shared.kernel.experts import has_grouped_product
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelSpec
 from shared.sched.draft_length import step_widths
@@ -56,7 +56,7 @@ def why_not_captured(spec: ModelSpec, gpu: Gpu) -> str:
     if not spec.has_grouped_experts:
         return ""
     major, minor = gpu.describe(gpu.current_device()).capability
-    if spec.dtype in GROUPED_IN and major in GROUPED_ON:
+    if has_grouped_product(spec.dtype, major):
         return ""
     return (
         f"torch multiplies {spec.dtype} experts on a GPU of compute capability {major}.{minor} one by one, and waits "

@@ -99,7 +99,7 @@ def test_streams_of_grouped_experts_wait_for_nothing(monkeypatch: pytest.MonkeyP
     plain = make_core(kind)
     expected = run_local(plain, asked, rng=random.Random(1)).streams
     plain.close()
-    monkeypatch.setattr(kernels, "has_grouped_product", lambda dtype, device: True)
+    monkeypatch.setattr(kernels, "groups_on", lambda dtype, device: True)
     monkeypatch.setattr(operators, "GROUPED", {torch.float32})
     core = make_core(kind, gpu, graphs=True)
     layers = core.model._weights.layers  # type: ignore[attr-defined]

@@ -13,9 +13,9 @@ import torch
 from shared.core.errors import ConfigError
 from shared.device.gpu import MemoryInfo
 from shared.engine.graphs import GraphRunner
+from shared.kernel import experts
 from shared.model.load import load_model, why_on_cpu
 from shared.model.opened import LoadOptions
-from shared.node import graph_spec
 from shared.node.graph_spec import why_not_captured
 from tests.support import cuda_core
 from tests.support.core_rig import Outcome, assert_whole, run_local
@@ -43,7 +43,7 @@ def kind_of(family: str, **more: Any) -> Kind:
 @pytest.fixture
 def wide_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that has a product of experts in float32, because in bfloat16 random experts are nearly tied."""
-    monkeypatch.setattr(graph_spec, "GROUPED_IN", {"float32"})
+    monkeypatch.setattr(experts, "GROUPED_IN", {"float32"})
     monkeypatch.setattr(operators, "GROUPED", {torch.float32})
 
 

@@ -31,7 +31,7 @@ from shared.kernel.quantized import DTYPES, dequantize, quantize
 from shared.kernel.scaled_product import MULTIPLE, ScaledLinear, why_not_scaled
 from shared.kernel.step_layout import HostLengths, Layout
 from shared.model.interface import ModelInputs
-from shared.model.kernels import has_grouped_product
+from shared.model.kernels import groups_on
 from shared.sample.interface import SamplingBatch
 from shared.sample.sampler_torch import rank_candidates_torch, sample_torch
 from shared.transfer.digest import sums_by_torch
@@ -433,21 +433,23 @@ def products(place: Place) -> dict[str, object]:
     missing = why_not_scaled(device, torch.float32 if place.tiny else torch.bfloat16)  # torch 2.11 has none for a CPU
     if not missing:
         far["fp8 rows"] = max(scaled_differ(place, model) for model in models(place))
-    figures = {f"largest difference, {name}": value for name, value in far.items()}
-    return {**figures, "no products of fp8 rows": missing} if missing else {**figures}
+    figures: dict[str, object] = {f"largest difference, {name}": value for name, value in far.items()}
+    if missing:
+        figures["no products of fp8 rows"] = missing
+    return figures
 
 
 def scaled_differ(place: Place, model: RealModel) -> float:
-    """torch's products of fp8 rows, beside float64 of what their bytes stand for."""
+    """torch's products of fp8 rows, beside the plain products of what the rows' bytes stand for."""
     device, dtype, far = device_of(place), torch.float32 if place.tiny else torch.bfloat16, 0.0
     sizes = [size // MULTIPLE * MULTIPLE for size in (TINY_OUTPUTS if place.tiny else OUTPUTS, model.hidden_size)]
-    weight = torch.empty(*sizes, device=device).normal_().to(dtype)
+    weight, fp8 = torch.empty(*sizes, device=device).normal_().to(dtype), DTYPES["fp8"]
     for bias in (None, torch.linspace(-1, 1, sizes[0], device=device).to(dtype)):
-        ours = ScaledLinear(weight, bias)
+        ours, plain = ScaledLinear(weight, bias), QuantizedLinear(weight, bias, fp8)
         for rows in TINY_ROWS if place.tiny else ROWS:
             x = (torch.empty(rows, sizes[1], device=device).normal_() / sizes[1] ** 0.5).to(dtype)
             told = f"{rows} rows of {model.name}, fp8 rows"
-            far = max(far, near(place, ours(x), partial(rounded_product, x, weight, bias), TOLERANCE[dtype], told))
+            far = max(far, near(place, ours(x), partial(plain, dequantize(*quantize(x, fp8))), TOLERANCE[dtype], told))
     return far
 
 
@@ -457,7 +459,7 @@ EXPERTS, TINY_EXPERTS = (64, 4, 1024, 256), (6, 2, 16, 32)  # how many, of which
 def grouped_differ(place: Place) -> float:
     """Experts by torch's grouped product, beside the same in float64, one by one."""
     device, dtype = device_of(place), torch.float32 if place.tiny else torch.bfloat16
-    if not place.tiny and not has_grouped_product(dtype, device):
+    if not place.tiny and not groups_on(dtype, device):
         return 0.0
     num, top_k, hidden, inner = TINY_EXPERTS if place.tiny else EXPERTS
     sizes, far = ((num, hidden), (num, 2 * inner, hidden), (num, hidden, inner)), 0.0
@@ -476,11 +478,6 @@ def grouped_differ(place: Place) -> float:
         wanted = partial(exact, x.double(), gated, lambda columns: columns)
         far = max(far, near(place, there, wanted, TOLERANCE[dtype], f"{rows} rows of grouped experts"))
     return far
-
-
-def rounded_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    rows, columns = (dequantize(*quantize(one, DTYPES["fp8"])).double() for one in (x, weight))
-    return functional.linear(rows, columns, None if bias is None else bias.double())
 
 
 def products_differ(
