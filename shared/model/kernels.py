@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shared.core.errors import ConfigError
+from shared.device.torch_cuda import TorchCuda
 from shared.kernel import scaled_product
 from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention, WritesPages
 from shared.kernel.block_weights import BlockWeights
@@ -181,7 +182,7 @@ def groups_on(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether a GPU multiplies by experts without a wait of the host. Tests replace it."""
     if device.type != "cuda":
         return False
-    return has_grouped_product(str(dtype).removeprefix("torch."), torch.cuda.get_device_capability(device)[0])
+    return has_grouped_product(str(dtype).removeprefix("torch."), TorchCuda().describe(device).capability[0])
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
