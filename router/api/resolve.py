@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from router.api.fields import GenerationFields, sampling_fields_of
@@ -39,6 +39,7 @@ CHARS_PER_TOKEN = 64  # the least result of chars_per_token
 TOO_MANY = "this model's maximum context length is exceeded"
 MOST_SHOWN = 1 << 63
 MOST_NAMES = 20  # in an error
+DEFAULTED = tuple(one.name for one in fields(SamplingValues))
 GONE = "gone"  # stands for a digest if the adapter's last node has just left
 
 
@@ -273,7 +274,7 @@ class Resolver:
 
     def _numbers(self, body: GenerationFields) -> dict[str, Any]:
         own = {name: value for name, value in sampling_fields_of(body).items() if value is not None}
-        numbers = asdict(self.defaults) | own
+        numbers = {name: getattr(self.defaults, name) for name in DEFAULTED} | own
         return numbers | {"top_k": min(max(0, numbers["top_k"]), self.text.tokenizer.facts.vocab_size)}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from shared.core.page_identity import KEY_BYTES, identities, prefix_keys
 from shared.wire.messages import CacheEvents, Hello
@@ -21,29 +21,15 @@ MAX_PAGES = 1 << 20  # indexed pages of all nodes together; they take about 120 
 MAX_SCHEMES = 4  # schemes per prompt; nodes of one model normally share one
 
 
-class ComingPages:
+class ComingPages(Counter[bytes]):
     """Pages of open prompts, each as often as prompts have it."""
-
-    __slots__ = ("_counts",)
-
-    def __init__(self) -> None:
-        self._counts: Counter[bytes] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def __contains__(self, name: bytes) -> bool:
-        return name in self._counts
-
-    def add_pages(self, names: Sequence[bytes]) -> None:
-        self._counts.update(names)
 
     def remove(self, names: Sequence[bytes]) -> None:
         for name in names:
-            if self._counts[name] > 1:
-                self._counts[name] -= 1
+            if self[name] > 1:
+                self[name] -= 1
             else:
-                del self._counts[name]
+                self.pop(name)  # Counter's own `del` is slow
 
 
 class PageIndex:
@@ -93,15 +79,15 @@ class PageIndex:
 
         Without a sliding window, all pages before a cached page are cached, so bisection works. With a window, only the
         last few pages are cached, and these are enough."""
-        every: tuple[set[bytes] | ComingPages, ...] = (self._names, *also)
-        known = [source for source in every if len(source)]
+        sources: tuple[Container[bytes], ...] = (self._names, *also)
+        return max(num_known(names, source, has_window=has_window) for source in sources)
 
-        def is_known(name: bytes) -> bool:
-            return any(name in source for source in known)
 
-        if has_window:
-            return next((len(names) - index for index, name in enumerate(names) if is_known(name)), 0)
-        return len(names) - bisect_left(names, True, key=is_known)
+def num_known(names: Sequence[bytes], source: Container[bytes], *, has_window: bool) -> int:
+    is_known = source.__contains__
+    if has_window:
+        return next((len(names) - index for index, name in enumerate(names) if is_known(name)), 0)
+    return len(names) - bisect_left(names, True, key=is_known)
 
 
 def place_in(num_pages: int) -> int:
@@ -121,7 +107,7 @@ class PromptPages:
     def cached_tokens(self, index: PageIndex, hello: Hello, *, arriving: bool = False) -> int:
         """Return how many prompt tokens the node need not compute. At least one token is left to compute."""
         also = (index.computing, index.arriving) if arriving else (index.computing,)
-        if not (len(index) or any(map(len, also))):
+        if not (len(index) or any(also)):
             return 0
         count = index.num_pages(self.names(hello), has_window=hello.has_window, also=also)
         return min(count * hello.fingerprint.page_size, len(self._prompt_ids) - 1)

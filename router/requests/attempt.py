@@ -69,7 +69,7 @@ class Attempt:
         """Until the prompt is done. Then the node tells what it has cached."""
         if self.pages is not None:
             names = self.pages.names(node.hello)
-            coming.add_pages(names)
+            coming.update(names)
             self.coming.append((coming, names))
 
     def prompt_done(self) -> None:

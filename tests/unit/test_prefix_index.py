@@ -261,8 +261,8 @@ def test_what_a_lost_node_computes_is_forgotten() -> None:
 
 def test_two_prompts_with_one_page_both_hold_it() -> None:
     coming = ComingPages()
-    coming.add_pages([name(2), name(1)])
-    coming.add_pages([name(3), name(1)])
+    coming.update([name(2), name(1)])
+    coming.update([name(3), name(1)])
     coming.remove([name(2), name(1)])
     assert name(1) in coming and name(2) not in coming and len(coming) == 2
     coming.remove([name(3), name(1)])
