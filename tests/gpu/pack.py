@@ -1,6 +1,6 @@
 """`make gpu-pack`: what a GPU machine without network needs, in packs that are small enough to be sent one by one.
 
-    python -m tests.gpu.pack [--python 3.12] [--has FILE] [--mib 59.5] [--out build/gpu-pack]
+    python -m tests.gpu.pack [--python 3.12] [--has FILE] [--mib 62] [--out build/gpu-pack]
 
 Each script of tests/gpu/plan.py is sent with a checkout and one more pack, and runs there by one short command:
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import itertools
 import lzma
 import re
 import shutil
@@ -49,7 +50,7 @@ def main() -> int:
     parser.add_argument("--python", default="3.12", help="of the GPU machine (default: %(default)s)")
     parser.add_argument("--has", type=Path, default=HAS, help="names of packages that it has (default: %(default)s)")
     parser.add_argument(
-        "--mib", type=float, default=59.5, help="most of the checkout and one pack together (default: %(default)g)"
+        "--mib", type=float, default=62, help="most of the checkout and one pack together (default: %(default)g)"
     )
     parser.add_argument("--out", type=Path, default=OUT, help="(default: %(default)s)")
     args = parser.parse_args()
@@ -107,16 +108,18 @@ def shipped_model() -> Path:
 
 
 def share_out(packed: bytes, out: Path, most: int) -> list[Path]:
-    """Fill up packs with parts of the model, to `most` bytes each, wheels included. Return the packs."""
-    packs: list[Path] = []
-    while packed:
-        folder = out / str(len(packs) + 1)
+    """Write a part of the model into each pack, so that all have one size, at most `most` bytes. Return the packs.
+
+    The first pack has its wheels already."""
+    packs = [out / str(number + 1) for number in range(NUM_SCRIPTS)]
+    wheels = sum(file.stat().st_size for file in packs[0].iterdir())
+    size = -(-(wheels + len(packed)) // NUM_SCRIPTS)
+    if size > most or size <= wheels:
+        raise SystemExit(f"{out}: {NUM_SCRIPTS} packs of {size / MIB:.1f} MiB have no room: give --mib more")
+    ends = [0, *(size * (number + 1) - wheels for number in range(NUM_SCRIPTS))]
+    for number, (folder, (begin, end)) in enumerate(zip(packs, itertools.pairwise(ends), strict=True), start=1):
         folder.mkdir(exist_ok=True)
-        room = most - sum(file.stat().st_size for file in folder.iterdir())
-        if room < MIB or len(packs) == NUM_SCRIPTS:
-            raise SystemExit(f"{folder}: no room for a part of the model: give --mib more")
-        (folder / f"{PART}{len(packs) + 1:02}").write_bytes(packed[:room])
-        packs, packed = [*packs, folder], packed[room:]
+        (folder / f"{PART}{number:02}").write_bytes(packed[begin:end])
     return packs
 
 

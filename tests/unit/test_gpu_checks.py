@@ -513,7 +513,7 @@ def test_packs_are_filled_to_their_size_and_joined_again(tmp_path: Path, monkeyp
     (tmp_path / "1" / "some.whl").write_bytes(b"0" * (pack.MIB // 4))
     packs = pack.share_out(lzma.compress(whole), tmp_path, pack.MIB * 3 // 2)
     sizes = [sum(file.stat().st_size for file in folder.iterdir()) for folder in packs]
-    assert [folder.name for folder in packs] == ["1", "2", "3"] and sizes[:2] == [pack.MIB * 3 // 2] * 2
+    assert [folder.name for folder in packs] == ["1", "2", "3"] and max(sizes) - min(sizes) < len(sizes)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(pack, "OUT", tmp_path)
     last = packs[-1].rename(tmp_path / "not here")
@@ -523,10 +523,8 @@ def test_packs_are_filled_to_their_size_and_joined_again(tmp_path: Path, monkeyp
         pack.find_model(tmp_path)
     hidden.rename(part)
     assert Path(pack.find_model(tmp_path)).read_bytes() == whole
-    with pytest.raises(SystemExit, match="give --mib more"):
-        pack.share_out(whole, tmp_path, pack.MIB // 8)
-    with pytest.raises(SystemExit, match="give --mib more"):
-        pack.share_out(whole + b"1", last, pack.MIB)  # one pack more than there are scripts to send it with
+    with pytest.raises(SystemExit, match="give --mib more"):  # one pack more than there are scripts to send it with
+        pack.share_out(whole, tmp_path, pack.MIB)
 
 
 def test_packages_that_are_there_are_not_installed_again(tmp_path: Path) -> None:
