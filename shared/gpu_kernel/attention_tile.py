@@ -11,7 +11,7 @@ import triton.language as tl
 from shared.gpu_kernel.places import ones_of
 from shared.gpu_kernel.stored_bytes import unit_of, widened
 
-LOG2_E = 1.4426950408889634  # the kernels compute softmax weights with exp2
+LOG2_E = tl.constexpr(1.4426950408889634)  # the kernels compute softmax weights with exp2
 
 
 @triton.jit
@@ -34,11 +34,28 @@ def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLID
 
 
 @triton.jit
+def capped(scores, softcap):
+    """Return softcap * tanh(scores). Near 0 a series, because 1 - exp(-2x) has few digits there."""
+    size = tl.abs(scores)
+    small = tl.exp2(size * (-2 * LOG2_E))
+    far = (1 - small) / (1 + small)
+    square = scores * scores
+    near = size * (1 + square * (-1 / 3 + square * (2 / 15 - square * (17 / 315))))
+    return softcap * tl.where(size < 0.1, near, far) * tl.where(scores < 0, -1.0, 1.0)
+
+
+@triton.jit
+def sink_weight(sinks, head, largest):
+    """Return the weight of each line's sink, a score without a value, beside weights of which the largest is 1."""
+    return tl.exp2(tl.load(sinks + head) * LOG2_E - largest)
+
+
+@triton.jit
 def attend_keys(
     q, kv, scales, table, kv_head, num_kv_heads, page_stride, scale_stride, first, stop,
-    slot, base, num_read, bits, window, factor,
+    slot, base, num_read, bits, window, factor, softcap,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BY_TOKEN: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr,
-    SLIDING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SLIDING: tl.constexpr, CAPPED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Compute attention of q's lines (M, D) over keys [first, stop) of the row with page table `table`.
 
@@ -65,6 +82,8 @@ def attend_keys(
         if KIND != 0:
             scale_at = scales + page * scale_stride + line
             scores = scores * unit_of(tl.load(scale_at, is_key, other=0.0), KIND)[None, :]
+        if CAPPED:
+            scores = capped(scores, softcap)
         read = readable(keys, slot, base, num_read, bits, window, TREES, SLIDING) & is_key[None, :]
         scores = tl.where(read, scores, float("-inf"))
         above = tl.maximum(largest, tl.max(scores, axis=1))

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from shared.gpu_kernel.attention_tile import LOG2_E, attend_keys
+from shared.gpu_kernel.attention_tile import LOG2_E, attend_keys, sink_weight
 from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.paged_step import Layer, Rows, keys_at_a_time, num_stages, padded_dim
 from shared.gpu_kernel.places import Places
@@ -27,11 +27,11 @@ VARYING = ["first_row", "first_token", "num_tokens", "table_stride"]
 
 @triton.jit(do_not_specialize=VARYING)
 def attend_split_kernel(
-    q, kv, scales, out, sums, parts, cu_q_lens, page_table, slots, bases, num_reads, visible,
-    first_row, first_token, num_tokens, num_kv_heads, table_stride, page_stride, scale_stride, window, factor,
+    q, kv, scales, out, sums, parts, cu_q_lens, page_table, slots, bases, num_reads, visible, sinks,
+    first_row, first_token, num_tokens, num_kv_heads, table_stride, page_stride, scale_stride, window, factor, softcap,
     most_splits, split_keys,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BY_TOKEN: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr,
-    SLIDING: tl.constexpr, IS_SPLIT: tl.constexpr, GROUP: tl.constexpr,
+    SLIDING: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, IS_SPLIT: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (b, i, s) lets a tile of one KV head's queries attend to split s of the tile's keys.
@@ -65,8 +65,7 @@ def attend_split_kernel(
     first = lowest + tl.program_id(2) * length
     head = kv_head * GROUP + line % GROUP
     num_heads = num_kv_heads * GROUP
-    split = tl.program_id(2).to(tl.int64) * num_tokens + token - first_token
-    at = split * num_heads + head
+    at = (tl.program_id(2).to(tl.int64) * num_tokens + token - first_token) * num_heads + head
     if first >= stop:
         tl.store(sums + at, float("-inf"), is_line)
         return
@@ -76,21 +75,23 @@ def attend_split_kernel(
     largest, total, values = attend_keys(
         tl.load(q + of_head, mask, other=0.0), kv, scales, page_table + row.to(tl.int64) * table_stride,
         kv_head, num_kv_heads, page_stride, scale_stride, first, tl.minimum(first + length, stop),
-        slot, base, num_read, bits, window, factor,
-        HEAD_DIM, PAGE_SIZE, BY_TOKEN, KIND, TREES, SLIDING, BLOCK_M, BLOCK_N, BLOCK_D,
+        slot, base, num_read, bits, window, factor, softcap,
+        HEAD_DIM, PAGE_SIZE, BY_TOKEN, KIND, TREES, SLIDING, CAPPED, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     if IS_SPLIT:
         tl.store(sums + at, largest, is_line)
         tl.store(sums + tl.num_programs(2).to(tl.int64) * num_tokens * num_heads + at, total, is_line)
         tl.store(parts + at[:, None] * HEAD_DIM + dim[None, :], values, mask)
     else:
+        if SINKS:
+            total += sink_weight(sinks, head, largest)
         tl.store(out + of_head, (values / tl.where(total > 0, total, 1.0)[:, None]).to(out.dtype.element_ty), mask)
 
 
 @triton.jit(do_not_specialize=["first_row", "first_token", "num_tokens", "num_splits"])
 def merge_kernel(
-    sums, parts, out, cu_q_lens, first_row, first_token, num_tokens, num_splits, num_heads, blocks,
-    HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    sums, parts, out, cu_q_lens, sinks, first_row, first_token, num_tokens, num_splits, num_heads, blocks,
+    HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (b, i) merges one query's splits, for one block of heads.
 
@@ -111,6 +112,8 @@ def merge_kernel(
     known = tl.where(largest == float("-inf"), 0.0, largest)
     dim = tl.arange(0, BLOCK_D)
     total = tl.zeros([BLOCK_H], tl.float32)
+    if SINKS:
+        total += tl.exp2(tl.load(sinks + head, is_head, other=0.0) * LOG2_E - known)
     values = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
     for split in range(num_read):
         there = split * step + at
@@ -144,30 +147,34 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         attend_split_kernel, (rows.num_rows, kv_heads * tiles, num_splits),
         q, as_bytes(layer.kv), layer.kv if layer.scales is None else layer.scales, out, sums, parts,
         rows.cu_q_lens, rows.page_table, places.slot, places.base, places.num_read,
-        places.slot if rows.visible is None else rows.visible,
+        places.slot if rows.visible is None else rows.visible, places.slot if layer.sinks is None else layer.sinks,
         rows.first, rows.first_token, num_tokens, kv_heads, rows.page_table.stride(0), layer.kv.stride(0),
-        0 if layer.scales is None else layer.scales.stride(0), layer.window or NO_WINDOW, layer.score_scale * LOG2_E,
+        0 if layer.scales is None else layer.scales.stride(0), layer.window or NO_WINDOW, *layer.scoring(),
         MOST_SPLITS, SPLIT_KEYS,
         HEAD_DIM=head_dim, PAGE_SIZE=page_size, BY_TOKEN=layer.by_token, KIND=kind_of(layer.kv),
-        TREES=rows.visible is not None, SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group,
+        TREES=rows.visible is not None, SLIDING=layer.window > 0, CAPPED=layer.softcap > 0,
+        SINKS=layer.sinks is not None, IS_SPLIT=num_splits > 1, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=8 if block_m == 64 else 4, num_stages=num_stages(head_dim),
         # to fit one more block, ptxas would limit registers to 128 or 168, and these would spill
         max_registers=255 if num_splits == 1 or (layer.by_token and rows.visible is not None) else None,
     )  # fmt: skip
     if num_splits > 1:
-        merge_splits(sums, parts, out, rows)
+        merge_splits(sums, parts, out, rows, layer.sinks)
 
 
-def merge_splits(sums: torch.Tensor, parts: torch.Tensor, out: torch.Tensor, rows: Rows) -> None:
-    """Fill `out` (T, heads, D) for the rows' tokens. sums and parts: see attend_split_kernel."""
+def merge_splits(
+    sums: torch.Tensor, parts: torch.Tensor, out: torch.Tensor, rows: Rows, sinks: torch.Tensor | None = None
+) -> None:
+    """Fill `out` (T, heads, D) for the rows' tokens. sums and parts: see attend_split_kernel; sinks: see Layer."""
     num_splits, _, num_heads, head_dim = parts.shape
     blocks = -(-num_heads // MERGED_HEADS)
     launch(
         merge_kernel, (rows.num_rows, rows.max_q_len * blocks),
-        sums, parts, out, rows.cu_q_lens, rows.first, rows.first_token, rows.num_tokens, num_splits, num_heads, blocks,
-        HEAD_DIM=head_dim, SPLITS=int(triton.next_power_of_2(MOST_SPLITS)), BLOCK_H=MERGED_HEADS,
-        BLOCK_D=padded_dim(head_dim),
+        sums, parts, out, rows.cu_q_lens, sums if sinks is None else sinks,
+        rows.first, rows.first_token, rows.num_tokens, num_splits, num_heads, blocks,
+        HEAD_DIM=head_dim, SPLITS=int(triton.next_power_of_2(MOST_SPLITS)), SINKS=sinks is not None,
+        BLOCK_H=MERGED_HEADS, BLOCK_D=padded_dim(head_dim),
         num_warps=8 if padded_dim(head_dim) > 128 else 4,  # with 4, wide heads spill on sm_100
     )  # fmt: skip
 

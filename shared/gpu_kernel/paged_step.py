@@ -7,31 +7,52 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from shared.gpu_kernel.attention_tile import LOG2_E
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer of the pool: kv (num_pages, 2, kv_heads, page_size, D), and a page without gaps.
 
     Within a page come keys and values in turn, then heads, then slots; with `by_token` slots, then keys and values,
-    then heads. scales: kv's shape without D in the same order, or None. `window`: 0 for no window."""
+    then heads. scales: kv's shape without D in the same order, or None. `window`: 0 for no window.
+
+    With a `softcap`, a score becomes softcap * tanh(score / softcap). sinks (heads,) float32: for each head, a score
+    without a value in each softmax."""
 
     kv: torch.Tensor
     scales: torch.Tensor | None
     window: int
     score_scale: float
+    softcap: float = 0.0  # 0: none
+    sinks: torch.Tensor | None = None
 
     @property
     def by_token(self) -> bool:
         return self.kv.stride(3) != self.kv.shape[4]
 
+    def scoring(self) -> tuple[float, float]:
+        """Return the kernels' factor of a product, and their softcap. Their scores have base 2."""
+        per_e = float(LOG2_E.value)
+        if self.softcap:
+            return self.score_scale / self.softcap, self.softcap * per_e
+        return self.score_scale * per_e, 0.0
+
     @classmethod
     def of_tokens(
-        cls, kv: torch.Tensor, scales: torch.Tensor | None, num_kv_heads: int, window: int, score_scale: float
+        cls,
+        kv: torch.Tensor,
+        scales: torch.Tensor | None,
+        num_kv_heads: int,
+        window: int,
+        score_scale: float,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> Layer:
         """kv: (num_pages, page_size, 2 * kv_heads * D), a token's keys and then its values; scales: the same, D 1."""
         by_head = kv.unflatten(2, (2, num_kv_heads, -1)).permute(0, 2, 3, 1, 4)
         of_heads = None if scales is None else scales.unflatten(2, (2, num_kv_heads)).permute(0, 2, 3, 1)
-        return cls(by_head, of_heads, window, score_scale)
+        return cls(by_head, of_heads, window, score_scale, softcap, sinks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from shared.gpu_kernel.attention_tile import LOG2_E, attend_keys
+from shared.gpu_kernel.attention_tile import attend_keys, sink_weight
 from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.paged_attention import NO_WINDOW
 from shared.gpu_kernel.paged_step import Layer, Rows, keys_at_a_time, num_stages, padded_dim
@@ -18,10 +18,10 @@ from shared.gpu_kernel.stored_bytes import as_bytes, kind_of
 
 @triton.jit(do_not_specialize=["num_rows", "table_stride", "num_halvings"])
 def attend_chunks_kernel(
-    q, kv, scales, out, cu_q_lens, page_table, slots,
-    num_rows, num_kv_heads, table_stride, page_stride, scale_stride, window, factor, num_halvings,
+    q, kv, scales, out, cu_q_lens, page_table, slots, sinks,
+    num_rows, num_kv_heads, table_stride, page_stride, scale_stride, window, factor, softcap, num_halvings,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BY_TOKEN: tl.constexpr, KIND: tl.constexpr,
-    SLIDING: tl.constexpr, GROUP: tl.constexpr,
+    SLIDING: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (h, p) computes block p of lines, for KV head h.
@@ -54,12 +54,14 @@ def attend_chunks_kernel(
     dim = tl.arange(0, BLOCK_D)
     mask = is_line[:, None] & (dim < HEAD_DIM)[None, :]
     of_head = (token.to(tl.int64) * (num_kv_heads * GROUP) + head)[:, None] * HEAD_DIM + dim[None, :]
-    _, total, values = attend_keys(
+    largest, total, values = attend_keys(
         tl.load(q + of_head, mask, other=0.0), kv, scales, page_table + row.to(tl.int64) * table_stride,
         kv_head, num_kv_heads, page_stride, scale_stride, lowest, stop,
-        slot, slot, slot, slot, window, factor,
-        HEAD_DIM, PAGE_SIZE, BY_TOKEN, KIND, False, SLIDING, BLOCK_M, BLOCK_N, BLOCK_D,
+        slot, slot, slot, slot, window, factor, softcap,
+        HEAD_DIM, PAGE_SIZE, BY_TOKEN, KIND, False, SLIDING, CAPPED, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
+    if SINKS:
+        total += sink_weight(sinks, head, largest)
     tl.store(out + of_head, (values / tl.where(total > 0, total, 1.0)[:, None]).to(out.dtype.element_ty), mask)
 
 
@@ -75,12 +77,12 @@ def attend_chunks(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, 
     launch(
         attend_chunks_kernel, (kv_heads, rows.num_tokens * group // block_m + rows.num_rows),
         q, as_bytes(layer.kv), layer.kv if layer.scales is None else layer.scales, out,
-        rows.cu_q_lens, rows.page_table, places.slot,
+        rows.cu_q_lens, rows.page_table, places.slot, places.slot if layer.sinks is None else layer.sinks,
         rows.num_rows, kv_heads, rows.page_table.stride(0), layer.kv.stride(0),
-        0 if layer.scales is None else layer.scales.stride(0), layer.window or NO_WINDOW, layer.score_scale * LOG2_E,
+        0 if layer.scales is None else layer.scales.stride(0), layer.window or NO_WINDOW, *layer.scoring(),
         rows.num_rows.bit_length(),
         HEAD_DIM=head_dim, PAGE_SIZE=page_size, BY_TOKEN=layer.by_token, KIND=kind_of(layer.kv),
-        SLIDING=layer.window > 0, GROUP=group,
+        SLIDING=layer.window > 0, CAPPED=layer.softcap > 0, SINKS=layer.sinks is not None, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=padded_dim(head_dim),
         num_warps=8, num_stages=num_stages(head_dim),
     )  # fmt: skip

@@ -27,6 +27,8 @@ class RealStep:
     window: int = 0
     context: int = REAL_CONTEXT
     by_token: bool = False  # pages as of models that the library transformers runs; not with bytes
+    softcap: float = 0.0  # with `by_token`, as `sinks`
+    sinks: bool = False
 
     @property
     def shape(self) -> AttentionShape:
@@ -40,7 +42,9 @@ class RealStep:
         if self.by_token:
             numbers = 2 * model.num_kv_heads * model.head_dim
             tokens = torch.empty(NUM_PAGES, NUM_LAYERS, PAGE_SIZE, numbers, dtype=self.dtype, device=META)
-            return Layer.of_tokens(tokens[:, 1], None, model.num_kv_heads, self.window, model.head_dim**-0.5)
+            sinks = torch.empty(model.num_heads, dtype=torch.float32, device=META) if self.sinks else None
+            scoring = model.head_dim**-0.5, self.softcap, sinks
+            return Layer.of_tokens(tokens[:, 1], None, model.num_kv_heads, self.window, *scoring)
         shape = (NUM_PAGES, NUM_LAYERS, 2, model.num_kv_heads, PAGE_SIZE, model.head_dim)
         kv = torch.empty(shape, dtype=self.pages or self.dtype, device=META)
         scales = None if self.pages is None else torch.empty(shape[:-1], dtype=torch.float32, device=META)[:, 1]
@@ -72,7 +76,9 @@ def real_steps() -> Iterator[RealStep]:
         steps += [replace(usual, pages=pages, trees=trees) for trees in (False, True)]
     steps += [replace(usual, trees=trees, window=4096) for trees in (False, True)]
     for window in (0, 4096):
-        steps += [replace(usual, trees=trees, window=window, by_token=True) for trees in (False, True)]
+        by_token = [replace(usual, trees=trees, window=window, by_token=True) for trees in (False, True)]
+        steps += by_token + [replace(step, softcap=50.0) for step in by_token]
+        steps += [replace(step, sinks=True) for step in by_token]
     for step in steps:
         yield step
         yield replace(step, context=PAGE_SIZE)

@@ -175,7 +175,10 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
 def groups_experts(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> bool:
     if config.experts is None or formats.weights != "auto" or not groups_on(dtype, device):
         return False
-    return works_grouped(config.hidden_size, config.experts.intermediate_size, dtype, device)
+    works = works_grouped(config.hidden_size, config.experts.intermediate_size, dtype, device)
+    if not works:
+        logging.getLogger(__name__).info("experts are multiplied one by one: torch's grouped product fails on this GPU")
+    return works
 
 
 def groups_on(dtype: torch.dtype, device: torch.device) -> bool:

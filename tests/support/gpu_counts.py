@@ -23,7 +23,7 @@ FREE = {"view", "empty", "empty_like", "new_empty", "slice", "select", "t", "as_
 FREE |= {"unsqueeze", "expand", "reshape", "alias", "permute", "transpose", "split", "unbind", "chunk", "zeros"}
 FREE |= {"flatten"}
 # Of these a kernel reads little: what it needs of `kv` is added.
-LOOKED_UP = {"kv", "scales", "cos", "sin", "page_table"}
+LOOKED_UP = {"kv", "scales", "cos", "sin", "page_table", "sinks"}
 WRITTEN_TOO = {"x"}  # read, and written in place
 
 

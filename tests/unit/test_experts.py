@@ -110,3 +110,15 @@ def test_streams_of_grouped_experts_wait_for_nothing(monkeypatch: pytest.MonkeyP
     core.close()
     assert outcome.streams == expected and core.graphs is not None and core.graphs.graphed > 3
     assert (counts.syncs, counts.h2d_pageable) == (0, 0), counts.told()
+
+
+def test_a_product_that_fails_its_trial_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernels, "groups_on", lambda dtype, device: True)
+    monkeypatch.setattr(kernels, "works_grouped", lambda *sizes: False)
+    caplog.set_level("INFO")
+    core = make_core(Kind(family="qwen3-moe"))
+    assert not any(isinstance(layer.experts, GroupedExperts) for layer in core.model._weights.layers)  # type: ignore[attr-defined]
+    core.close()
+    assert "experts are multiplied one by one" in caplog.text

@@ -37,16 +37,13 @@ MOST_KEYS = 1 << 17  # of rows that attend together: keys and values are gathere
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What a layer keeps per token, and how many tokens it reads (0: all), its own included.
-
-    `is_plain`: its weights are a softmax of scaled products, without sinks or a softcap."""
+    """What a layer keeps per token, and how many tokens it reads (0: all), its own included."""
 
     num_kv_heads: int
     key_size: int
     value_size: int
     dtype: torch.dtype
     window: int = 0
-    is_plain: bool = True
 
     def __str__(self) -> str:
         window = f", and a window of {self.window}" if self.window else ""

@@ -1,8 +1,8 @@
 """The attention of the library's layers on a GPU. The host knows only bounds of the lengths, and never waits.
 
 what our kernels know              kernel_attention.py, on the same pages
-sinks, softcaps, values of         torch gathers as many keys of each row as the host's bound allows, and hides
-  another size, very wide heads    the keys that a query doesn't read
+values of another size,            torch gathers as many keys of each row as the host's bound allows, and hides
+  very wide heads                  the keys that a query doesn't read
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class DeviceAttention(PagedAttention):
         super().begin(inputs, kv, marks)
 
     def _attend_all(self, pages: PagesOfLayer, queries: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-        if self._kernel_step is not None and pages.layer in self._by_kernels and scoring.is_plain:
-            return self._kernel_step.attend(pages, queries, scoring.scale)
+        if self._kernel_step is not None and pages.layer in self._by_kernels:
+            return self._kernel_step.attend(pages, queries, scoring)
         return super()._attend_all(pages, queries, scoring)
 
     def _rows_of(self, inputs: AttentionInputs) -> list[StepRows]:

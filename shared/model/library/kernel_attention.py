@@ -8,12 +8,12 @@ from shared.gpu_kernel.attention import MOST_DIM, attend_rows, packed, parted
 from shared.gpu_kernel.paged_step import Layer
 from shared.gpu_kernel.places import find_places
 from shared.kernel.attention import AttentionInputs
-from shared.model.library.attention import LayerShape, PagesOfLayer
+from shared.model.library.attention import LayerShape, PagesOfLayer, Scoring
 
 
 def kernels_know(layer: LayerShape) -> bool:
-    """Return whether the kernels compute what the layer asks of attention."""
-    return layer.is_plain and layer.key_size == layer.value_size <= MOST_DIM
+    """Return whether the kernels compute attention with heads of these sizes."""
+    return layer.key_size == layer.value_size <= MOST_DIM
 
 
 class KernelStep:
@@ -29,9 +29,12 @@ class KernelStep:
         """Return each token's page, and its slot there, (T,) int64. Tokens behind the last row get the sink page."""
         return self._places.page.long(), (self._places.slot % self._page_size).long()
 
-    def attend(self, pages: PagesOfLayer, queries: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, pages: PagesOfLayer, queries: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         """Return (T, heads, D). queries: (T, heads, D), rotated. Keys and values are in their pages already."""
         layer = pages.layer
         (numbers,) = pages.planes
-        of = Layer.of_tokens(numbers, pages.scales, layer.num_kv_heads, layer.window, scale)
+        sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
+        of = Layer.of_tokens(
+            numbers, pages.scales, layer.num_kv_heads, layer.window, scoring.scale, scoring.softcap or 0.0, sinks
+        )
         return attend_rows(queries.contiguous(), of, self._parts, self._places)

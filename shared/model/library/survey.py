@@ -68,8 +68,7 @@ class LayerSurvey:
             self.problems.append(f"layer {layer} asks for a window of {window} (0: none), but its mask has another")
         self.called.append(getattr(module, "layer_idx", -1))
         self.modules.append(module)
-        is_plain = softcap is None and s_aux is None
-        self.layers.append(LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, window, is_plain))
+        self.layers.append(LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, window))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
     def check_layers(self, num_layers: int) -> None:

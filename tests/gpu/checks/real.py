@@ -70,7 +70,8 @@ def models(place: Place) -> tuple[RealModel, ...]:
 class Kind:
     """The dtype of a model, of its pages ("" for the same), and each row's tokens: one, a window, or a tree.
 
-    `by_token`: pages hold one token after the other, as of models that the library transformers runs."""
+    `by_token`: pages hold one token after the other, as of models that the library transformers runs. These may have a
+    softcap and sinks."""
 
     dtype: torch.dtype
     pages: str = ""
@@ -78,6 +79,11 @@ class Kind:
     trees: bool = False
     window: int = 0
     by_token: bool = False
+    softcap: float = 0.0
+    sinks: bool = False
+
+    def sinks_of(self, num_heads: int, device: torch.device) -> torch.Tensor | None:
+        return torch.linspace(-2, 8, num_heads, device=device) if self.sinks else None
 
     @property
     def far(self) -> float:
@@ -87,7 +93,8 @@ class Kind:
         tokens = f"trees of {self.queries}" if self.trees else f"{self.queries} tokens a row"
         window = f", window {self.window}" if self.window else ""
         pages = (self.pages or "alike") + " by token" * self.by_token
-        return f"{self.dtype}, pages {pages}, {tokens}{window}".removeprefix("torch.")
+        more = f", softcap {self.softcap}" * (self.softcap > 0) + ", sinks" * self.sinks
+        return f"{self.dtype}, pages {pages}, {tokens}{window}{more}".removeprefix("torch.")
 
 
 def kinds_of(place: Place, name: str) -> Iterator[Kind]:
@@ -95,6 +102,7 @@ def kinds_of(place: Place, name: str) -> Iterator[Kind]:
         float32 = torch.float32
         yield from (Kind(float32), Kind(float32, "int8"), Kind(float32, queries=5, trees=True))
         yield Kind(float32, by_token=True)
+        yield Kind(float32, queries=5, trees=True, by_token=True, softcap=2.0, sinks=True)
         return
     yield Kind(torch.bfloat16)
     if name != USUAL:
@@ -112,10 +120,17 @@ def kinds_of(place: Place, name: str) -> Iterator[Kind]:
         for queries, trees in ((1, False), (9, True)):
             if (kind := Kind(dtype, pages, queries, trees, window, by_token)) != Kind(torch.bfloat16):
                 yield kind
+            if by_token:
+                yield replace(kind, softcap=50.0)
+                yield replace(kind, sinks=True)
 
 
 class Exact(TorchAttention):
     """Scores, weights and sums in float64. `exact` (T, heads * D) float64: what `attend` rounds."""
+
+    def __init__(self, kind: Kind, *args: Any) -> None:
+        super().__init__(*args)
+        self._kind = kind
 
     def attend(self, *args: Any) -> torch.Tensor:
         self.parts: list[torch.Tensor] = []
@@ -132,7 +147,12 @@ class Exact(TorchAttention):
         wide = [of.double().repeat_interleave(group, dim=1) for of in (k, v)]
         wide = [of.masked_fill(hidden.all(dim=1)[:, None, :, None], 0) for of in wide]
         scores = torch.matmul(q.transpose(1, 2).double(), wide[0].transpose(2, 3)) * self._shape.score_scale
-        weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(dim=-1)
+        if self._kind.softcap:
+            scores = self._kind.softcap * torch.tanh(scores / self._kind.softcap)
+        scores = scores.masked_fill(hidden[:, None], float("-inf"))
+        if (sinks := self._kind.sinks_of(self._shape.num_heads, q.device)) is not None:
+            scores = torch.cat((scores, sinks.double()[:, None, None].expand(*scores.shape[:3], 1)), dim=-1)
+        weights = scores.softmax(dim=-1)[..., : len(keys)]
         result = torch.matmul(weights, wide[1]).transpose(1, 2)
         self.parts.append(result.flatten(0, 1).flatten(1))
         return result.to(q.dtype)
@@ -219,12 +239,14 @@ def attention(place: Place, name: str) -> dict[str, object]:
 def one_step(place: Place, triton: ModuleType, shape: AttentionShape, step: Step) -> float:
     kind, device = step.kind, step.kv.device
     tables = tuple(of.to(device) for of in tables_of(shape, num=step.longest))
-    ours = (by_token(triton) if kind.by_token else triton.TritonAttention)(shape, tables)
+    sinks = kind.sinks_of(shape.num_heads, device)
+    more = {"softcap": kind.softcap, "sinks": sinks}
+    ours = (by_token(triton, **more) if kind.by_token else triton.TritonAttention)(shape, tables)
     got = step.run(ours)
     if not place.computes:
         step.run(ours, MOST_CONTEXT)
         return 0.0
-    exact = Exact(shape, tables)
+    exact = Exact(kind, shape, tables)
     step.run(exact)
     assert got.isfinite().all(), f"{kind}: a slot was read that holds nothing"
     scale = exact.exact.pow(2).mean(dim=1, keepdim=True).sqrt()
@@ -246,13 +268,13 @@ def one_step(place: Place, triton: ModuleType, shape: AttentionShape, step: Step
     return float(far.max())
 
 
-def by_token(triton: ModuleType) -> Any:
-    """Return a kind of TritonAttention that attends over copies of the pages, token by token."""
+def by_token(triton: ModuleType, **more: object) -> Any:
+    """Return a kind of TritonAttention that attends over copies of the pages, token by token. `more`: for the layer."""
 
     class ByToken(triton.TritonAttention):  # type: ignore[name-defined,misc]
         def _attend_rows(self, q: torch.Tensor, layer: Any) -> Any:
             moved = {"kv": token_by_token(layer.kv), "scales": token_by_token(layer.scales)}
-            return super()._attend_rows(q, replace(layer, **moved))
+            return super()._attend_rows(q, replace(layer, **moved, **more))
 
     return ByToken
 
