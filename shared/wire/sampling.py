@@ -38,11 +38,6 @@ REALS = tuple(one.name for one in PARAMETERS if one.kind is float)
 LIMITED = tuple(name for name in REALS if BY_NAME[name].nodes != Bounds())
 COUNTS = ("max_tokens", "min_tokens", *(one.name for one in FILTERS if one.kind is int))
 LOGPROBS = ("num_logprobs", "prompt_logprobs")
-LATER = [  # parameters that earlier protocols lack: name, first protocol, neutral value
-    (name, since, BY_NAME[name].neutral)
-    for (kind, _, name), since in ((row.partition("."), since) for row, since in SINCE.items())
-    if kind == "Sampling"
-]
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -64,8 +59,13 @@ def sampling_to_wire(sampling: SamplingParams) -> Sampling:
 
 def version_for(sampling: SamplingParams) -> int:
     """Return the first protocol that knows all parameters which the request uses. An earlier node would skip some."""
-    used = (since for name, since, neutral in LATER if getattr(sampling, name) != neutral)
+    rows = ((row.partition("."), since) for row, since in SINCE.items())
+    used = (since for (kind, _, name), since in rows if kind == "Sampling" and _uses(sampling, name))
     return max(used, default=0)
+
+
+def _uses(sampling: SamplingParams, name: str) -> bool:
+    return bool(getattr(sampling, name) != BY_NAME[name].neutral)
 
 
 def sampling_of(wire: Sampling) -> SamplingParams:
