@@ -45,9 +45,9 @@ def capped(scores, softcap):
 
 
 @triton.jit
-def sink_weight(sinks, head, largest):
+def sink_weight(sinks, head, is_there, largest):
     """Return the weight of each line's sink, a score without a value, beside weights of which the largest is 1."""
-    return tl.exp2(tl.load(sinks + head) * LOG2_E - largest)
+    return tl.exp2(tl.load(sinks + head, is_there, other=0.0).to(tl.float32) * LOG2_E - largest)
 
 
 @triton.jit

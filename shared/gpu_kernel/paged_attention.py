@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from shared.gpu_kernel.attention_tile import LOG2_E, attend_keys, sink_weight
+from shared.gpu_kernel.attention_tile import attend_keys, sink_weight
 from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.paged_step import Layer, Rows, keys_at_a_time, num_stages, padded_dim
 from shared.gpu_kernel.places import Places
@@ -84,7 +84,7 @@ def attend_split_kernel(
         tl.store(parts + at[:, None] * HEAD_DIM + dim[None, :], values, mask)
     else:
         if SINKS:
-            total += sink_weight(sinks, head, largest)
+            total += sink_weight(sinks, head, is_line, largest)
         tl.store(out + of_head, (values / tl.where(total > 0, total, 1.0)[:, None]).to(out.dtype.element_ty), mask)
 
 
@@ -113,7 +113,7 @@ def merge_kernel(
     dim = tl.arange(0, BLOCK_D)
     total = tl.zeros([BLOCK_H], tl.float32)
     if SINKS:
-        total += tl.exp2(tl.load(sinks + head, is_head, other=0.0) * LOG2_E - known)
+        total += sink_weight(sinks, head, is_head, known)
     values = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
     for split in range(num_read):
         there = split * step + at
@@ -137,7 +137,7 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
     group = num_heads // kv_heads
     block_m = tile_lines(group)
     tiles = -(-rows.max_q_len * group // block_m)
-    num_splits = splits_of(rows, layer.window)
+    num_splits, is_tree = splits_of(rows, layer.window), rows.visible is not None
     sums = parts = out
     if num_splits > 1:
         sums = torch.empty((2, num_splits, num_tokens, num_heads), dtype=torch.float32, device=q.device)
@@ -152,12 +152,12 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         0 if layer.scales is None else layer.scales.stride(0), layer.window or NO_WINDOW, *layer.scoring(),
         MOST_SPLITS, SPLIT_KEYS,
         HEAD_DIM=head_dim, PAGE_SIZE=page_size, BY_TOKEN=layer.by_token, KIND=kind_of(layer.kv),
-        TREES=rows.visible is not None, SLIDING=layer.window > 0, CAPPED=layer.softcap > 0,
+        TREES=is_tree, SLIDING=layer.window > 0, CAPPED=layer.softcap > 0,
         SINKS=layer.sinks is not None, IS_SPLIT=num_splits > 1, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=8 if block_m == 64 else 4, num_stages=num_stages(head_dim),
         # to fit one more block, ptxas would limit registers to 128 or 168, and these would spill
-        max_registers=255 if num_splits == 1 or (layer.by_token and rows.visible is not None) else None,
+        max_registers=255 if num_splits == 1 or layer.softcap or (layer.by_token and is_tree) else None,
     )  # fmt: skip
     if num_splits > 1:
         merge_splits(sums, parts, out, rows, layer.sinks)

@@ -17,8 +17,8 @@ class Layer:
     Within a page come keys and values in turn, then heads, then slots; with `by_token` slots, then keys and values,
     then heads. scales: kv's shape without D in the same order, or None. `window`: 0 for no window.
 
-    With a `softcap`, a score becomes softcap * tanh(score / softcap). sinks (heads,) float32: for each head, a score
-    without a value in each softmax."""
+    With a `softcap`, a score becomes softcap * tanh(score / softcap). sinks (heads,), in the model's dtype: for each
+    head, a score without a value in each softmax."""
 
     kv: torch.Tensor
     scales: torch.Tensor | None
@@ -80,7 +80,8 @@ def num_stages(head_dim: int) -> int:
     """Return how many pipeline stages the loop over keys has in both kernels.
 
     With 2 stages, some variants with narrow heads spill (groups of 7 heads on sm_100, chunks with a sliding window on
-    sm_86, 89 and 100). With 3 stages, variants with a head_dim of 256 spill on sm_80, 86 and 89."""
+    sm_86, 89 and 100). With 3 stages, variants with a head_dim of 256 spill on sm_80, 86 and 89,
+    and chunks with sinks on sm_80: these have 2."""
     return 2 if padded_dim(head_dim) > 128 else 3
 
 

@@ -61,7 +61,7 @@ def attend_chunks_kernel(
         HEAD_DIM, PAGE_SIZE, BY_TOKEN, KIND, False, SLIDING, CAPPED, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     if SINKS:
-        total += sink_weight(sinks, head, largest)
+        total += sink_weight(sinks, head, is_line, largest)
     tl.store(out + of_head, (values / tl.where(total > 0, total, 1.0)[:, None]).to(out.dtype.element_ty), mask)
 
 
@@ -84,7 +84,7 @@ def attend_chunks(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, 
         HEAD_DIM=head_dim, PAGE_SIZE=page_size, BY_TOKEN=layer.by_token, KIND=kind_of(layer.kv),
         SLIDING=layer.window > 0, CAPPED=layer.softcap > 0, SINKS=layer.sinks is not None, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=padded_dim(head_dim),
-        num_warps=8, num_stages=num_stages(head_dim),
+        num_warps=8, num_stages=2 if layer.sinks is not None else num_stages(head_dim),
     )  # fmt: skip
 
 

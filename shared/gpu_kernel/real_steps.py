@@ -42,7 +42,7 @@ class RealStep:
         if self.by_token:
             numbers = 2 * model.num_kv_heads * model.head_dim
             tokens = torch.empty(NUM_PAGES, NUM_LAYERS, PAGE_SIZE, numbers, dtype=self.dtype, device=META)
-            sinks = torch.empty(model.num_heads, dtype=torch.float32, device=META) if self.sinks else None
+            sinks = torch.empty(model.num_heads, dtype=self.dtype, device=META) if self.sinks else None
             scoring = model.head_dim**-0.5, self.softcap, sinks
             return Layer.of_tokens(tokens[:, 1], None, model.num_kv_heads, self.window, *scoring)
         shape = (NUM_PAGES, NUM_LAYERS, 2, model.num_kv_heads, PAGE_SIZE, model.head_dim)

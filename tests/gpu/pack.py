@@ -112,13 +112,14 @@ def share_out(packed: bytes, out: Path, most: int) -> list[Path]:
 
     The first pack has its wheels already."""
     packs = [out / str(number + 1) for number in range(NUM_SCRIPTS)]
+    for folder in packs:
+        folder.mkdir(exist_ok=True)
     wheels = sum(file.stat().st_size for file in packs[0].iterdir())
-    size = -(-(wheels + len(packed)) // NUM_SCRIPTS)
-    if size > most or size <= wheels:
+    size = max(wheels, -(-(wheels + len(packed)) // NUM_SCRIPTS))
+    if size > most:
         raise SystemExit(f"{out}: {NUM_SCRIPTS} packs of {size / MIB:.1f} MiB have no room: give --mib more")
     ends = [0, *(size * (number + 1) - wheels for number in range(NUM_SCRIPTS))]
     for number, (folder, (begin, end)) in enumerate(zip(packs, itertools.pairwise(ends), strict=True), start=1):
-        folder.mkdir(exist_ok=True)
         (folder / f"{PART}{number:02}").write_bytes(packed[begin:end])
     return packs
 

@@ -523,8 +523,10 @@ def test_packs_are_filled_to_their_size_and_joined_again(tmp_path: Path, monkeyp
         pack.find_model(tmp_path)
     hidden.rename(part)
     assert Path(pack.find_model(tmp_path)).read_bytes() == whole
-    with pytest.raises(SystemExit, match="give --mib more"):  # one pack more than there are scripts to send it with
-        pack.share_out(whole, tmp_path, pack.MIB)
+    with pytest.raises(SystemExit, match="give --mib more"):
+        pack.share_out(whole, tmp_path, pack.MIB // 8)
+    with pytest.raises(SystemExit, match="give --mib more"):
+        pack.share_out(whole + b"1", last, pack.MIB)  # one pack more than there are scripts to send it with
 
 
 def test_packages_that_are_there_are_not_installed_again(tmp_path: Path) -> None:

@@ -33,8 +33,13 @@ class KernelStep:
         """Return (T, heads, D). queries: (T, heads, D), rotated. Keys and values are in their pages already."""
         layer = pages.layer
         (numbers,) = pages.planes
-        sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
         of = Layer.of_tokens(
-            numbers, pages.scales, layer.num_kv_heads, layer.window, scoring.scale, scoring.softcap or 0.0, sinks
+            numbers,
+            pages.scales,
+            layer.num_kv_heads,
+            layer.window,
+            scoring.scale,
+            scoring.softcap or 0.0,
+            scoring.sinks,
         )
         return attend_rows(queries.contiguous(), of, self._parts, self._places)

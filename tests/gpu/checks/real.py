@@ -83,7 +83,7 @@ class Kind:
     sinks: bool = False
 
     def sinks_of(self, num_heads: int, device: torch.device) -> torch.Tensor | None:
-        return torch.linspace(-2, 8, num_heads, device=device) if self.sinks else None
+        return torch.linspace(-2, 8, num_heads, device=device).to(self.dtype) if self.sinks else None
 
     @property
     def far(self) -> float:
