@@ -7,7 +7,7 @@
 Requests of tenants with a higher priority start first. Within a tenant, those with a lower rank (the request's field
 `priority`) start first. Tenants of equal priority take turns by deficit round robin: in each round,
 each tenant may start QUANTUM more tokens. A request costs its expected tokens (answer_lengths.py) until it ends, then
-its used tokens. Requests that other routers start (tenants/spending.py) also lower a tenant's deficit, but at most to
+its used tokens. Requests that other routers start (spending.py) also lower a tenant's deficit, but at most to
 MOST_DEBT below the highest deficit of the same priority.
 """
 

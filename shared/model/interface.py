@@ -55,7 +55,7 @@ class ModelSpec:
     kv_dtype: str = "auto"  # "int8" | "fp8": KV in bytes, with a scale per token and head; "auto": in `dtype`
     weight_dtype: str = "auto"  # of the products, as Formats.weights; "auto": in `dtype`
     stored: StoredWeights | None = None  # None for models without files
-    needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host; our kernels don't
+    needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host
     has_grouped_experts: bool = False  # whether torch's grouped product runs experts; some GPUs have no kernel for it
     library: str = ""  # the library that runs the layers, and its version; "": Baton does
 
