@@ -1,11 +1,12 @@
-"""Track the arrived pages of a hand-off, by layer. Page numbers follow the order of the request's tokens."""
+"""Track the arrived pages of a hand-off, by layer. Page numbers are entries of the row's page list."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from shared.core.errors import HandoffFailed
-from shared.kv.manager import page_count
+from shared.kv.pages import PageIds
 from shared.transfer.interface import WHOLE, Part
 
 
@@ -14,36 +15,48 @@ class PageRanges:
 
     | cached here, not sent | first ........ end |
 
-    A claimed page was announced by the source. An arrived page was pulled.
+    A claimed page was announced by the source. An arrived page was pulled. No page comes for an entry of 0, which no
+    step reads (with page groups): the source leaves out the same ones.
     """
 
-    def __init__(self, num_tokens: int, cached_tokens: int, page_size: int, num_layers: int = 1) -> None:
-        self.first = cached_tokens // page_size
-        self.end = page_count(num_tokens, page_size)
+    def __init__(self, pages: PageIds, first: int, num_layers: int = 1) -> None:
+        """`pages`: the row's page list, as far as it comes."""
+        self.first, self.end = first, len(pages)
+        self._expected = np.flatnonzero(pages)
         # [page, layer]. The last layer's entry also covers the planes that follow the layers in the page.
-        self._claimed = np.zeros((self.end, num_layers), np.bool_)
-        self._claimed[: self.first] = True
+        self._claimed = np.ones((self.end, num_layers), np.bool_)
+        self._claimed[self._expected[self._expected >= first]] = False
         self._arrived = self._claimed.copy()
-        self.num_whole = self.first  # how many pages, from the first one on, are here with all layers
+        self.num_whole = 0  # how many pages, from the first one on, are here with all layers
+        self._count_whole()
 
     def claim(self, first: int, count: int, part: Part = WHOLE) -> bool:
         """Claim pages before their pull. Return False if all are claimed already.
 
         Raise HandoffFailed if only some are claimed, or if pages or layers are out of range.
         """
-        if first < self.first or first + count > self.end:
-            raise HandoffFailed(f"got pages {first}..{first + count - 1}, asked for {self.first}..{self.end - 1}")
+        entries = self.entries(first, count)
+        if first < self.first or len(entries) < count:
+            raise HandoffFailed(f"got {count} pages from {first} on, asked for {self.first}..{self.end - 1}")
         layers = self._layers(part)
-        claimed = self._claimed[first : first + count, layers]
+        claimed = self._claimed[entries, layers]
         if claimed.all():
             return False
         if claimed.any():
-            raise HandoffFailed(f"pages {first}..{first + count - 1} overlap earlier ones")
-        self._claimed[first : first + count, layers] = True
+            raise HandoffFailed(f"{count} pages from {first} on overlap earlier ones")
+        self._claimed[entries, layers] = True
         return True
 
+    def entries(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the entries of `count` pages that come from entry `first` on; fewer at the list's end."""
+        begin = int(np.searchsorted(self._expected, first))
+        return self._expected[begin : begin + count]
+
     def arrived(self, first: int, count: int, part: Part = WHOLE) -> None:
-        self._arrived[first : first + count, self._layers(part)] = True
+        self._arrived[self.entries(first, count), self._layers(part)] = True
+        self._count_whole()
+
+    def _count_whole(self) -> None:
         while self.num_whole < self.end and self._arrived[self.num_whole].all():
             self.num_whole += 1
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 from decode_node.handoff_in import HandoffIn, WaitingOffer
-from shared.kv.manager import page_count
 from shared.node.context import NodeContext
 
 MOST_OF_ONE_SOURCE = 0.75  # largest share of rows, pages and waiting offers for one source
@@ -18,7 +17,7 @@ class Shares:
 
     def __init__(self, ctx: NodeContext, open_handoffs: Iterable[HandoffIn]) -> None:
         kv = ctx.core.kv
-        self._page_size = kv.page_size
+        self._num_pages = ctx.core.settings.num_pages
         self._most_pages = int(MOST_OF_ONE_SOURCE * kv.allocator.num_total)
         self._most_rows = int(MOST_OF_ONE_SOURCE * ctx.facts.max_running)
         self._pages: Counter[str] = Counter()
@@ -32,14 +31,14 @@ class Shares:
         source = waiting.source
         if source in self._full:
             return False
-        pages = self._pages[source] + page_count(waiting.request.num_tokens, self._page_size)
+        pages = self._pages[source] + self._num_pages(waiting.request.num_tokens)
         if self._rows[source] and (self._rows[source] >= self._most_rows or pages > self._most_pages):
             self._full.add(source)
             return False
         return True
 
     def take_share(self, waiting: WaitingOffer) -> None:
-        self._add(waiting.source, page_count(waiting.request.num_tokens, self._page_size))
+        self._add(waiting.source, self._num_pages(waiting.request.num_tokens))
 
     def _add(self, source: str, pages: int) -> None:
         self._pages[source] += pages

@@ -40,14 +40,16 @@ class Transfers:
         self.copies: PageCopies[HandoffIn] = PageCopies(ctx, receivers, "pull")
 
     def add_transfer(self, waiting: WaitingOffer, cached_prefix_len: int, now: float) -> HandoffIn:
-        req = waiting.request
+        req, core = waiting.request, self._ctx.core
+        pages = core.pages_of(req.row)[: core.settings.num_pages(req.num_tokens)]
+        first = cached_prefix_len // core.settings.page_size * core.kv.num_groups
         handoff = HandoffIn(
             request=req,
             source=waiting.source,
             transport=waiting.transport,
             lease=self._leases.next(),
             row=req.row,
-            ranges=PageRanges(req.num_tokens, cached_prefix_len, self._ctx.core.settings.page_size, self._num_layers),
+            ranges=PageRanges(pages, first, self._num_layers),
             since=now,
             touched=now,
             source_drafts=waiting.has_drafts,
@@ -127,7 +129,8 @@ class Transfers:
         num_whole = ranges.num_whole
         ranges.arrived(ready.first_page, len(ready.pages), part)
         if ranges.num_whole > num_whole:
-            core.scheduler.grants.granted_arrived(req, min(ranges.num_whole * pool.page_size, req.num_tokens))
+            num_tokens = ranges.num_whole // core.kv.num_groups * pool.page_size
+            core.scheduler.grants.granted_arrived(req, min(num_tokens, req.num_tokens))
         where = part.bytes_in(pool.planes)
         self._ctx.metrics.count("handoff_bytes", len(ready.pages) * (where.stop - where.start))
 

@@ -41,6 +41,11 @@ class HandoffOut:
         return self.request.key
 
     @property
+    def num_tokens(self) -> int:
+        """Return how many tokens' KV the decode node needs."""
+        return self.request.num_tokens - (self.record is not None)
+
+    @property
     def sending(self) -> Sending:
         """The hand-off must have been granted."""
         assert self.grant is not None

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from prefill_node.handoff_out import HandoffOut
 from prefill_node.send_queue import Sending, SendQueue
 from prefill_node.unread import Unread
 from shared.core.errors import HandoffFailed
 from shared.core.keys import RequestKey
-from shared.kv.manager import page_count
 from shared.model.interface import LayerMarks
 from shared.node.context import NodeContext
 from shared.node.convert import prebuilt_of
@@ -54,11 +55,12 @@ class Inflight:
         sender = self._senders.get(grant.transport)
         if sender is None:
             raise HandoffFailed(f"granted for transport {grant.transport!r}, which was not offered")
-        num_tokens = handoff.request.num_tokens - (handoff.record is not None)
+        num_tokens = handoff.num_tokens
         if grant.cached_prefix_len % page_size or grant.cached_prefix_len >= num_tokens:
             raise HandoffFailed(f"granted with an impossible {grant.cached_prefix_len} cached tokens")
         handoff.grant = Sending(grant.lease, sender)
-        handoff.next_page = grant.cached_prefix_len // page_size
+        kv = self._ctx.core.kv
+        handoff.next_page = grant.cached_prefix_len // page_size * kv.num_groups
         handoff.since = handoff.touched = now
         self.granted[handoff.key] = handoff
         for event in handoff.launched:
@@ -78,17 +80,28 @@ class Inflight:
             self._ctx.outbox.send(handoff.peer, prebuilt_of(handoff.record, handoff.sending.lease))
 
     def _describe_final(self, handoff: HandoffOut) -> None:
-        kv = self._ctx.core.kv
-        end = handoff.num_final_tokens // kv.page_size
-        if handoff.record is not None:
-            end = page_count(handoff.num_final_tokens, kv.page_size)
+        end = self._list_end(handoff.num_final_tokens, is_last=handoff.record is not None)
         ahead = min(end, handoff.layers_end)
         ends = self._ctx.core.settings.layer_ends
         for stop, part in ((ahead, Part(ends[-1]) if ends else WHOLE), (end, WHOLE)):
             if handoff.next_page < stop:
-                pages = kv.rows.pages_of(handoff.request.row)[handoff.next_page : stop].copy()
+                pages = self._pages(handoff, handoff.next_page, stop)
                 self.queue.add_pages(handoff, handoff.next_page, pages, part)
                 handoff.next_page = stop
+
+    def _list_end(self, num_tokens: int, *, is_last: bool) -> int:
+        """Return where the page list of `num_tokens` tokens ends. A page that is not full comes last."""
+        settings, kv = self._ctx.core.settings, self._ctx.core.kv
+        return settings.num_pages(num_tokens) if is_last else num_tokens // kv.page_size * kv.num_groups
+
+    def _pages(self, handoff: HandoffOut, first: int, end: int) -> PageList:
+        """Return entries [first, end) of the row's page list, with 0 for pages that the decode node never reads."""
+        kv = self._ctx.core.kv
+        own = kv.rows.pages_of(handoff.request.row)[first:end]
+        entries = kv.entries(first, first + len(own), kv.cache.first_needed(handoff.num_tokens)) - first
+        pages = np.zeros_like(own)
+        pages[entries] = own[entries]
+        return pages
 
     def _launch_waiting(self, now: float) -> None:
         for handoff in self.queue.launch():
@@ -102,13 +115,12 @@ class Inflight:
 
     def launched(self, handoff: HandoffOut, event: ChunkLaunched) -> None:
         """Start to send the pages up to this chunk's end, layer by layer."""
-        page_size = self._ctx.core.settings.page_size
-        end = page_count(event.num_tokens, page_size) if event.is_last else event.num_tokens // page_size
+        end = self._list_end(event.num_tokens, is_last=event.is_last)
         first = max(handoff.next_page, handoff.layers_end)
         if first >= end:
             return
         handoff.layers_end = end
-        pages = self._ctx.core.pages_of(handoff.request.row)[first:end].copy()
+        pages = self._pages(handoff, first, end)
         self._computing.append(Computing(handoff, first, pages, event.layers))
         for mark in event.layers.events:
             mark.add_callback(lambda _: self._ctx.wake())

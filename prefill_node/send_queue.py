@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from prefill_node.unread import Unread
 from shared.engine.transfer_jobs import TransferJobs
 from shared.node.context import NodeContext
@@ -51,7 +53,7 @@ T = TypeVar("T", bound=SentPages)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedPages(Generic[T]):
-    """Pages that wait to be described. pages[0] is page `first` of the request."""
+    """Pages that wait to be described. pages[0] is entry `first` of the request's page list."""
 
     sent: T
     first: int
@@ -85,10 +87,13 @@ class SendQueue(Generic[T]):
         return len(self._waiting)
 
     def add_pages(self, sent: T, first: int, pages: PageList, part: Part = WHOLE) -> None:
-        """Queue pages, in sets that fit a Ready. `launch` starts to describe them."""
+        """Queue pages, in sets that fit a Ready. `launch` starts to describe them. Entries of 0 are left out."""
         most = max(1, READY_BYTES // self._bytes_of(part))
-        for start in range(0, len(pages), most):
-            self._waiting.append(QueuedPages(sent, first + start, pages[start : start + most], part))
+        pages = np.asarray(pages, np.int32)
+        entries = np.flatnonzero(pages)
+        for start in range(0, len(entries), most):
+            own = entries[start : start + most]
+            self._waiting.append(QueuedPages(sent, first + int(own[0]), pages[own], part))
 
     def _bytes_of(self, part: Part) -> int:
         where = part.bytes_in(self._planes)

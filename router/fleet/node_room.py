@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.core.states import PageState, RowState
-from shared.wire.messages import NodeLoad
+from shared.wire.fitting import num_page_groups
+from shared.wire.messages import Fingerprint, NodeLoad
 
 AHEAD_SHARE = 4  # with 4 * n rows, n requests may wait, so that no row idles
 MIN_AHEAD = 2
@@ -28,9 +29,12 @@ class NodeRoom:
     most_prompt_tokens: float = float("inf")
 
 
-def room_in(load: NodeLoad, page_size: int, num_open: int, open_prompt_tokens: int, *, all_say_kept: bool) -> NodeRoom:
+def room_in(
+    load: NodeLoad, fingerprint: Fingerprint, num_open: int, open_prompt_tokens: int, *, all_say_kept: bool
+) -> NodeRoom:
     """`num_open`, `open_prompt_tokens`: ours at the time of the report. `all_say_kept`: see `tokens_in`."""
-    tokens = tokens_in(load, page_size, all_say_kept=all_say_kept)
+    groups = num_page_groups(fingerprint)  # a prompt takes a page in each
+    tokens = tokens_in(load, fingerprint.page_size, all_say_kept=all_say_kept) // groups
     return NodeRoom(tokens, sequences_in(load, num_open), prompt_tokens_in(load, open_prompt_tokens))
 
 

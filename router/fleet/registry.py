@@ -97,10 +97,10 @@ class RegisteredNode:
         all_say_kept: bool = True,
     ) -> None:
         """Replace the report. It counts all requests sent earlier. `all_say_kept`: see node_room.py."""
-        ours, page_size = self.ours, self.hello.fingerprint.page_size
+        ours, fingerprint = self.ours, self.hello.fingerprint
         self.report = Report(load, others, tuple(lacks), adapter_orders)
         self.figures.room = room_in(
-            load, page_size, ours.open_sequences, ours.open_prompt_tokens, all_say_kept=all_say_kept
+            load, fingerprint, ours.open_sequences, ours.open_prompt_tokens, all_say_kept=all_say_kept
         )
         ours.sent_sequences = ours.sent_prompt_work = 0
 

@@ -24,8 +24,8 @@ def compact(fb: ForwardBatch, output: ModelOutput, order: torch.Tensor, kv: KVPo
     inputs, first = fb.inputs, fb.plan.num_prefill
     start = fb.committed[first:].unsqueeze(1)
     places = torch.arange(order.shape[1], device=order.device)
-    table = inputs.layout.page_table[first:]
-    kv.move_slots(table, start + order[:, 1:], start + places[1:])  # node 0 is first in any order
+    for table in inputs.layout.page_tables:
+        kv.move_slots(table[first:], start + order[:, 1:], start + places[1:])  # node 0 is first in any order
     tokens = in_order(order, len(inputs.input_ids))
     inputs.input_ids = inputs.input_ids[tokens]
     if inputs.slots is not None:

@@ -27,7 +27,8 @@ import torch
 
 from shared.device.gpu import Gpu, GpuGraph
 from shared.engine.buckets import AnyShape, Buckets, PromptShape
-from shared.kernel.step_layout import HostLengths, Layout, equal_bounds
+from shared.kernel.step_layout import HostLengths, Layout, equal_bounds, named_tables
+from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.interface import Carried, Model, ModelInputs, ModelOutput
 from shared.observe.metric_names import EAGER_PREFIX, EAGER_REASONS
@@ -37,20 +38,26 @@ NO_MASK = {"visible": -1}  # what padding tokens have; other arrays have 0
 
 
 class FixedInputs:
-    """The places from which all graphs read: a step's `tokens`, (T,) int64 by name, and its `table`, (B, P) int32.
+    """The places from which all graphs read: a step's `tokens`, (T,) int64 by name, and its `tables`, (B, P) int32.
 
     Behind the step's own rows, tokens are padding: position 0, in page 0. Behind a row's own pages, a table keeps page
     numbers of earlier steps. Kernels may read these pages, and ignore their contents.
     """
 
     def __init__(
-        self, shapes: Sequence[AnyShape], num_pages: int, names: tuple[str, ...], device: torch.device
+        self,
+        shapes: Sequence[AnyShape],
+        num_pages: int,
+        names: tuple[str, ...],
+        device: torch.device,
+        num_groups: int = 1,
     ) -> None:
         num_tokens, batch = (max(sizes) for sizes in zip(*((of.num_tokens, of.batch) for of in shapes), strict=True))
         self.tokens = {
             name: torch.full((num_tokens,), NO_MASK.get(name, 0), dtype=torch.int64, device=device) for name in names
         }
-        self.table = torch.zeros((batch, num_pages), dtype=torch.int32, device=device)
+        self.device = device
+        self.tables = tuple(torch.zeros(batch, num_pages, dtype=torch.int32, device=device) for _ in range(num_groups))
         self._used: Counter[str] = Counter()  # how many entries, from the first, are not padding
 
     def fill(self, inputs: ModelInputs, read: ModelInputs) -> None:
@@ -60,10 +67,10 @@ class FixedInputs:
             fixed, num = self.tokens[name], len(own)
             fixed[:num].copy_(own)
             self._pad(name, num, fixed)
-        num_rows, num_pages = layout.page_table.shape
-        num_pages = min(num_pages, self.table.shape[1])
-        self.table[:num_rows, :num_pages].copy_(layout.page_table[:, :num_pages])
-        self._pad("table", num_rows, self.table[:, 0])
+        for (name, table), fixed in zip(named_tables(layout.page_tables).items(), self.tables, strict=True):
+            num_rows, num_pages = len(table), min(table.shape[1], fixed.shape[1])
+            fixed[:num_rows, :num_pages].copy_(table[:, :num_pages])
+            self._pad(name, num_rows, fixed[:, 0])
         if read.layout.host is not None and read.layout.host.varies:
             divide(inputs, read)
 
@@ -75,7 +82,7 @@ class FixedInputs:
 
     def of(self, shape: AnyShape) -> ModelInputs:
         """Return the inputs that a graph of this shape reads."""
-        device, own = self.table.device, {name: fixed[: shape.num_tokens] for name, fixed in self.tokens.items()}
+        device, own = self.device, {name: fixed[: shape.num_tokens] for name, fixed in self.tokens.items()}
         is_prompt = isinstance(shape, PromptShape)
         if isinstance(shape, PromptShape):
             bounds, width = np.full(shape.batch + 1, shape.num_tokens, np.int32), shape.num_tokens
@@ -84,7 +91,7 @@ class FixedInputs:
             bounds, width = equal_bounds(shape.batch, shape.width), shape.width
         layout = Layout(
             torch.from_numpy(bounds).to(device),
-            (self.table[: shape.batch],),
+            tuple(table[: shape.batch] for table in self.tables),
             width,
             shape.length,
             host=HostLengths(bounds, None, 0 if is_prompt else shape.batch, varies=is_prompt),
@@ -237,7 +244,8 @@ class GraphRunner:
         """`left`: the shape and all that come later. Raises RuntimeError."""
         if self._inputs is None:
             num_pages = -(-self._buckets.lengths[-1] // self._kv.page_size)
-            self._inputs = FixedInputs(left, num_pages, self._names, self._device)
+            num_groups = len(page_windows(self._kv.planes))
+            self._inputs = FixedInputs(left, num_pages, self._names, self._device, num_groups)
             self._memory = self._gpu.new_graph_memory()
         inputs = self._inputs.of(shape)
         if self._plan_graph is not None:

@@ -43,34 +43,38 @@ class TritonAttention:
         inputs = packed(inputs)
         self._inputs, self._kv, self._scales = inputs, kv, scales
         self._size = page_hadamard(self._shape, kv.dtype)
-        self._places = find_places(
-            inputs.key_slots, inputs.visible, inputs.layout.cu_q_lens, inputs.layout.page_table, page_size=kv.shape[4]
-        )
-        self._chunks, self._windows = parted(inputs, self._is_fixed)
+        layout = inputs.layout
+        self._places = [
+            find_places(inputs.key_slots, inputs.visible, layout.cu_q_lens, table, page_size=kv.shape[4])
+            for table in layout.page_tables
+        ]
+        self._parts = [
+            parted(replace(inputs, layout=layout.of_group(group)), self._is_fixed)
+            for group in range(len(layout.page_tables))
+        ]
 
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        return self._attend_rows(self.write(layer, qkv, q_norm, k_norm), self._layer(layer)).flatten(1)
-
-    def _attend_rows(self, q: torch.Tensor, layer: Layer) -> torch.Tensor:
-        return attend_rows(q, layer, (self._chunks, self._windows), self._places)
+        q, (group, _) = self.write(layer, qkv, q_norm, k_norm), self._shape.place(layer)
+        return attend_rows(q, self._layer(layer), self._parts[group], self._places[group]).flatten(1)
 
     def write(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
         """Rotate q and k, and write keys and values to their pages. Return q, (T, heads, D)."""
-        of, shape = self._layer(layer), self._shape
+        of, shape, (group, _) = self._layer(layer), self._shape, self._shape.place(layer)
         norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
         tables = self._local_tables if of.window else self._tables
         return rope_write(
-            qkv, norms, shape.eps, tables, self._inputs.positions, self._places, shape.num_heads, of.kv, of.scales,
-            self._size,
+            qkv, norms, shape.eps, tables, self._inputs.positions, self._places[group], shape.num_heads,
+            of.kv, of.scales, self._size,
         )  # fmt: skip
 
     def _layer(self, layer: int) -> Layer:
-        scales = None if self._scales is None else self._scales[:, layer]
-        return Layer(self._kv[:, layer], scales, self._shape.window(layer), self._shape.score_scale)
+        _, slot = self._shape.place(layer)
+        scales = None if self._scales is None else self._scales[:, slot]
+        return Layer(self._kv[:, slot], scales, self._shape.window(layer), self._shape.score_scale)
 
 
 def attend_rows(q: torch.Tensor, layer: Layer, parts: tuple[Rows, Rows], places: Places) -> torch.Tensor:

@@ -33,6 +33,7 @@ class AttentionShape:
     # each layer's sliding window in positions, the token's own included; 0: none; (): none in every layer
     windows: tuple[int, ...] = ()
     scale: float = 0.0  # factor of the scores; 0: head_dim ** -0.5
+    places: tuple[tuple[int, int], ...] = ()  # each layer's page group and slot; (): one group, in the layers' order
 
     @property
     def score_scale(self) -> float:
@@ -41,6 +42,15 @@ class AttentionShape:
     def window(self, layer: int) -> int:
         """Return 0 for no window."""
         return self.windows[layer] if self.windows else 0
+
+    @property
+    def num_groups(self) -> int:
+        """Return the number of page groups."""
+        return 1 + max((group for group, _ in self.places), default=0)
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """Return the layer's page group, and its slot in the group's pages."""
+        return self.places[layer] if self.places else (0, layer)
 
 
 @dataclass(slots=True)
@@ -82,8 +92,8 @@ class AttentionBackend(Protocol):
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
         """Start a step.
 
-        kv: (num_pages, layers, 2, kv_heads, page_size, head_dim), with any stride on dim 0. scales: kv's shape without
-        head_dim, float32, if pages hold bytes, else None."""
+        kv: (num_pages, slots, 2, kv_heads, page_size, head_dim), with any stride on dim 0. A layer is in its slot of
+        its page group's pages. scales: kv's shape without head_dim, float32, if pages hold bytes, else None."""
         ...
 
     def attend(
@@ -138,7 +148,8 @@ class TorchAttention:
         self._row = torch.searchsorted(bounds[1:].contiguous(), token, right=True)
         self._nth = token - bounds[self._row]  # index among the row's tokens of this step
         slots = inputs.key_slots
-        self._write_page = inputs.layout.page_table[self._row, slots // page_size].long()
+        tables = inputs.layout.page_tables
+        self._write_pages = [table[self._row, slots // page_size].long() for table in tables]
         self._write_slot = slots % page_size
         self._rope = rope_of(self._tables, inputs.positions)
         local = self._local_tables
@@ -152,7 +163,7 @@ class TorchAttention:
     ) -> torch.Tensor:
         q = self.write(layer, qkv, q_norm, k_norm)
         parts = [self._alone(layer, q, row) for row in range(self._num_alone)]
-        if self._num_alone < len(self._inputs.layout.page_table):
+        if self._num_alone < self._inputs.layout.num_rows:
             parts.append(self._padded(layer, q))
         return (torch.cat(parts) if parts else q).flatten(1).to(qkv.dtype)
 
@@ -172,10 +183,11 @@ class TorchAttention:
         return q
 
     def _write(self, layer: int, half: int, values: torch.Tensor) -> None:
-        page, slot = self._write_page, self._write_slot
+        group, place = self._shape.place(layer)
+        page, slot = self._write_pages[group], self._write_slot
         if self._scales is not None:  # --kv-dtype int8 or fp8
-            values, self._scales[page, layer, half, :, slot] = quantize(values, self._kv.dtype)
-        self._kv[page, layer, half, :, slot] = values
+            values, self._scales[page, place, half, :, slot] = quantize(values, self._kv.dtype)
+        self._kv[page, place, half, :, slot] = values
 
     def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, rope: RopeTables) -> torch.Tensor:
         wide = x.float()
@@ -189,7 +201,7 @@ class TorchAttention:
         """Attend for rows that do not run alone, padded to (B, max_q, heads, D). Padding queries read slot 0."""
         first_row = self._num_alone
         begin = self._bounds[first_row] if first_row else 0
-        table = self._inputs.layout.page_table[first_row:, : self._num_pages].long()
+        table = self._table_of(layer)[first_row:, : self._num_pages].long()
         row, nth = self._row[begin:] - first_row, self._nth[begin:]
         shape = (len(table), (len(q) - begin) // len(table) if first_row else self._inputs.layout.max_q_len)
         padded = q.new_zeros(*shape, *q.shape[1:])
@@ -213,7 +225,7 @@ class TorchAttention:
         start, stop = self._bounds[row], self._bounds[row + 1]
         if start == stop:
             return q[start:stop]
-        table = self._inputs.layout.page_table[row : row + 1, : self._pages_of(row)].long()
+        table = self._table_of(layer)[row : row + 1, : self._pages_of(row)].long()
         slots = self._inputs.key_slots[None, start:stop]
         visible = torch.full_like(slots, -1)
         if self._inputs.visible is not None:
@@ -224,6 +236,9 @@ class TorchAttention:
         out = [self._masked(layer, *part, keys, values)[0] for part in parts]
         return out[0] if len(out) == 1 else torch.cat(out)
 
+    def _table_of(self, layer: int) -> torch.Tensor:
+        return self._inputs.layout.page_tables[self._shape.place(layer)[0]]
+
     def _pages_of(self, row: int) -> int:
         host = self._inputs.layout.host
         if host is None or host.seq_lens is None:
@@ -233,9 +248,10 @@ class TorchAttention:
 
     def _gather(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values, each (B, kv_heads, P * page_size, D), of pages (B, P)."""
-        pages = self._kv[table, layer]  # (B, P, 2, kv_heads, page_size, D)
+        _, place = self._shape.place(layer)
+        pages = self._kv[table, place]  # (B, P, 2, kv_heads, page_size, D)
         if self._scales is not None:
-            pages = dequantize(pages, self._scales[table, layer])
+            pages = dequantize(pages, self._scales[table, place])
         keys, values = pages.permute(2, 0, 3, 1, 4, 5).flatten(3, 4).unbind(0)
         return keys, values
 
@@ -259,7 +275,7 @@ def rows_alone(inputs: AttentionInputs) -> int:
 
     On a CPU, all rows run alone if any is a chunk, because launches cost nothing there. In a graph of prompts no row
     does: the host does not know which tokens it has."""
-    host, num_rows = inputs.layout.host, len(inputs.layout.page_table)
+    host, num_rows = inputs.layout.host, inputs.layout.num_rows
     if host is not None and host.varies:
         return 0
     has_chunk = inputs.layout.max_q_len > PADDED_MAX_Q

@@ -95,7 +95,7 @@ class AttentionStep:
         self._tables = [table.contiguous() for pair in (tables, local_tables or tables) for table in pair]
         self._shortest = min(table.shape[0] for table in self._tables)
         self._windows = np.array(shape.windows, np.int64)
-        self.words = np.zeros(NUM_STEP_WORDS, np.int64)
+        self.words = np.zeros((shape.num_groups, NUM_STEP_WORDS), np.int64)  # of each page group
         self._queries, self._scratch = torch.empty(0), Scratch(num_threads)
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
@@ -105,7 +105,7 @@ class AttentionStep:
         self._rows = np.repeat(np.arange(len(bounds) - 1), bounds[1:] - bounds[:-1])
         self._positions, self._slots = inputs.positions.contiguous(), inputs.key_slots.contiguous()
         self._visible = None if inputs.visible is None else inputs.visible.contiguous()
-        self._table = inputs.layout.page_table.contiguous()
+        self._page_tables = [table.contiguous() for table in inputs.layout.page_tables]
         self._kv, self._scales = kv, scales
         self._check(inputs)
         self._queries = _at_least(self._queries, (num_tokens * shape.num_heads + SPARE_QUERIES) * shape.head_dim)
@@ -116,12 +116,12 @@ class AttentionStep:
         self._scratch.reserve(sizes.scratch_bytes)
         cost = num_tokens * inputs.layout.max_seq_len * shape.num_heads * shape.head_dim * 2
         self.num_shares = shares_of(cost, MOST_COST, self._num_threads)
-        self.words[FILLED] = (
+        self.words[:, FILLED] = (
             self._rows.ctypes.data,
             self._positions.data_ptr(),
             self._slots.data_ptr(),
-            self._table.data_ptr(),
-            self._table.shape[1],
+            0,
+            self._page_tables[0].shape[1],
             0 if self._visible is None else self._visible.data_ptr(),
             kv.stride(0) * kv.element_size(),
             kv.shape[4],
@@ -133,6 +133,7 @@ class AttentionStep:
             sizes.most_tokens,
             *self._scratch.words,
         )
+        self.words[:, TABLE] = [table.data_ptr() for table in self._page_tables]
 
     def _find_runs(self, run_tokens: int) -> npt.NDArray[np.int64]:
         """Return each run's first token, then the number of all tokens.
@@ -158,14 +159,15 @@ class AttentionStep:
 
     def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
         """Write a step's addresses and windows. `tasks` (n,): rows of `words`; `layers` (n,): these tasks' layers."""
+        group, slot = np.array([self._shape.place(layer) for layer in layers.tolist()], np.int64).T
         layer_bytes, half_bytes = (self._kv.stride(dim) * self._kv.element_size() for dim in (1, 2))
-        keys = self._kv.data_ptr() + layers * layer_bytes
+        keys = self._kv.data_ptr() + slot * layer_bytes
         words[tasks, KEYS], words[tasks, VALUES] = keys, keys + half_bytes
         if self._scales is not None:
             layer_bytes, half_bytes = (self._scales.stride(dim) * self._scales.element_size() for dim in (1, 2))
-            scales = self._scales.data_ptr() + layers * layer_bytes
+            scales = self._scales.data_ptr() + slot * layer_bytes
             words[tasks, KEY_SCALES], words[tasks, VALUE_SCALES] = scales, scales + half_bytes
-        words[tasks, STEP] = self.words.ctypes.data
+        words[tasks, STEP] = self.words.ctypes.data + group * self.words.strides[0]
         windows = self._windows[layers] if len(self._windows) else np.zeros(len(layers), np.int64)
         cos, sin, local_cos, local_sin = (table.data_ptr() for table in self._tables)
         words[tasks, WINDOW] = windows
@@ -176,13 +178,14 @@ class AttentionStep:
         """Raise TypeError or IndexError for wrong inputs: the kernels check no bounds."""
         if ITEMS[self._kv.dtype].has_scales != (self._scales is not None):
             raise TypeError(f"pages of {self._kv.dtype} with{'' if self._scales is not None else 'out'} scales")
-        limit = min(inputs.layout.max_seq_len, self._shortest, self._table.shape[1] * self._kv.shape[4])
+        limit = min(inputs.layout.max_seq_len, self._shortest, self._page_tables[0].shape[1] * self._kv.shape[4])
         check_range("positions", self._positions, limit)
         if inputs.slots is not None:
             check_range("slots", self._slots, limit)
         if self._visible is not None and bool((self._visible.clamp(min=0) >> (self._slots + 1).clamp(max=62)).any()):
             raise IndexError("a draft tree begins before slot 0")
-        check_range("pages", self._table, self._kv.shape[0])
+        for table in self._page_tables:
+            check_range("pages", table, self._kv.shape[0])
 
 
 class NumbaAttention:

@@ -53,10 +53,18 @@ class Layout(Generic[A]):
     host: HostLengths | None = None  # for a layout on the device; None: the host waits for the device's bounds
 
     @property
+    def num_rows(self) -> int:
+        return len(self.page_tables[0])
+
+    @property
     def page_table(self) -> A:
-        """Return the page table of a model that has one page group, as all have so far."""
+        """Return the page table of a model that has one page group."""
         (table,) = self.page_tables
         return table
+
+    def of_group(self, group: int = 0) -> Layout[A]:
+        """Return the layout with one page group's table. A draft head's KV is in the first group's pages."""
+        return self if len(self.page_tables) == 1 else replace(self, page_tables=(self.page_tables[group],))
 
     def per_row(self) -> dict[str, A]:
         """Return the arrays with one element per row, except page tables."""

@@ -2,6 +2,13 @@
 
 pool:  | page 0 (sink) | page 1 | page 2 | ...
 page:  | plane "kv": [layer][k, v][kv_head][slot][head_dim] | plane "draft": ... |
+
+Layers with unlike windows are in page groups: equally many layers each, so that all groups' pages have one size and one
+free list. For each page of tokens a row has a page of every group. In a windowed group only the last ones stay.
+
+tokens:              0..15 | 16..31 | 32..47            a row's page list, of two groups, the second one windowed:
+layers 0, 2 (all):     7   |   3    |   12              7 0 3 5 12 4
+layers 1, 3 (16):      0   |   5    |    4
 """
 
 from __future__ import annotations
@@ -12,22 +19,22 @@ from dataclasses import dataclass
 import torch
 
 ALIGN_BYTES = 64
-KIND_WHOLE, KIND_WINDOW = "whole", "window"  # GroupSpec.kind
 
 
 @dataclass(frozen=True, slots=True)
 class PlaneSpec:
     """One tensor of a page.
 
-    `slot_dim`: the dimension with one entry per token, counted from the end. `window`: how many tokens the plane's
-    layers attend to, the newest included; 0 for all.
+    `slot_dim`: the dimension with one entry per token, counted from the end. `windows`: how many tokens the plane's
+    layers attend to in each page group, the newest included; 0 for all. A group that is not listed leaves the plane
+    unused.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     slot_dim: int = -2
-    window: int = 0
+    windows: tuple[int, ...] = (0,)
 
     @property
     def num_bytes(self) -> int:
@@ -36,27 +43,19 @@ class PlaneSpec:
         return -(-raw // ALIGN_BYTES) * ALIGN_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSpec:
-    """Layers whose KV has one shape, and the planes that hold it. So far all groups of a model share a page list."""
-
-    planes: tuple[PlaneSpec, ...]
-    window: int  # how many tokens the widest layer attends to, the newest included; 0 for all
-    kind: str  # KIND_WHOLE, or KIND_WINDOW if all layers have a window
-
-
 def page_bytes(planes: tuple[PlaneSpec, ...]) -> int:
     return sum(plane.num_bytes for plane in planes)
 
 
-def pool_window(planes: tuple[PlaneSpec, ...]) -> int:
-    """Return the widest window, in tokens; 0 if any plane attends to all tokens."""
-    windows = [plane.window for plane in planes]
-    return max(windows) if windows and all(windows) else 0
+def page_windows(planes: tuple[PlaneSpec, ...]) -> tuple[int, ...]:
+    """Return each page group's widest window, in tokens; 0 if any of its planes attends to all tokens."""
+    num_groups = max((len(plane.windows) for plane in planes), default=1)
+    by_group = [[plane.windows[group] for plane in planes if group < len(plane.windows)] for group in range(num_groups)]
+    return tuple(max(windows, default=0) if all(windows) else 0 for windows in by_group)
 
 
 def num_layers(planes: tuple[PlaneSpec, ...]) -> int:
-    """A layer is contiguous in a page."""
+    """Return how many layers a page holds. A layer is contiguous in a page."""
     return planes[0].shape[0]
 
 

@@ -2,7 +2,7 @@
 
     every page is   free (allocator) | cached (prefix cache) | private (exactly one row)
     a row's pages   | from or in the cache, pinned by the row's lock | private ... |
-    with windows    | 0 for each dropped page | cached and private pages, in any order ...
+    with windows    | 0 for each page that is not read | cached and private pages, in any order ...
 
 A row's pages never move: caching changes the owner, not the block table. A row may be released while its last step
 runs, because later steps run after it. A pull or copy that uses the row must end before the release.
@@ -14,14 +14,17 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
 from shared.core.states import TAGS, PageState, Tag
 from shared.kv.accounting import raise_problems
+from shared.kv.group_cache import Cache
 from shared.kv.pages import PageAllocator, PageIds
-from shared.kv.prefix_cache import Keys, Lock, Match, PrefixCache
+from shared.kv.prefix_cache import Firsts, Keys, Lock, Match
 from shared.kv.rows import ReqToTokenPool
-from shared.kv.window_cache import WindowCache
+
+Entries = npt.NDArray[np.int64]  # places in a row's page list
 
 
 @dataclass(slots=True, eq=False)
@@ -36,11 +39,13 @@ class RowRecord:
 class KVManager:
     """Scheduler thread only."""
 
-    def __init__(self, rows: ReqToTokenPool, allocator: PageAllocator, cache: PrefixCache | WindowCache) -> None:
+    def __init__(self, rows: ReqToTokenPool, allocator: PageAllocator, cache: Cache) -> None:
         self.rows = rows
+        self.num_groups = rows.num_groups
         self.allocator = allocator
         self.cache = cache
         self.page_size = cache.page_size
+        self._has_windows = any(cache.windows)
         self._records: dict[int, RowRecord] = {}
         self._private = np.zeros(rows.table.shape, np.bool_)
         # so that an error can name a leaked page's owner
@@ -98,47 +103,64 @@ class KVManager:
             raise IntegrityError(f"row {row} of {record.owner!r} is not empty: it can't begin with cached pages")
         if not match.lock.held:
             raise IntegrityError(f"row {row} of {record.owner!r}: the match's lock was given back already")
-        num_left = len(match.pages) - int(np.count_nonzero(match.pages))
-        self.rows.skip(row, num_left)
-        self.rows.append(row, match.pages[num_left:])
+        self.rows.append(row, match.pages)
         record.lock = match.lock
 
     def append(self, row: int, pages: PageIds) -> None:
-        """Append pages from `alloc_pages`, which become private."""
+        """Append pages from `alloc_pages`, which become private. A 0 stands for a page that no step reads."""
         owner = self._record(row).owner
         start = int(self.rows.num_pages[row])
         self.rows.append(row, pages)
-        self._private[row, start : start + len(pages)] = True
+        self._private[row, start : start + len(pages)] = pages != 0
         self._last_owner[pages] = owner
 
-    def grow(self, row: int, n: int) -> bool:
-        """Append n pages, or change nothing and return False."""
-        owner = self._record(row).owner
-        room = self.rows.max_pages_per_row - int(self.rows.num_pages[row])
+    def grow(self, row: int, n: int, firsts: Firsts = ()) -> bool:
+        """Append n pages, or change nothing and return False. Pages before each group's `firsts` become 0."""
+        owner, start = self._record(row).owner, int(self.rows.num_pages[row])
+        room = self.rows.max_pages_per_row - start
         if n > room:  # raise, because more free pages would not help
             raise IntegrityError(f"row {row} of {owner!r} has room for {room} more pages, not {n}")
-        pages = self.alloc_pages(n, owner)
+        entries = self.entries(start, start + n, firsts)
+        pages = self.alloc_pages(len(entries), owner)
         if pages is None:
             return False
+        if len(pages) < n:
+            listed = np.zeros(n, np.int32)
+            listed[entries - start] = pages
+            pages = listed
         self.append(row, pages)
         return True
+
+    def entries(self, start: int, end: int, firsts: Firsts = ()) -> Entries:
+        """Return the entries [start, end) of a page list that are not before their group's page in `firsts`.
+
+        firsts: one page per group, as from `first_needed`; (): 0.
+        """
+        found = np.arange(start, end)
+        if not any(firsts):
+            return found
+        is_read = found // self.num_groups >= np.asarray(firsts)[found % self.num_groups]
+        return found[is_read]
 
     def leave_behind(self, row: int, num_tokens: int) -> None:
         """Free the row's pages that no position >= `num_tokens` reads. Cached pages stay cached.
 
         Unfinished steps of the row must begin at `num_tokens` or later.
         """
-        first = self.cache.first_needed(num_tokens)
-        begin = int(self.rows.first_page[row])
-        if first <= begin:
+        firsts = self.cache.first_needed(num_tokens) if self._has_windows else ()
+        if not firsts or not self.rows.has_before(row, firsts):
             return
-        mine = self._private[row, begin:first].copy()
-        dropped = self.rows.drop_leading(row, first)
-        self._private[row, begin:first] = False
-        self.allocator.free(dropped[mine[: len(dropped)]])
+        dropped, entries = self.rows.drop_leading(row, firsts)
+        mine = self._private[row, entries]
+        self._private[row, entries] = False
+        self.allocator.free(dropped[mine])
         lock = self._record(row).lock
         if lock is not None:
-            self.cache.trim(lock, first)
+            self.cache.trim(lock, firsts)
+
+    def num_held(self, row: int) -> int:
+        """Return how many pages the row has, cached ones included."""
+        return int(np.count_nonzero(self.rows.pages_of(row)))
 
     def num_freed_by(self, row: int) -> int:
         """Return how many pages become free or evictable when the row is released."""
@@ -151,7 +173,7 @@ class KVManager:
         keys: int64, one per token from the request's start. The step that computes the pages' KV must be launched.
         """
         record = self._record(row)
-        n = min(num_tokens // self.page_size, int(self.rows.num_pages[row]))
+        n = min(num_tokens // self.page_size * self.num_groups, int(self.rows.num_pages[row]))
         pages = self.rows.table[row, :n]
         if record.lock is None:
             record.lock = self.cache.match(keys, 0, record.owner).lock

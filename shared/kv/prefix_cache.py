@@ -26,6 +26,7 @@ from shared.kv.pages import PageIds
 
 Keys = npt.NDArray[np.int64]
 Listener = Callable[[bytes, bool], None]  # gets a page's identity, and whether the page is cached now
+Firsts = tuple[int, ...]  # the first page of each page group that a step may read; (): 0 in all
 HEAP_SLACK = 64
 
 
@@ -66,6 +67,7 @@ class Lock:
     pages: dict[int, int] = field(default_factory=dict)
     identity: bytes = ROOT
     is_copy: bool = False  # whether the lock is for a copy
+    parts: tuple[Lock, ...] = ()  # of a GroupCache: one lock per page group
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Found:
     identity: bytes = ROOT
     next_key: bytes = b""  # of the first page that is not cached, if the search was not at its end; see `has_news`
     num_added: int = 0  # by a WindowCache when this was found
+    parts: tuple[Found, ...] = ()  # of a GroupCache: what each page group's cache found
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class PrefixCache:
 
     def __init__(self, page_size: int, enabled: bool = True) -> None:
         self.page_size = page_size
+        self.windows = (0,)  # of its page group; 0: its layers read all tokens
         self.enabled = enabled
         self._root = CachedPage(b"", 0, None)
         self._nodes: dict[int, CachedPage] = {}  # by page id
@@ -139,7 +143,7 @@ class PrefixCache:
             node = node.parent
         return nodes
 
-    def names(self) -> list[bytes]:
+    def cached_names(self) -> list[bytes]:
         return [self.identity_of(node) for node in self._nodes.values()]
 
     def identity_of(self, node: CachedPage) -> bytes:
@@ -165,11 +169,11 @@ class PrefixCache:
             depth, walk = depth + 1, walk.parent
         return self._lock(node, depth, owner, is_copy=True)
 
-    def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", first_needed: int = 0) -> Match:
+    def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", firsts: Firsts = ()) -> Match:
         """Return the longest cached prefix of at most max_tokens tokens, locked for `owner`."""
-        return self.lock(self.find(keys, max_tokens, first_needed), owner)
+        return self.lock(self.find(keys, max_tokens, firsts), owner)
 
-    def find(self, keys: Keys, max_tokens: int, first_needed: int = 0) -> Found:
+    def find(self, keys: Keys, max_tokens: int, firsts: Firsts = ()) -> Found:
         """Return what `match` would lock, without a lock. This does not count as a use."""
         node, nodes = self._root, list[CachedPage]()
         next_key = b""
@@ -230,11 +234,11 @@ class PrefixCache:
         self.unlock(lock)
         return new_lock, taken
 
-    def first_needed(self, num_tokens: int) -> int:
+    def first_needed(self, num_tokens: int) -> Firsts:
         """Return 0: every page is needed."""
-        return 0
+        return (0,)
 
-    def trim(self, lock: Lock, first: int) -> None:
+    def trim(self, lock: Lock, firsts: Firsts) -> None:
         """Do nothing: every page is needed."""
         self._require_held(lock)
 

@@ -10,6 +10,7 @@ An identity covers all earlier pages (`shared.core.page_identity`), so a page ca
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from shared.core.errors import IntegrityError
 from shared.core.page_identity import ROOT, identities
 from shared.kv.accounting import raise_problems
 from shared.kv.pages import PageIds
-from shared.kv.prefix_cache import Found, Keys, Listener, Lock, Match
+from shared.kv.prefix_cache import Firsts, Found, Keys, Listener, Lock, Match
 
 
 class WindowCache:
@@ -27,6 +28,7 @@ class WindowCache:
     def __init__(self, page_size: int, window: int, enabled: bool = True) -> None:
         self.page_size = page_size
         self.window = window
+        self.windows = (window,)
         self.enabled = enabled
         # number of earlier pages that a token at a page's first slot reads
         self._num_needed = -(-(window - 1) // page_size)
@@ -47,36 +49,45 @@ class WindowCache:
     def num_evictable(self) -> int:
         return len(self._idle)
 
-    def first_needed(self, num_tokens: int) -> int:
+    def first_needed(self, num_tokens: int) -> Firsts:
         """Return the index of the first page that any token at a position >= num_tokens reads."""
-        return max(0, num_tokens - self.window + 1) // self.page_size
+        return (max(0, num_tokens - self.window + 1) // self.page_size,)
 
     def cached_pages(self) -> PageIds:
         return np.fromiter(self._identity_of, np.int32, len(self._identity_of))
 
-    def names(self) -> list[bytes]:
+    def cached_names(self) -> list[bytes]:
         return list(self._page_of)
 
     def is_locked(self, page: int) -> bool:
         return page in self._refs
 
-    def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", first_needed: int = 0) -> Match:
+    def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", firsts: Firsts = ()) -> Match:
         """Return and pin the longest match that has every needed page, at most max_tokens tokens long."""
-        return self.lock(self.find(keys, max_tokens, first_needed), owner)
+        return self.lock(self.find(keys, max_tokens, firsts), owner)
 
-    def find(self, keys: Keys, max_tokens: int, first_needed: int = 0) -> Found:
+    def find(self, keys: Keys, max_tokens: int, firsts: Firsts = ()) -> Found:
         """Return what `match` would pin.
 
-        Pages before `first_needed` are never read, so they count as matches.
+        Pages before the one in `firsts` are never read, so they count as matches.
         """
         limit = max(0, min(len(keys), max_tokens)) // self.page_size
-        best, run = first_needed, 0
         names = list(identities(keys[: limit * self.page_size].tobytes(), self.page_size))
-        found = [self._page_of.get(name, 0) for name in names]
-        for index, page in enumerate(found):
-            run = run + 1 if page else 0
-            if run >= min(index + 1, self._num_needed):
-                best = max(best, index + 1)
+        first = firsts[0] if firsts else 0
+        return self.found(names, max(first, int(np.flatnonzero(self.matches(names, first))[-1])), first)
+
+    def matches(self, names: Sequence[bytes], first_needed: int) -> npt.NDArray[np.bool_]:
+        """Return for each n, from 0 to all, whether the needed ones of the first n pages are cached."""
+        is_there = np.fromiter((name in self._page_of for name in names), np.bool_, len(names))
+        is_there[:first_needed] = True
+        counts = np.concatenate([[0], np.cumsum(is_there)])
+        ends = np.arange(len(names) + 1)
+        begins = np.maximum(0, ends - self._num_needed)
+        return np.asarray(counts[ends] - counts[begins] == ends - begins)
+
+    def found(self, names: Sequence[bytes], best: int, first_needed: int) -> Found:
+        """Return what a match of `best` pages would pin."""
+        limit, found = len(names), [self._page_of.get(name, 0) for name in names[:best]]
         pages = np.zeros(best, np.int32)
         first = max(first_needed, best - self._num_needed)
         pages[first:] = found[first:best]
@@ -138,13 +149,13 @@ class WindowCache:
             del self._refs[page]
             self._idle[page] = None
 
-    def trim(self, lock: Lock, first: int) -> None:
+    def trim(self, lock: Lock, firsts: Firsts) -> None:
         self._require_held(lock)
-        for index in [index for index in lock.pages if index < first]:
+        for index in [index for index in lock.pages if index < firsts[0]]:
             self._unpin(lock.pages.pop(index))
 
     def unlock(self, lock: Lock) -> None:
-        self.trim(lock, 1 << 62)
+        self.trim(lock, (1 << 62,))
         lock.held = False
         self._locks.discard(lock)
 

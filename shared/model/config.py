@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.core.errors import ConfigError
+from shared.kv.layer_groups import LayerGroups, group_layers
 
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
@@ -102,6 +103,10 @@ class LlamaConfig:
         for rope in (self.rope, self.local_rope or self.rope):
             if not (0.0 < rope.theta < math.inf and 0.0 < rope.factor < math.inf):
                 raise ConfigError(f"{self.name}: rope of base {rope.theta}, stretched {rope.factor} times")
+
+    @property
+    def groups(self) -> LayerGroups:
+        return group_layers(self.windows or (0,) * self.num_layers)
 
     @property
     def qk_norm(self) -> bool:

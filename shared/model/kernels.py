@@ -316,7 +316,8 @@ def compiled_packing(dtype: torch.dtype, team: Team, formats: Formats) -> Packin
 
 def attention_shape(config: LlamaConfig) -> AttentionShape:
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-    return AttentionShape(*heads, config.rms_eps, config.windows, config.score_scale)
+    places = tuple((place.group, place.slot) for place in config.groups.layers)
+    return AttentionShape(*heads, config.rms_eps, config.windows, config.score_scale, places)
 
 
 def is_gelu(config: LlamaConfig) -> bool:

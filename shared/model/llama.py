@@ -30,13 +30,12 @@ KV_PLANE, SCALE_PLANE = "kv", "kv_scale"
 
 
 def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[PlaneSpec, ...]:
-    shape = (config.num_layers, 2, config.num_kv_heads, page_size, config.head_dim)
-    # A page holds all layers, so it may be freed early only if all layers have windows.
-    window = max(config.windows) if config.windows and all(config.windows) else 0
+    groups = config.groups
+    shape = (groups.num_slots, 2, config.num_kv_heads, page_size, config.head_dim)
     if spec.kv_dtype == "auto":
-        return (PlaneSpec(KV_PLANE, shape, getattr(torch, spec.dtype), window=window),)
-    scales = PlaneSpec(SCALE_PLANE, shape[:-1], torch.float32, slot_dim=-1, window=window)
-    return PlaneSpec(KV_PLANE, shape, DTYPES[spec.kv_dtype], window=window), scales
+        return (PlaneSpec(KV_PLANE, shape, getattr(torch, spec.dtype), windows=groups.windows),)
+    scales = PlaneSpec(SCALE_PLANE, shape[:-1], torch.float32, slot_dim=-1, windows=groups.windows)
+    return PlaneSpec(KV_PLANE, shape, DTYPES[spec.kv_dtype], windows=groups.windows), scales
 
 
 class LlamaModel:
@@ -104,7 +103,7 @@ class LlamaModel:
             delta = self._mlp(index, layer, residual, attended, rows)
             # ranks exchanged columns after writing this layer's KV, so every rank has written its part
             if inputs.layers is not None:
-                inputs.layers.reached(index + 1)
+                inputs.layers.reached(self.config.groups.layers[index].num_whole)
         if not self._span.is_last:
             assert delta is not None
             return Carried(residual.add_(delta), torch.cat(aux, dim=-1) if aux else None)

@@ -190,7 +190,7 @@ class CompiledLlama:
     def _run(self, stop: int | None, layers: LayerMarks | None) -> None:
         """Release the held result. Run the tasks before `stop`, or all tasks if it is None.
 
-        With `layers`, pause and signal after the KV write of each mark's last layer.
+        With `layers`, pause and signal after the KV write of the layer that completes each mark's slots.
         """
         release()
         if layers is None:
@@ -198,7 +198,7 @@ class CompiledLlama:
             return
         start = 0
         for end in layers.ends:
-            written = int(self._at.write[end - 1]) + 1
+            written = int(self._at.write[self.config.groups.last_layer(end)]) + 1
             self._program.run(written, start)
             layers.reached(end)
             start = written

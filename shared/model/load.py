@@ -13,6 +13,7 @@ from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
 from shared.kernel.step_layout import Layout
 from shared.kernel.team import Team
+from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
 from shared.model.eagle_file import HeadFolder
@@ -151,7 +152,8 @@ def assemble(
 
 def warm_up(model: Model) -> None:
     """Run two tiny steps, so that no request waits for kernels to compile or load."""
-    pool = KVPool(model.kv_planes(WARM_PAGE), 2, WARM_PAGE)
+    planes = model.kv_planes(WARM_PAGE)
+    pool, num_groups = KVPool(planes, 2, WARM_PAGE), len(page_windows(planes))
     with torch.inference_mode():
         for count in (1, WARM_PAGE):
             inputs = ModelInputs(
@@ -159,7 +161,7 @@ def warm_up(model: Model) -> None:
                 positions=torch.arange(count),
                 layout=Layout(
                     cu_q_lens=torch.tensor([0, count], dtype=torch.int32),
-                    page_tables=(torch.ones(1, 1, dtype=torch.int32),),
+                    page_tables=(torch.ones(1, 1, dtype=torch.int32),) * num_groups,
                     max_q_len=count,
                     max_seq_len=count,
                 ),

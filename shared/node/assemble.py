@@ -23,13 +23,12 @@ from shared.engine.transfer_jobs import TransferJobs
 from shared.engine.worker import Runner, Whole, Worker
 from shared.grammar.grammars import Grammars
 from shared.kv.cold_store import ColdStore
-from shared.kv.layout import PlaneSpec, pool_window
-from shared.kv.manager import KVManager, page_count
+from shared.kv.group_cache import make_cache
+from shared.kv.layout import PlaneSpec, page_windows
+from shared.kv.manager import KVManager
 from shared.kv.pages import PageAllocator
 from shared.kv.pool import KVPool
-from shared.kv.prefix_cache import PrefixCache
 from shared.kv.rows import ReqToTokenPool
-from shared.kv.window_cache import WindowCache
 from shared.model.adapter_bank import bank_of
 from shared.model.interface import Model, ModelSpec, Stage
 from shared.node.core import NodeCore
@@ -65,11 +64,6 @@ def runner_of(ranks: Ranks | None, stages: Sequence[Stage]) -> Runner:
     return ranks or (FirstStage(stages[0]) if stages else Whole())
 
 
-def make_cache(window: int, page_size: int, enabled: bool) -> PrefixCache | WindowCache:
-    """`window`: the pool's window; 0 unless all layers have a window."""
-    return WindowCache(page_size, window, enabled) if window else PrefixCache(page_size, enabled)
-
-
 def prompts_of(
     spec: ModelSpec, sizes: CoreSizes, drafter: Drafter | None, mixed_chunk: MixedChunk | None
 ) -> PromptRules:
@@ -95,8 +89,8 @@ def boundary_of(device: str, gpu: Gpu | None = None) -> Boundary:
 def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None:
     if not sizes.cold_pages:
         return None
-    if pool_window(pool.planes):
-        raise ConfigError("all layers of this model have a sliding window, so its pages can't have a cold tier yet")
+    if any(page_windows(pool.planes)):
+        raise ConfigError("layers of this model have a sliding window, so its pages can't have a cold tier yet")
     store = ColdStore(pool.page_bytes, sizes.cold_pages, sizes.cold_file_pages, sizes.cold_dir)
     return ColdTier(store, pool, TransferJobs(engine, is_cold=True))
 
@@ -146,7 +140,8 @@ def assemble_core(
     )
     planes = pool_planes(model, drafter, settings.page_size)
     exact = settings.needs_cpu_seq_lens or model.spec.needs_cpu_seq_lens
-    settings = replace(settings, adapters=table_of(model), needs_cpu_seq_lens=exact)
+    windows = page_windows(planes)
+    settings = replace(settings, adapters=table_of(model), needs_cpu_seq_lens=exact, num_page_groups=len(windows))
     extras = () if drafter is None else drafter.relay_specs
     if drafter is not None:
         settings = with_drafter(settings, drafter)
@@ -160,9 +155,9 @@ def assemble_core(
     )
     num_rows = sizes.max_running + 1
     kv = KVManager(
-        ReqToTokenPool(num_rows, page_count(settings.history_len, settings.page_size)),
+        ReqToTokenPool(num_rows, settings.num_pages(settings.history_len), len(windows)),
         PageAllocator(sizes.num_pages, pool.generation),
-        make_cache(pool_window(planes), settings.page_size, sizes.prefix_cache and settings.prompts.share_prefixes),
+        make_cache(windows, settings.page_size, sizes.prefix_cache and settings.prompts.share_prefixes),
     )
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
     streams.settle()

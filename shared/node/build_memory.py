@@ -11,7 +11,7 @@ from shared.config.processes import NodeParts
 from shared.device.gpu import Gpu
 from shared.device.passed_checks import has_passed
 from shared.device.torch_cuda import TorchCuda
-from shared.kv.layout import layer_ends, page_bytes
+from shared.kv.layout import layer_ends, page_bytes, page_windows
 from shared.model.interface import Model
 from shared.node.assemble import CoreSizes, pool_planes
 from shared.node.build_model import Loaded
@@ -34,9 +34,12 @@ def measured_plan(
 ) -> MemoryPlan:
     """`make_least` makes a core with two pages, to measure steps on a GPU."""
     memory, max_context = parts.memory, loaded.model.spec.max_context
-    num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
+    planes = pool_planes(loaded.model, loaded.drafter, memory.page_size)
+    num_bytes = page_bytes(planes)
     use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
-    plan = plan_memory(parts, max_context, num_bytes, depth, device, available_bytes(loaded), use)
+    plan = plan_memory(
+        parts, max_context, num_bytes, depth, device, available_bytes(loaded), use, len(page_windows(planes))
+    )
     log.info("KV memory", pages=plan.num_pages, page_size=memory.page_size, max_context=plan.max_context)
     if use is not None:
         log.info("GPU memory", **use.parts(plan.num_pages * num_bytes))

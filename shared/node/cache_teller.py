@@ -57,7 +57,7 @@ class CacheTeller:
         """Let the next `tell` yield this router's messages after number `after`."""
         stream = self._streams.get(peer)
         if stream is None:
-            self._streams[peer] = EventStream(dict.fromkeys(self._cache.names(), True), seq=self._last_seq)
+            self._streams[peer] = EventStream(dict.fromkeys(self._cache.cached_names(), True), seq=self._last_seq)
             self._cache.listener = self._changed
         elif stream.ring and stream.ring[0].seq <= after + 1 <= stream.seq + 1:
             stream.again = [message for message in stream.ring if message.seq > after]
@@ -65,7 +65,7 @@ class CacheTeller:
             self._begin_anew(stream)
 
     def _begin_anew(self, stream: EventStream) -> None:
-        stream.changes = dict.fromkeys(self._cache.names(), True)
+        stream.changes = dict.fromkeys(self._cache.cached_names(), True)
         stream.begins = True
         stream.again.clear()
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from shared.core.extras import DISTRIBUTION
 from shared.engine.drafter import Drafter
-from shared.kv.layout import PlaneSpec, pool_window
+from shared.kv.layout import PlaneSpec, page_windows
 from shared.model.interface import ModelSpec
-from shared.wire.fitting import NO_DRAFT_STATE, NO_GRAMMAR, PLANE_SEPARATOR, misfit
+from shared.wire.fitting import NO_DRAFT_STATE, NO_GRAMMAR, PLANE_SEPARATOR, WINDOWS, misfit
 from shared.wire.messages import PROTOCOL_VERSION, Fingerprint
 
 NUMERICS_VERSION = 7  # increase this if the same weights, seed and prompt may now yield different tokens
@@ -46,9 +46,9 @@ def make_fingerprint(
 
 
 def _window_name(planes: Sequence[PlaneSpec]) -> list[str]:
-    """Name the window, because nodes with different windows need different pages."""
-    window = pool_window(tuple(planes))
-    return [f"window {window}"] if window else []
+    """Name the windows, because nodes with different windows need different pages."""
+    windows = page_windows(tuple(planes))
+    return [WINDOWS + ",".join(map(str, windows))] if any(windows) else []
 
 
 def _plane_name(plane: PlaneSpec) -> str:

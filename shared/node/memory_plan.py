@@ -36,26 +36,27 @@ def plan_memory(
     device: str,
     available: int,
     gpu: GpuUse | None = None,
+    num_groups: int = 1,
 ) -> MemoryPlan:
     """Raise ConfigError if something doesn't fit.
 
     The pool gets at most the pages that all rows use at full length. available: free bytes of the host. gpu: None
-    for a pool in host memory.
+    for a pool in host memory. num_groups: of the pages (shared/kv/layout.py).
     """
     memory, past_end = parts.memory, overshoot(parts.spec.width, depth)
-    most = memory.max_running * page_count(max_context + past_end, memory.page_size)
+    most = memory.max_running * num_groups * page_count(max_context + past_end, memory.page_size)
     room = pool_bytes(memory, available) if gpu is None else gpu_pool_bytes(memory, gpu)
     num_pages = min(room // page_bytes, most)
-    fits = num_pages * memory.page_size - past_end
+    fits = num_pages // num_groups * memory.page_size - past_end
     wanted = parts.model.max_context or min(MIN_CONTEXT, max_context)
     if fits < wanted:
-        need = page_bytes * page_count(wanted + past_end, memory.page_size)
+        need = page_bytes * num_groups * page_count(wanted + past_end, memory.page_size)
         share = "--mem-fraction" if gpu is None else "--gpu-mem-fraction, a smaller --chunk-size or --max-running"
         raise ConfigError(
             f"KV of one request of {wanted} tokens needs {gib(need)}, and the KV pool has {gib(room)}, for "
             f"{max(0, fits)} tokens: give it more with --kv-bytes (a page of {memory.page_size} tokens takes "
-            f"{page_bytes} bytes) or {share}, or use a shorter --max-context, a narrower --kv-dtype or a smaller model"
-            + ("" if gpu is None else f"; {gpu.describe_memory()}")
+            f"{page_bytes * num_groups} bytes) or {share}, or use a shorter --max-context, a narrower --kv-dtype or a "
+            "smaller model" + ("" if gpu is None else f"; {gpu.describe_memory()}")
         )
     check_offload(memory, page_bytes, device, available)
     return MemoryPlan(

@@ -42,8 +42,8 @@ class PageCopies(Generic[T]):
     def launch(self, target: T, transport: str, ready: Ready, frames: Frames) -> None:
         """Copy the pages that `ready` announces. The caller has checked that the row has them."""
         receiver = self.receivers[transport]
-        own = self._ctx.core.pages_of(target.row)
-        pages = own[ready.first_page : ready.first_page + len(ready.pages)].copy()
+        own = self._ctx.core.pages_of(target.row)[ready.first_page :]
+        pages = own[own != 0][: len(ready.pages)]  # no page comes for an entry of 0
         target.num_pulling += 1
         self._jobs.launch(
             (target, ready), lambda: receiver.pull(ready, frames, pages), self._label, after_newest_step=True

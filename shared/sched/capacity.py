@@ -7,7 +7,7 @@ from enum import Enum
 
 from shared.core.request import Request, RequestState
 from shared.core.states import PageState
-from shared.kv.manager import KVManager, page_count
+from shared.kv.manager import KVManager
 from shared.sched.events import HandoffUnpinned
 from shared.sched.growth import Growth
 from shared.sched.page_budget import Shortage, pick_victim
@@ -63,7 +63,7 @@ class Capacity:
 
     def make_room(self, req: Request, num_tokens: int) -> bool:
         while not self._budget.cover(req.row, num_tokens):
-            missing = page_count(num_tokens, self.settings.page_size) - int(self._kv.rows.num_pages[req.row])
+            missing = self.settings.num_pages(num_tokens) - int(self._kv.rows.num_pages[req.row])
             lacking = Shortage(missing - self._kv.num_available)
             if lacking.pages <= self._budget.num_held:
                 return False  # rule d: skip this step
@@ -103,7 +103,7 @@ class Capacity:
 
     def wanted(self) -> int:
         waiting = (req.num_tokens for req in self._queues.waiting if req.may_begin)
-        return self.headroom() + sum(page_count(num_tokens, self.settings.page_size) for num_tokens in waiting)
+        return self.headroom() + sum(map(self.settings.num_pages, waiting))
 
     def keep_free(self, req: Request | None = None) -> int:
         """Return how many pages must stay free, for the rows that began and for `req` (rule a)."""

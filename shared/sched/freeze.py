@@ -66,7 +66,7 @@ class PlanFreezer:
             num_prefill=len(shares),
             layout=Layout(
                 cu_q_lens=_bounds(q_lens) if shares else equal_bounds(len(rows), width),
-                page_tables=(self._kv.rows.snapshot(pool_rows),),
+                page_tables=self._kv.rows.snapshot(pool_rows),
                 max_q_len=max(chunk_q + [width] * bool(len(rows))),
                 max_seq_len=int((upper + q_lens).max()),
                 encoder_lens=encoder_lens,

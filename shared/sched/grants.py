@@ -37,14 +37,14 @@ class Grants:
         """Reserve a row and all pages for the KV of a grant from `source`, or reserve nothing (rule a).
 
         Return the number of cached prefix tokens, a multiple of the page size. Return None if there is no room now.
-        Pages outside all sliding windows count as cached.
+        Tokens outside the windows of all page groups count as cached.
         """
         keep_free = self._capacity.keep_free(req)
         if self._no_room.lacking(req, keep_free) is not None:
             return None
         ids = req.all_ids()
-        first_needed = self._kv.cache.first_needed(len(ids))
-        cached = self._queues.budget.reserve(req, ids, self._settings.width, keep_free, PageState.GRANTED, first_needed)
+        firsts = self._kv.cache.first_needed(len(ids))
+        cached = self._queues.budget.reserve(req, ids, self._settings.width, keep_free, PageState.GRANTED, firsts)
         if isinstance(cached, Shortage):
             self._no_room.note(req, cached, keep_free)
             return None

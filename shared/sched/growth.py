@@ -16,7 +16,6 @@ import numpy as np
 
 from shared.core.request import Request
 from shared.engine.plan import Int64s
-from shared.kv.window_cache import WindowCache
 from shared.sched.answer_lengths import CELL, Floats
 from shared.sched.queues import Queues
 from shared.sched.settings import SchedSettings
@@ -37,7 +36,9 @@ class Growth:
         cache = queues.budget.kv.cache
         self._settings = settings
         self._queues = queues
-        self._window = cache.window if isinstance(cache, WindowCache) else settings.max_context
+        # a row's pages of a windowed group grow no more in number once the row is as long as the window
+        self._window = min(settings.max_context, max(cache.windows) if all(cache.windows) else settings.max_context)
+        self._page_tokens = settings.page_size / (cache.windows.count(0) or len(cache.windows))
         self._ahead = times_ahead(settings.max_context // CELL)
         self._look()
 
@@ -56,7 +57,7 @@ class Growth:
         mean, variance = (self._mean, self._variance) if req is None else self._with(req)
         grown = self._queues.counters.output_tokens - self._num_tokens
         need = float((mean + MARGIN * np.sqrt(variance)).max() - mean[0]) - grown
-        return max(0, int(settings.growth_reserve * need / settings.page_size))
+        return max(0, int(settings.growth_reserve * need / self._page_tokens))
 
     def begin(self, req: Request) -> None:
         """Count a request that has just begun, without a look at the others. `pages` was asked for it."""

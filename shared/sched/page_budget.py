@@ -21,8 +21,8 @@ import numpy as np
 from shared.core.page_identity import prefix_keys
 from shared.core.request import Request, TokenIds
 from shared.core.states import PageState, Tag
-from shared.kv.manager import KVManager, page_count
-from shared.kv.prefix_cache import Found, Lock
+from shared.kv.manager import KVManager
+from shared.kv.prefix_cache import Firsts, Found, Lock
 from shared.sched.settings import SchedSettings
 
 LoanName = tuple[str, int]  # the peer that reads the pages, and the lease number in the peer's Pull
@@ -49,38 +49,39 @@ class PageBudget:
 
     def cover(self, row: int, num_tokens: int) -> bool:
         """Give the row pages for its first num_tokens tokens. Return False if too few are free."""
-        missing = page_count(num_tokens, self._settings.page_size) - int(self.kv.rows.num_pages[row])
+        missing = self._settings.num_pages(num_tokens) - int(self.kv.rows.num_pages[row])
         return missing <= 0 or self.kv.grow(row, missing)
 
     def can_ever_hold(self, req: Request) -> bool:
         settings, longest = self._settings, len(req.prompt_ids) + req.sampling.max_tokens
-        pages = page_count(longest + settings.overshoot, settings.page_size)
+        pages = settings.num_pages(longest + settings.overshoot)
         fits = pages <= min(self.kv.allocator.num_total, self.kv.rows.max_pages_per_row)
         return req.num_tokens > 0 and longest <= settings.max_context and fits
 
     def headroom(self, num_rows: int) -> int:
         """Return the largest number of pages that a step of `num_rows` decoding rows can take (rule a)."""
-        return num_rows * page_count(self._settings.width, self._settings.page_size)
+        return num_rows * self._settings.num_pages(self._settings.width)
 
     def reserve(
-        self, req: Request, ids: TokenIds, extra: int, keep_free: int, tag: Tag, first_needed: int = 0
+        self, req: Request, ids: TokenIds, extra: int, keep_free: int, tag: Tag, firsts: Firsts = ()
     ) -> int | Shortage:
         """Reserve a row, the cached prefix, and pages for `ids` plus `extra` tokens, or reserve nothing.
 
         Return the number of cached tokens, or the shortage. The prefix ends before the last token, and before the first
-        token that prompt scores need. No step reads pages before page `first_needed`.
+        token that prompt scores need. No step reads pages before `firsts`.
         """
         kv, owner = self.kv, str(req.key)
         if not kv.rows.num_free:
             return Shortage(0)
         most = len(ids) - 1 if req.first_unscored is None else req.first_unscored - 1
-        found = kv.cache.find(self.prefix_keys(req, ids), most, first_needed)
-        missing = page_count(len(ids) + extra, self._settings.page_size) - len(found.pages)
+        found = kv.cache.find(self.prefix_keys(req, ids), most, firsts)
+        end = self._settings.num_pages(len(ids) + extra)
+        missing = len(kv.entries(len(found.pages), end, firsts))
         short = keep_free + missing + found.num_evictable - kv.num_available
         if short > 0:
             return Shortage(short, found)
-        req.row = self._take(found, missing, tag, owner)
-        return len(found.pages) * self._settings.page_size
+        req.row = self._take(found, end, tag, owner, firsts)
+        return len(found.pages) // kv.num_groups * self._settings.page_size
 
     def reserve_pulled(self, keys: TokenIds, first_page: int, num_pages: int, keep_free: int, owner: str) -> int | None:
         """Reserve a held row for pages [first_page, num_pages), which a pull will bring, or reserve nothing.
@@ -95,16 +96,16 @@ class PageBudget:
         missing = num_pages - len(found.pages)
         if len(found.pages) < first_page or kv.num_available - found.num_evictable - missing < keep_free:
             return None
-        row = self._take(found, missing, PageState.HELD, owner)
+        row = self._take(found, num_pages, PageState.HELD, owner)
         self._pulled[row] = missing
         return row
 
-    def _take(self, found: Found, missing: int, tag: Tag, owner: str) -> int:
-        """Return a new row with the cached prefix and `missing` pages. The caller has counted that they are there."""
+    def _take(self, found: Found, end: int, tag: Tag, owner: str, firsts: Firsts = ()) -> int:
+        """Return a new row with the cached prefix, and pages up to `end`, which the caller has counted."""
         row = self.kv.alloc_row(owner, tag)
         assert row is not None
         self.kv.take_cached(row, self.kv.cache.lock(found, owner))
-        if not self.kv.grow(row, missing):
+        if not self.kv.grow(row, end - len(found.pages), firsts):
             raise AssertionError("pages vanished between the count and the reservation")
         return row
 

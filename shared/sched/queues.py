@@ -103,11 +103,12 @@ class Queues:
         self.prefixes.advance(req)
 
     def holders(self) -> Iterable[Request]:
-        """Yield the requests that can be retracted. Hand-offs can't, because a peer may read their pages."""
+        """Yield the requests that can be retracted. Hand-offs can't, because a peer may read their pages. Grants of
+        prompts with scores can't, because the prefill node would end before it has sent them."""
         yield from (req for req in self.running.reqs if req.state is S.RUNNING)
         yield from (chunk.request for chunk in self.prefilling if chunk.request.handoff_to is None)
         yield from (req for req in self.restoring if req.handoff_to is None)
-        yield from self.granted.values()
+        yield from (req for req in self.granted.values() if req.sampling.prompt_logprobs < 0)
 
     def pins_handoffs(self) -> bool:
         begun = [*(chunk.request for chunk in self.prefilling), *self.restoring]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from shared.core.adapter_table import AdapterTable
 from shared.core.overshoot import overshoot
 from shared.core.request import Request
+from shared.kv.manager import page_count
 from shared.sched.prompts import InChunks, PromptRules
 
 
@@ -15,6 +16,7 @@ class SchedSettings:
     """It has many fields because operators set each of them."""
 
     page_size: int
+    num_page_groups: int = field(default=1, kw_only=True)  # see shared/kv/layout.py
     max_context: int  # limit on tokens of a sequence, prompt and output together
     chunk_size: int = 512  # limit on prompt tokens per step, over all prompts
     mixed_chunk_size: int = 512  # the same limit in a step with decode rows, to bound their delay
@@ -33,6 +35,10 @@ class SchedSettings:
     depth: int = 1  # steps that may be open when another step is launched
     device: str = "cpu"
     adapters: AdapterTable = field(default_factory=AdapterTable)
+
+    def num_pages(self, num_tokens: int) -> int:
+        """Return the length of the page list of a row of `num_tokens` tokens, in all page groups."""
+        return self.num_page_groups * page_count(num_tokens, self.page_size)
 
     def keeps_history(self, req: Request) -> bool:
         return self.reads_history or req.sampling.needs_history

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shared.core.request import Request
-from shared.kv.manager import KVManager, page_count
+from shared.kv.manager import KVManager
 from shared.sched.settings import SchedSettings
 
 
@@ -26,11 +26,11 @@ class UngrantedPins:
         self.num_pages = sum(self._pages_of(req) for req in self._holders)  # a shared page counts once per hand-off
 
     def _pages_of(self, req: Request) -> int:
-        return int(self._kv.rows.num_pages[req.row])
+        return self._kv.num_held(req.row)
 
     def have_room(self, req: Request) -> bool:
         """Return whether the request fits under the limit. The first hand-off with memory always fits."""
-        pages = self.num_pages + page_count(req.num_tokens, self._settings.page_size)
+        pages = self.num_pages + self._settings.num_pages(req.num_tokens)
         return not self._holders or pages <= self._settings.max_ungranted_pages
 
     def add(self, req: Request) -> None:

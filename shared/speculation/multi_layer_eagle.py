@@ -120,4 +120,5 @@ class KeptHidden:
 
     def _places(self, rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         page_size = self._plane.shape[2]
-        return self._inputs.layout.page_table[rows, positions // page_size].to(torch.int64), positions % page_size
+        table = self._inputs.layout.of_group().page_table
+        return table[rows, positions // page_size].to(torch.int64), positions % page_size

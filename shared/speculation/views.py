@@ -12,7 +12,7 @@ from shared.model.interface import ModelOutput
 
 def view_of(fb: ForwardBatch) -> AttentionInputs:
     """Return the inputs for the step's T tokens, at the target's slots."""
-    return AttentionInputs(fb.inputs.positions, fb.inputs.layout)
+    return AttentionInputs(fb.inputs.positions, fb.inputs.layout.of_group())
 
 
 def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
@@ -36,7 +36,7 @@ def alternatives_of(fb: ForwardBatch, depth: int, slots: torch.Tensor, visible: 
 
 def _layout(fb: ForwardBatch, num_rows: int, num_slots: int) -> Layout[torch.Tensor]:
     """Return the layout of the step's decode rows with `num_slots` tokens each."""
-    return fb.inputs.layout.part(
+    return fb.inputs.layout.of_group().part(
         slice(fb.plan.num_prefill, None),
         cu_q_lens=torch.arange(num_rows + 1, dtype=torch.int32, device=fb.committed.device) * num_slots,
         max_q_len=num_slots,

@@ -13,6 +13,7 @@ PREFILL = "prefill"
 NO_DRAFT_STATE = "none"
 NO_GRAMMAR = "none"
 PLANE_SEPARATOR = ";"
+WINDOWS = "window "  # begins a page layout with windows; then the window of each page group
 
 
 def misfit(prefill: Fingerprint, decode: Fingerprint) -> str | None:
@@ -41,6 +42,12 @@ def apart(role: str, first: Fingerprint, other_role: str, second: Fingerprint) -
         return misfit(first, second) if role == PREFILL else misfit(second, first)
     name = misfit(first, second)
     return name and misfit(second, first) and name
+
+
+def num_page_groups(fingerprint: Fingerprint) -> int:
+    """Return how many pages a page of tokens takes."""
+    first, _, _ = fingerprint.page_layout.partition(PLANE_SEPARATOR)
+    return 1 + first.count(",") if first.startswith(WINDOWS) else 1
 
 
 def _leads(prefill: Fingerprint, decode: Fingerprint) -> bool:

@@ -62,7 +62,7 @@ class AllowedKeys:
         self.entries = entries
         self._by_key = {entry.public: entry for entry in entries}
 
-    def find(self, public: bytes) -> KeyEntry | None:
+    def of_key(self, public: bytes) -> KeyEntry | None:
         return self._by_key.get(public)
 
     def of_name(self, name: str) -> list[KeyEntry]:

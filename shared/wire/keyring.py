@@ -54,11 +54,11 @@ class KeyRing:
         return keys.own if self.kind == ROUTER else self._life
 
     def node_of(self, public: bytes) -> str | None:
-        entry = self.now.allowed.find(public)
+        entry = self.now.allowed.of_key(public)
         return entry.name if entry is not None and entry.kind == NODE else None
 
     def router_of(self, public: bytes) -> str | None:
-        entry = self.now.allowed.find(public)
+        entry = self.now.allowed.of_key(public)
         return entry.name if entry is not None and entry.kind == ROUTER else None
 
     def is_node(self, name: str) -> bool:
@@ -86,7 +86,7 @@ class KeyRing:
 
     def _read(self) -> Keys:
         own, allowed = read_pair(self._folder, self.name), read_allowed(self._folder)
-        entry = allowed.find(own.public)
+        entry = allowed.of_key(own.public)
         if entry is None or entry.name != self.name:
             raise ConfigError(
                 f"{self._folder / ALLOWED} does not list the key of {self.name}: is this another cluster's file?"

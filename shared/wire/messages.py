@@ -300,6 +300,8 @@ class Refuse(Message, frozen=True):
 class Ready(Message, frozen=True):
     """Pages [first_page, first_page + len(pages)) of the request's page list are final in the message's layers.
 
+    With page groups the list goes on without the pages that no step of D reads. D has no page for them either.
+
     shm: the receiver copies `pages` from P's pool, and they must still have these `generations`. zmq: one frame per
     page follows. With a handle, a library reads the pages. Otherwise the receiver asks for pages with Take. A digest
     covers the bytes of a page's part. It is xxh3_64, or a weighted sum in GPU memory (shared/transfer/digest.py).

@@ -17,8 +17,8 @@ from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.struck_stream import struck_stream
 
 WAYS = {
-    "gpt_oss": ("--transport", "shm", "--offload-bytes", "1MiB", "--decode-tp", "2"),
-    "deepseek_v3": ("--transport", "zmq", "--spec", "ngram", "--layer-parts", "3", "--tp", "2", "--decode-tp", "1"),
+    "gpt_oss": ("--transport", "shm", "--layer-parts", "3", "--decode-tp", "2"),
+    "deepseek_v3": ("--spec", "ngram", "--offload-bytes", "1MiB", "--tp", "2", "--decode-tp", "1"),
     "gemma4_text": ("--transport", "gloo", "--trust-network", "--dp", "2"),
 }
 

@@ -77,6 +77,28 @@ def test_a_few_seeds_through_process_groups() -> None:
     assert_fine(summary)
 
 
+def in_page_groups(plan: ClusterPlan) -> ClusterPlan:
+    """The same, with a model whose upper layer has a window: its pages are in a group of their own."""
+    window = 5 + plan.seed % 40
+    model = {"window": window, "lower_window": 0}
+    nodes = tuple(
+        replace(node, knobs=replace(node.knobs, num_pages=2 * node.knobs.num_pages, **model)) for node in plan.nodes
+    )
+    clients = tuple(
+        replace(client, requests=tuple(replace(one, windows=(window, 0)) for one in client.requests))
+        for client in plan.clients
+    )
+    return replace(plan, nodes=nodes, clients=clients)
+
+
+def test_a_few_seeds_in_page_groups() -> None:
+    summary, seed = Summary(), FAR_AWAY
+    while summary.counted < FEW and not summary.failures:
+        summary.add(run_seed(seed, change=in_page_groups))
+        seed += 1
+    assert_fine(summary)
+
+
 def test_many_seeds() -> None:
     summary = run_many(FAR_AWAY, MANY, jobs=min(2, os.cpu_count() or 1))
     assert_fine(summary)

@@ -1,4 +1,4 @@
-"""Whole streams of tiny random networks on Baton's own kernels, by seed: {llama, qwen2, qwen3, experts, a window} x
+"""Whole streams of tiny random networks on Baton's own kernels, by seed: {llama, qwen2, qwen3, experts, windows} x
 {no drafts, n-gram, chain, tree, copies, adaptive} x grammars x sampling x n x adapters x pools that are too small x
 formats, through a prefill and a decode node. Tokens, log-probabilities and ends are those of the same request alone on
 a plain node. Exact.
@@ -67,6 +67,11 @@ def test_streams_are_those_of_requests_alone(site: Site, figures: Callable[[str]
     went = run_all(FEW_SEEDS, site)
     figures(f"real streams: {went}")
     assert not [name for name in EVER if not went.counts[name]]
+
+
+def test_scores_come_although_grants_are_retracted(site: Site) -> None:
+    """Seed 17: a grant of a prompt with scores is among those that might be retracted."""
+    run_all(range(17, 18), site)
 
 
 @pytest.mark.long

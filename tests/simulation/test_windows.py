@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
-from shared.kv.layout import PlaneSpec, pool_window
+from router.fleet.node_room import room_in
+from shared.kv.layout import PlaneSpec, page_windows
 from shared.model.hashlm.model import HashLM
 from shared.node.fingerprint import make_fingerprint
-from shared.wire.fitting import misfit
+from shared.wire.fitting import misfit, num_page_groups
+from shared.wire.messages import NodeLoad
 from tests.support.core_rig import CoreKnobs, assert_streams, assert_whole, make_core, run_local
 from tests.support.equivalence_cells import Watch, run_cell
 from tests.support.hashlm_reference import reference_stream
@@ -23,6 +26,14 @@ NUM_SEEDS = 24
 def test_streams_are_the_windowed_reference_s(cell: int) -> None:
     """The matrix of test_equivalence, without draft heads and cold tier."""
     run_cell(70_000 + cell, Watch(), num_jobs=24, window=WINDOWS[cell % len(WINDOWS)])
+
+
+@pytest.mark.parametrize("cell", range(NUM_SEEDS))
+def test_layers_with_unlike_windows_have_pages_of_their_own(cell: int) -> None:
+    """The lower layer reads everything, or more or less than the upper one. Their pages are in two groups."""
+    window = WINDOWS[cell % len(WINDOWS)]
+    lower = (0, 0, 3, 30)[cell // len(WINDOWS) % 4]
+    run_cell(72_000 + cell, Watch(), num_jobs=24, window=window, lower_window=lower)
 
 
 def test_a_window_shows_in_the_stream() -> None:
@@ -63,6 +74,44 @@ def test_many_long_answers_fit_where_one_would_be_the_most() -> None:
     core.close()
 
 
+def grouped(rid: int, num_prompt: int, max_tokens: int, window: int = 9):  # noqa: ANN201
+    return replace(windowed(rid, num_prompt, max_tokens, window), lower_window=0)
+
+
+TIGHT = CoreKnobs("inline", page_size=4, chunk_size=8, num_pages=70, max_running=4, window=9, lower_window=0)
+
+
+def test_a_long_answer_keeps_a_window_s_pages_and_all_others() -> None:
+    """100 tokens are 26 pages of each group. In the windowed group three stay, and one that is begun."""
+    script = Script(window=9, lower_window=0, num_pages=80)
+    one = grouped(1, 6, 100)
+    (req,) = script.submit(one)
+    most = 0
+    while not req.finished:
+        script.world.run_until_idle()
+        script.step()
+        most = max(most, script.core.kv.num_held(req.row) if req.row else 0)
+        script.core.kv.check_integrity()
+    assert 20 < most <= 28 + 5
+    assert_streams([one], script.outcome)
+    assert_whole(script.core)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_long_prompts_with_common_beginnings_share_a_tight_pool(seed: int) -> None:
+    rng = random.Random(seed)
+    core = make_core(replace(TIGHT, num_pages=rng.choice([110, 130, 160])))
+    stem = grouped(0, 190, 4).prompt
+    jobs = []
+    for rid in range(14):
+        own = grouped(rid, rng.randrange(4, 40), rng.randrange(2, 20))
+        jobs.append(replace(own, prompt=stem[: rng.randrange(150)] + own.prompt))
+    outcome = run_local(core, jobs)
+    assert_streams(jobs, outcome)
+    assert_whole(core)
+    core.close()
+
+
 def test_pages_that_a_step_in_flight_reads_stay() -> None:
     """The next step is planned before the last one's result is here: it begins where that one will end, the last
     processed one's window is what counts."""
@@ -98,8 +147,11 @@ def test_a_cached_prompt_is_found_again_by_what_its_window_needs() -> None:
 
 
 def test_a_pool_keeps_what_its_widest_layer_reads() -> None:
-    narrow, wide, full = (PlaneSpec("kv", (2, 4), HashLM().kv_planes(4)[0].dtype, -1, w) for w in (8, 12, 0))
-    assert pool_window((narrow, wide)) == 12 and pool_window((narrow, full)) == 0 and pool_window(()) == 0
+    narrow, wide, full = (PlaneSpec("kv", (2, 4), HashLM().kv_planes(4)[0].dtype, -1, (w,)) for w in (8, 12, 0))
+    assert page_windows((narrow, wide)) == (12,) and page_windows((narrow, full)) == (0,) and page_windows(()) == (0,)
+    two = replace(wide, windows=(0, 12))
+    assert page_windows((two,)) == page_windows((two, full)) == (0, 12), "a draft head's plane is in the first group"
+    assert page_windows((replace(two, windows=(12, 8)), full)) == (0, 8)
 
 
 def test_nodes_fit_when_they_leave_the_same_pages_behind() -> None:
@@ -108,7 +160,12 @@ def test_nodes_fit_when_they_leave_the_same_pages_behind() -> None:
     planes = model.kv_planes(4)
     prefill = make_fingerprint(model.spec, planes, 4, None, "")
     decode = make_fingerprint(model.spec, (*planes, PlaneSpec("draft", (4,), planes[0].dtype)), 4, None, "")
-    assert misfit(prefill, prefill) is None
+    assert misfit(prefill, prefill) is None and num_page_groups(prefill) == num_page_groups(decode) == 1
+    grouped = make_fingerprint(model.spec, HashLM(window=9, lower_window=0).kv_planes(4), 4, None, "")
+    assert misfit(prefill, grouped) == "page_layout" and num_page_groups(grouped) == 2
+    load = NodeLoad(21, {"free": 21}, 4, {"free": 4}, 0, 0, 1, {}, {}, {}, "")
+    rooms = [room_in(load, one, 0, 0, all_say_kept=True).free_tokens for one in (prefill, grouped)]
+    assert rooms == [84, 42], "a prompt takes a page of each group"
     assert misfit(prefill, replace_spec(decode)) == "page_layout"
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
 from shared.device.events import Ticket
-from shared.kv.manager import page_count
 from shared.model.interface import Model
 from shared.node.core import NodeCore
 from shared.sched.events import Ended, GrantRevoked, PrefillDone
@@ -112,10 +111,13 @@ class CorePair:
 
     def _pull(self, handoff: Handoff) -> None:
         assert handoff.done is not None and handoff.cached is not None
-        first = handoff.cached // self.decode.kv.page_size
-        last = page_count(handoff.done.committed, self.decode.kv.page_size)
-        source = self.prefill.kv.rows.pages_of(handoff.prefill.row)[first:last].copy()
-        target = self.decode.kv.rows.pages_of(handoff.decode.row)[first:last].copy()
+        kv, settings = self.decode.kv, self.decode.settings
+        first = handoff.cached // kv.page_size * kv.num_groups
+        last = settings.num_pages(handoff.done.committed)
+        target = kv.rows.pages_of(handoff.decode.row)[first:last]
+        is_read = target != 0
+        source = self.prefill.kv.rows.pages_of(handoff.prefill.row)[first:last][is_read]
+        target = target[is_read]
         transfer = self.decode.streams.transfer
         self.decode.engine.stages.flush()
         if self.decode.engine.last_done is not None:

@@ -55,6 +55,7 @@ class Job:
     sampling: SamplingParams
     seed: int
     window: int = 0  # the model's
+    lower_window: int | None = None  # of its lower layer, if it differs
     adapter: str = ""  # digest
     encoder: bool = False  # whether the model has one
     cache_salt: int = 0
@@ -84,7 +85,7 @@ class Job:
         num = self.sampling.max_tokens
         if self.encoder:
             return seq2seq_stream(self.prompt, self.sampling, seed, num)
-        more = {"window": self.window, "adapter": self.adapter}
+        more = {"window": self.window, "lower_window": self.lower_window, "adapter": self.adapter}
         return reference_stream(self.prompt, self.sampling, seed, num, **more, allows=allows_of(self.sampling.grammar))
 
 
@@ -112,6 +113,7 @@ class CoreKnobs:
     cold_pages: int = 0  # the cold tier's, in memory and
     cold_file_pages: int = 0  # in its file
     window: int = 0  # the model's sliding window, of all its layers
+    lower_window: int | None = None  # of its lower layer, if it differs: two page groups
     layer_ends: tuple[int, ...] = ()  # (1,): hand-offs travel in two parts
     encoder: bool = False  # the model is HashSeq2Seq
     stages: int = 1  # above 1: the model is a pipeline; see stages_of
@@ -179,7 +181,11 @@ def make_core(
     """`ranks`: where the model is one rank's part. The others replace what the knobs name."""
     adapters = tuple(AdapterSpec(name, name) for name in knobs.adapters)
     model = model or HashLM(
-        max_context=MAX_CONTEXT, window=knobs.window, adapters=adapters, num_spare=knobs.spare_adapters
+        max_context=MAX_CONTEXT,
+        window=knobs.window,
+        lower_window=knobs.lower_window,
+        adapters=adapters,
+        num_spare=knobs.spare_adapters,
     )
     drafter = drafter or make_drafter(knobs, model)
     served: Model = HashSeq2Seq(MAX_CONTEXT) if knobs.encoder else model

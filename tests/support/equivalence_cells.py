@@ -177,8 +177,8 @@ def poison(core: NodeCore, pages: PageIds) -> None:
 
 
 def retract_somebody(core: NodeCore, rng: random.Random) -> None:
-    holders = [req for req in core.queues.running.reqs if req.state is RequestState.RUNNING]
-    holders += list(core.queues.granted.values())
+    states = (RequestState.RUNNING, RequestState.GRANTED)
+    holders = [req for req in core.queues.holders() if req.state in states]
     if holders:
         core.queues.retract(rng.choice(holders))
 
@@ -202,7 +202,14 @@ class Retractor:
         return 1
 
 
-def run_cell(seed: int, watch: Watch, num_jobs: int = 38, window: int = 0, encoder: bool = False) -> Cell:
+def run_cell(
+    seed: int,
+    watch: Watch,
+    num_jobs: int = 38,
+    window: int = 0,
+    lower_window: int | None = None,
+    encoder: bool = False,
+) -> Cell:
     """Draw everything from the seed, run it, compare every stream with the reference, look for leaks. With a `window`
     or an `encoder` no draft head and no cold tier, which are for models that read everything, and that as text."""
     rng = random.Random(seed)
@@ -213,8 +220,9 @@ def run_cell(seed: int, watch: Watch, num_jobs: int = 38, window: int = 0, encod
         cell = replace(cell, stages=1, grammar="none")
     knobs, jobs = knobs_of(cell, rng, seed), draw_jobs(rng, num_jobs, cell.temperature)
     jobs = [under_grammar(job, cell.grammar, rng) for job in jobs]
-    knobs = replace(knobs, window=window, encoder=encoder)
-    jobs = [replace(job, window=window, encoder=encoder) for job in jobs]
+    model = {"window": window, "lower_window": lower_window, "encoder": encoder}
+    num_pages = knobs.num_pages * (1 if lower_window is None else 2)  # of two page groups
+    knobs, jobs = replace(knobs, num_pages=num_pages, **model), [replace(job, **model) for job in jobs]
     every = rng.choice([5, 9, 14]) if cell.retract else 0
     run = run_disaggregated if cell.mode == "disaggregated" else run_alone
     run(knobs, jobs, every, rng, watch)

@@ -42,11 +42,13 @@ def reference_stream(
     num: int,
     vocab_size: int = VOCAB_SIZE,
     window: int = 0,
+    lower_window: int | None = None,
     adapter: str = "",
     allows: Allows | None = None,
 ) -> list[int]:
     """Return the first `num` tokens that any engine must emit; fewer if the sequence ends."""
-    return reference_run(prompt_ids, sampling, seed, num, vocab_size, window, adapter, allows=allows).ids
+    windows = window, lower_window
+    return reference_run(prompt_ids, sampling, seed, num, vocab_size, *windows, adapter, allows=allows).ids
 
 
 def reference_run(
@@ -56,11 +58,13 @@ def reference_run(
     num: int,
     vocab_size: int = VOCAB_SIZE,
     window: int = 0,
+    lower_window: int | None = None,
     adapter: str = "",
     begin: tuple[int, np.uint64, np.uint64] = (0, _u64(0), _u64(0)),
     allows: Allows | None = None,
 ) -> ReferenceRun:
-    """Run one sequence. `adapter`: the adapter's digest. `allows`: the rule of the request's grammar.
+    """Run one sequence. `lower_window`: of the lower layer; None: as `window`. `adapter`: the adapter's digest.
+    `allows`: the rule of the request's grammar.
 
     `begin`: the first position, and the two sums before it.
     """
@@ -98,7 +102,8 @@ def reference_run(
     for end in ends:
         if allows is not None:
             allowed = base & allows(tokens[len(prompt_ids) : len(prompt_ids) + count].tolist())
-        limits = (len(prompt_ids), count, end, window or len(tokens))
+        reaches = [reach or len(tokens) for reach in (window if lower_window is None else lower_window, window)]
+        limits = (len(prompt_ids), count, end, *reaches)
         count, stopped = _run(
             tokens, *limits, *begin, logprobs, _u64(seed), reals, *counts, bias, stops, allowed, words, salt
         )
@@ -136,6 +141,7 @@ def _run(
     prompt_len: int,
     num_known: int,
     limit: int,
+    lower_reach: int,
     reach: int,
     begin: int,
     lower: np.uint64,
@@ -159,8 +165,9 @@ def _run(
     first = np.zeros(tokens.shape[0], dtype=np.uint64)  # by position: parts of the sums, to subtract after the window
     second = np.zeros(tokens.shape[0], dtype=np.uint64)
     for position in range(begin, prompt_len + limit - 1):
+        if position >= lower_reach:
+            lower -= first[position - lower_reach]
         if position >= reach:
-            lower -= first[position - reach]
             upper -= second[position - reach]
         first[position] = mix(_u64(tokens[position]) + salt, position) * odd_weight(position)
         lower += first[position]

@@ -17,6 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from shared.core.sampling_params import SamplingParams
 from shared.kernel.step_layout import HostLengths, Layout
+from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs
 from shared.model.library.model import LibraryModel
@@ -248,12 +249,13 @@ def assert_captured(network: transformers.PreTrainedModel, model: LibraryModel, 
     with torch.inference_mode():
         hidden = network(ids[None], output_hidden_states=True).hidden_states
     model.capture_aux(layers)
-    pool, found = KVPool(model.kv_planes(8), 12, 8), []
-    table = torch.arange(1, 12, dtype=torch.int32)[None]
+    num_groups, found = len(page_windows(model.kv_planes(8))), []
+    pool = KVPool(model.kv_planes(8), 1 + 11 * num_groups, 8)
+    tables = torch.arange(1, 1 + 11 * num_groups, dtype=torch.int32).view(num_groups, 1, 11).unbind()
     for start, stop in itertools.pairwise((0, 7, 8, len(ids))):
         bounds = np.asarray([0, stop - start], np.int32)
         host = HostLengths(bounds, np.asarray([start]), 0)
-        layout = Layout(torch.from_numpy(bounds), (table,), stop - start, stop, host=host)
+        layout = Layout(torch.from_numpy(bounds), tables, stop - start, stop, host=host)
         inputs = ModelInputs(ids[start:stop], torch.arange(start, stop), layout, torch.tensor([0]))
         with torch.inference_mode():
             found.append(model.forward(inputs, pool).aux)

@@ -74,9 +74,9 @@ class PromptGraph:
     num_tokens: int
     context: int
 
-    def inputs(self) -> ModelInputs:
+    def inputs(self, num_groups: int = 1) -> ModelInputs:
         shape = PromptShape(self.num_tokens, self.context)
-        fixed = FixedInputs([shape], -(-self.context // PAGE_SIZE), ("input_ids", "positions"), META)
+        fixed = FixedInputs([shape], -(-self.context // PAGE_SIZE), ("input_ids", "positions"), META, num_groups)
         return fixed.of(shape)
 
 
@@ -90,7 +90,8 @@ class Step:
     context: int = 2048
     is_tree: bool = False
 
-    def inputs(self) -> ModelInputs:
+    def inputs(self, num_groups: int = 1) -> ModelInputs:
+        """`num_groups`: page groups of the model."""
         q_lens = [*self.chunks, *[self.width] * self.decoding]
         starts = np.concatenate(([0], np.cumsum(q_lens))).astype(np.int32)
         tokens, rows = int(starts[-1]), len(q_lens)
@@ -103,7 +104,7 @@ class Step:
             positions=empty(tokens),
             layout=Layout(
                 cu_q_lens=empty(rows + 1, dtype=torch.int32),
-                page_tables=(empty(rows, -(-self.context // PAGE_SIZE), dtype=torch.int32),),
+                page_tables=(empty(rows, -(-self.context // PAGE_SIZE), dtype=torch.int32),) * num_groups,
                 max_q_len=max(q_lens),
                 max_seq_len=self.context,
                 host=HostLengths(starts, None, self.decoding),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -45,8 +46,9 @@ from tests.support.tiny_llama import write_tiny_llama
 PIECES = make_pieces()
 COMPILER = GrammarCompiler(PIECES.vocabulary)
 VOCAB = len(PIECES.vocabulary.tokens)
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral")
-WINDOW = 24  # of the last one
+GROUPED = "qwen2, upper layers windowed"  # in two page groups
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", GROUPED)
+WINDOW = 24  # of the last two
 OF_ATTENTION = ("q", "k", "o")  # all that an adapter of experts may change
 FORMATS = (
     ("float32", Formats()),
@@ -91,23 +93,24 @@ def draw_cell(rng: random.Random, seed: int) -> StreamCell:
     family, spec = FAMILIES[seed % len(FAMILIES)], list(SPECS)[seed % len(SPECS)]
     dtype, formats = rng.choice(FORMATS)
     page_size = rng.choice(list(NUM_PAGES))
+    num_groups, is_windowed = (2 if family == GROUPED else 1), family in ("mistral", GROUPED)
     knobs = CoreKnobs(
         backend=rng.choice(["simulated", "cpu", "inline"]),
         overlap=rng.random() < 0.7,
         chunk_size=rng.choice([5, 16, 64]),
         mix=rng.random() < 0.7,
         page_size=page_size,
-        num_pages=rng.choice(NUM_PAGES[page_size]),
+        num_pages=num_groups * rng.choice(NUM_PAGES[page_size]),
         max_running=rng.choice([4, 8]),
         prefix_cache=rng.random() < 0.8,
         width=SpecConfig(**SPECS[spec]).width,
         growth_reserve=rng.choice([0.0, 0.0, 1.0]),
-        cold_pages=0 if family == "mistral" else rng.choice([0, 160 // page_size]),
-        layer_ends=rng.choice([(), (1,), (1, 2)]),
+        cold_pages=0 if is_windowed else rng.choice([0, 160 // page_size]),
+        layer_ends=rng.choice([(), (1,), (1, 2)])[: 3 - num_groups],
         needs_cpu_seq_lens=rng.random() < 0.2,
         seed=seed,
     )
-    transport, prefill_pages = rng.choice(["zmq", "shm"]), rng.choice(NUM_PAGES[page_size])
+    transport, prefill_pages = rng.choice(["zmq", "shm"]), num_groups * rng.choice(NUM_PAGES[page_size])
     retract_every, slow_masks = rng.choice([0, 0, 9]), rng.random() < 0.4
     return StreamCell(family, dtype, formats, spec, retract_every, transport, slow_masks, knobs, prefill_pages)
 
@@ -219,7 +222,13 @@ class Site:
 
     def _save(self, family: str) -> Path:
         folder = self._folder / family
-        write_tiny_llama(folder, family=family, vocab=VOCAB, context=MAX_CONTEXT, window=WINDOW)
+        if family == GROUPED:
+            write_tiny_llama(folder, layers=4, vocab=VOCAB, context=MAX_CONTEXT)
+            config = json.loads((folder / "config.json").read_text())
+            config |= {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+            (folder / "config.json").write_text(json.dumps(config))
+        else:
+            write_tiny_llama(folder, family=family, vocab=VOCAB, context=MAX_CONTEXT, window=WINDOW)
         targets = {"targets": OF_ATTENTION} if family == "qwen3_moe" else {}
         for number, rank in enumerate((4, 6)):
             adapter(folder, folder / f"adapter{number}", number, rank=rank, **targets)

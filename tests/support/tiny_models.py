@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
 import transformers
 
 from shared.kernel.step_layout import Layout
+from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks, Model, ModelInputs
 from shared.model.load import load_model
@@ -43,14 +45,21 @@ class Rows:
     def __init__(self, model: Model, num_rows: int, page_size: int, max_len: int = 64) -> None:
         self.model = model
         per_row = -(-max_len // page_size)
-        self.pool = KVPool(model.kv_planes(page_size), 1 + num_rows * per_row, page_size)
+        planes = model.kv_planes(page_size)
+        shape = (len(page_windows(planes)), num_rows, per_row)
+        self.pool = KVPool(planes, 1 + math.prod(shape), page_size)
         for plane in self.pool.planes:  # what is read must have been written
             if plane.dtype.is_floating_point:
                 self.pool.plane(plane.name).fill_(float("nan"))
-        order = torch.randperm(num_rows * per_row, generator=torch.Generator().manual_seed(1)) + 1
-        self.table = order.to(torch.int32).view(num_rows, per_row)
+        order = torch.randperm(math.prod(shape), generator=torch.Generator().manual_seed(1)) + 1
+        self.tables = order.to(torch.int32).view(shape).unbind()  # of each page group
         self.lens = [0] * num_rows
         self.aux: torch.Tensor | None = None  # of the last step
+
+    @property
+    def table(self) -> torch.Tensor:
+        (table,) = self.tables
+        return table
 
     def step(
         self,
@@ -71,7 +80,7 @@ class Rows:
             positions=torch.tensor(positions),
             layout=Layout(
                 cu_q_lens=torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(torch.int32),
-                page_tables=(self.table[rows],),
+                page_tables=tuple(table[rows] for table in self.tables),
                 max_q_len=int(q_lens.max()),
                 max_seq_len=max(self.lens[row] for row in rows),
                 encoder_lens=None if encoder_lens is None else torch.tensor(encoder_lens),

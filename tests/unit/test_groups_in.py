@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from decode_node.handoff_in import HandoffIn
 from decode_node.page_ranges import PageRanges
 from decode_node.side import DecodeSide
@@ -13,7 +15,7 @@ from tests.support.node_pair import make_node
 
 def handoff_of(source: str) -> HandoffIn:
     request = Job(1, (1, 2, 3), SamplingParams(max_tokens=4), 7).request()
-    return HandoffIn(request, source, "gloo", 1, 1, PageRanges(3, 0, 16), 0.0, 0.0, False)
+    return HandoffIn(request, source, "gloo", 1, 1, PageRanges(np.ones(1, np.int32), 0), 0.0, 0.0, False)
 
 
 def test_a_revoked_hand_off_leaves_nothing_behind() -> None:

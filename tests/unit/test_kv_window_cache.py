@@ -47,17 +47,17 @@ def test_what_a_window_has_left_behind_is_no_gap() -> None:
 def test_absent_pages_that_will_not_be_read_still_match() -> None:
     """As for a grant: the KV of 16 tokens comes from elsewhere, and position 16 reads from position 8 on."""
     cache = cache_of([11, 12, 13])
-    assert cache.first_needed(16) == 2 and cache.first_needed(8) == 0 and cache.first_needed(17) == 2
-    match = cache.match(KEYS, 15, first_needed=2)
+    assert [cache.first_needed(num) for num in (16, 8, 17)] == [(2,), (0,), (2,)]
+    match = cache.match(KEYS, 15, firsts=(2,))
     assert match.pages.tolist() == [0, 0, 13]
-    other = cache.match(KEYS, 15, first_needed=3)
+    other = cache.match(KEYS, 15, firsts=(3,))
     assert other.pages.tolist() == [0, 0, 0] and not other.lock.pages
 
 
 def test_pages_leave_one_by_one_as_the_window_moves_on() -> None:
     cache = cache_of([11, 12, 13, 14])
     match = cache.match(KEYS, 16)
-    cache.trim(match.lock, 3)
+    cache.trim(match.lock, (3,))
     assert not cache.is_locked(13) and cache.is_locked(14)
     assert cache.evict(9).tolist() == [11, 12, 13], "least recently used first"
     cache.check_integrity()
@@ -91,7 +91,7 @@ def test_a_row_goes_on_without_the_pages_behind_its_window() -> None:
     assert row is not None and kv.grow(row, 6)
     kv.insert_prefix(row, KEYS, 12)
     kv.leave_behind(row, 20)
-    assert kv.cache.first_needed(20) == 3 and kv.rows.table[row, :6].tolist() == [0, 0, 0, 4, 5, 6]
+    assert kv.cache.first_needed(20) == (3,) and kv.rows.table[row, :6].tolist() == [0, 0, 0, 4, 5, 6]
     assert kv.cache.num_evictable == 3 and kv.num_available == 8
     kv.leave_behind(row, 24)
     assert kv.allocator.num_free == 6, "a private one is free at once"
@@ -109,7 +109,7 @@ def test_a_row_begins_behind_what_its_window_does_not_reach() -> None:
     assert first is not None and second is not None and kv.grow(first, 4)
     kv.insert_prefix(first, KEYS, 16)
     kv.take_cached(second, kv.cache.match(KEYS, 16))
-    assert kv.rows.table[second, :4].tolist() == [0, 0, 3, 4] and kv.rows.first_page[second] == 2
+    assert kv.rows.table[second, :4].tolist() == [0, 0, 3, 4] and kv.rows.first_page[second].tolist() == [2]
     assert kv.grow(second, 2)
     kv.check_integrity()
     kv.release(first)

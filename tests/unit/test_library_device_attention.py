@@ -16,8 +16,9 @@ import torch
 from shared.kernel.attention import AttentionInputs
 from shared.kernel.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
-from shared.model.library.attention import LayerShape, PagedAttention, group_specs
+from shared.model.library.attention import PagedAttention
 from shared.model.library.device_attention import DeviceAttention
+from shared.model.library.layer_places import LayerShape, places_of
 from shared.model.library.model import LibraryModel
 from tests.support.draft_trees import depths, draw_parents, visible_bits
 from tests.support.library_families import load, save
@@ -87,7 +88,7 @@ def inputs_of(step: DrawnStep, rng: random.Random, *, exact: bool) -> AttentionI
 def attended(own: PagedAttention, name: str, step: DrawnStep, kv: str, *, exact: bool) -> torch.Tensor:
     """Return the results of a pool in which nothing but what rows may read is a number."""
     layer = LAYERS[name]
-    planes = tuple(plane for group in group_specs([layer], PAGE, kv) for plane in group.planes)
+    planes = places_of([layer]).specs(PAGE, kv)
     pool = KVPool(planes, 1 + len(step.rows) * PAGES_OF_ROW, PAGE)
     draw = torch.Generator().manual_seed(7)
     for plane in planes:

@@ -24,7 +24,7 @@ from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap
 from shared.kernel.attention import AttentionInputs
 from shared.kernel.step_layout import HostLengths, Layout
-from shared.kv.layout import KIND_WHOLE, KIND_WINDOW
+from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.kernels import Formats
@@ -89,14 +89,14 @@ def test_a_quantised_folder_is_widened_for_the_library(name: str, form: str, tmp
     assert ours.spec.stored is not None and ours.spec.stored.format == FORMATS[form].name
 
 
-def test_layers_of_one_size_are_a_group(tmp_path: Path) -> None:
+def test_layers_of_one_size_share_a_plane(tmp_path: Path) -> None:
     """Gemma 4's layers differ in their heads, and DeepSeek's keys from its values."""
     save("gemma4_text", tmp_path / "gemma4")
     gemma = load(tmp_path / "gemma4")
     assert isinstance(gemma, LibraryModel)
-    groups = gemma.kv_groups(8)
-    assert {group.kind for group in groups} == {KIND_WINDOW, KIND_WHOLE}
-    assert sum(group.planes[0].shape[0] for group in groups) == len(gemma.layers)
+    planes = gemma.kv_planes(8)
+    assert len(planes) == 2 and page_windows(planes) == (0,), "one page list for both"
+    assert sum(plane.shape[0] for plane in planes) == len(gemma.layers)
     save("deepseek_v3", tmp_path / "deepseek")
     assert [plane.shape for plane in load(tmp_path / "deepseek").kv_planes(8)] == [(4, 8, 4 * (32 + 24))]
 
@@ -146,10 +146,10 @@ def test_drafts_without_the_wait_for_lengths_fail(windowed: Family, monkeypatch:
 
 def step(model: LibraryModel, pool: KVPool, start: int, ids: list[int], **tree: list[int]) -> torch.Tensor:
     """The logits of a row's further tokens. `tree`: positions, slots and visible of a draft tree."""
-    bounds = np.asarray([0, len(ids)], np.int32)
+    bounds, num_groups = np.asarray([0, len(ids)], np.int32), len(page_windows(pool.planes))
     layout = Layout(
         cu_q_lens=torch.from_numpy(bounds),
-        page_tables=(torch.tensor([[3, 1, 2]], dtype=torch.int32),),
+        page_tables=tuple(torch.tensor([[3, 1, 2]], dtype=torch.int32) + 3 * group for group in range(num_groups)),
         max_q_len=len(ids),
         max_seq_len=start + len(ids),
         host=HostLengths(bounds, np.asarray([start]), 1),
@@ -205,7 +205,8 @@ def test_a_row_reads_no_number_behind_its_end(tmp_path: Path, monkeypatch: pytes
 def test_drafts_of_a_tree_read_their_own_path(windowed: Family, length: int) -> None:
     """x and y follow b, and z follows x. A window of 16 counts the path's tokens, not the siblings between."""
     prompt = list(PROMPTS[1][:length])
-    pool = KVPool(windowed.model.kv_planes(8), 4, 8)
+    planes = windowed.model.kv_planes(8)
+    pool = KVPool(planes, 1 + 3 * len(page_windows(planes)), 8)
     step(windowed.model, pool, 0, prompt)
     slots = list(range(length, length + 4))
     positions = [length, length + 1, length + 1, length + 2]
@@ -234,7 +235,7 @@ def test_a_window_that_reads_one_token_more_is_refused(windowed: Family, monkeyp
     monkeypatch.setattr(
         attention.PagedAttention,
         "_find_keys",
-        lambda own, rows, window, dtype: find(own, rows, window + 1 if window else 0, dtype),
+        lambda own, rows, window, *more: find(own, rows, window + 1 if window else 0, *more),
     )
     with pytest.raises(ConfigError, match="its logits differ"):
         load(windowed.folder)

@@ -79,7 +79,7 @@ def test_tombstones_are_bounded() -> None:
 
 
 def test_ranges_arrive_in_any_order() -> None:
-    ranges = PageRanges(num_tokens=70, cached_tokens=16, page_size=16)  # pages 1..4
+    ranges = PageRanges(np.ones(5, np.int32), first=1)
     assert ranges.claim(3, 2) and not ranges.all_claimed
     assert ranges.claim(1, 2) and ranges.all_claimed
     ranges.arrived(3, 2)
@@ -89,7 +89,7 @@ def test_ranges_arrive_in_any_order() -> None:
 
 
 def test_a_page_is_whole_when_all_its_layers_are_here() -> None:
-    ranges = PageRanges(num_tokens=48, cached_tokens=0, page_size=16, num_layers=4)
+    ranges = PageRanges(np.ones(3, np.int32), first=0, num_layers=4)
     first, rest = Part(0, 2), Part(2, 0)
     assert ranges.claim(0, 3, first) and ranges.claim(0, 3, rest)
     ranges.arrived(0, 3, first)
@@ -103,14 +103,28 @@ def test_a_page_is_whole_when_all_its_layers_are_here() -> None:
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (4, 2), (5, 1), (0, 9)])
 def test_a_range_that_was_not_asked_for(first: int, count: int) -> None:
     with pytest.raises(HandoffFailed, match="asked for 1..4"):
-        PageRanges(70, 16, 16).claim(first, count)
+        PageRanges(np.ones(5, np.int32), 1).claim(first, count)
 
 
 def test_a_range_that_came_before_is_not_pulled_again() -> None:
-    ranges = PageRanges(70, 0, 16)
+    ranges = PageRanges(np.ones(5, np.int32), 0)
     assert ranges.claim(0, 3) and not ranges.claim(0, 3) and not ranges.claim(1, 1)
     with pytest.raises(HandoffFailed, match="overlap"):
         ranges.claim(2, 2)
+
+
+def test_no_page_comes_for_what_a_window_never_reads() -> None:
+    """Two page groups, the second one windowed: its pages 0 to 2 are not sent. Pages count on without them."""
+    ranges = PageRanges(np.array([7, 0, 3, 0, 5, 0, 4, 8], np.int32), first=2)
+    assert ranges.num_whole == 2 and ranges.entries(2, 3).tolist() == [2, 4, 6]
+    assert ranges.claim(2, 1)
+    ranges.arrived(2, 1)
+    assert ranges.num_whole == 4
+    assert ranges.claim(4, 3) and ranges.all_claimed
+    with pytest.raises(HandoffFailed, match="4 pages from 2 on"):
+        PageRanges(np.array([7, 0, 3, 0, 5], np.int32), 0).claim(2, 4)
+    ranges.arrived(4, 3)
+    assert ranges.complete
 
 
 # ---- fingerprints

@@ -13,6 +13,7 @@ import pytest
 from decode_node.shares import Shares
 from shared.core.sampling_params import SamplingParams
 from shared.node.node import Node
+from shared.sched.settings import SchedSettings
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Installed, Key, Message, Offer, Prebuilt, Ready, Wait
 from tests.support.core_rig import CoreKnobs, Job
@@ -227,7 +228,8 @@ def test_a_tick_that_freed_something_is_followed_by_another() -> None:
 def test_a_source_holds_no_more_than_its_share_of_the_pages() -> None:
     """Another source's hand-offs go on meanwhile, and the first one may be of any size."""
     kv = SimpleNamespace(page_size=16, allocator=SimpleNamespace(num_total=100))
-    ctx: Any = SimpleNamespace(core=SimpleNamespace(kv=kv), facts=SimpleNamespace(max_running=100))
+    core = SimpleNamespace(kv=kv, settings=SchedSettings(page_size=16, max_context=4096))
+    ctx: Any = SimpleNamespace(core=core, facts=SimpleNamespace(max_running=100))
     held: Any = SimpleNamespace(source="a", ranges=SimpleNamespace(end=70))
 
     def allowed(source: str, num_pages: int) -> bool:

@@ -37,6 +37,7 @@ ALLOWED = {
     "shared/kv/manager.py": HOST,
     "shared/kv/pool.py": HOST,
     "shared/kv/prefix_cache.py": HOST,
+    "shared/kv/rows.py": HOST,
     "shared/kv/window_cache.py": HOST,
     "shared/sched/draft_length.py": HOST,
     "shared/sched/offload.py": HOST,

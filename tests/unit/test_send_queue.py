@@ -61,7 +61,7 @@ class Rig:
 
 
 def pages(count: int) -> PageList:
-    return np.arange(count, dtype=np.int32)
+    return np.arange(1, count + 1, dtype=np.int32)
 
 
 def test_pages_are_described_in_sets_that_fit_a_message() -> None:

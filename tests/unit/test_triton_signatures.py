@@ -88,7 +88,7 @@ def launched(served: Served, steps: dict[str, Step | PromptGraph]) -> Iterator[t
     model, pool = meta_model(served.config, 64, served.formats, served.dtype, is_fixed=served.is_fixed)
     for name, step in steps.items():
         with torch.inference_mode(), launcher.recorded() as seen:
-            model.forward(step.inputs(), pool)
+            model.forward(step.inputs(served.config.groups.num_groups), pool)
         assert seen
         yield from ((name, signature) for signature in seen)
 

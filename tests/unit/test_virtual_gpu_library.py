@@ -176,8 +176,8 @@ def test_the_check_runs_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     find = DeviceAttention._find_keys
 
-    def wider(own: Any, rows: Any, window: int, dtype: torch.dtype) -> Any:
-        return find(own, rows, window + bool(window), dtype)
+    def wider(own: Any, rows: Any, window: int, *more: Any) -> Any:
+        return find(own, rows, window + bool(window), *more)
 
     monkeypatch.setattr(DeviceAttention, "_find_keys", wider)
     folder = folder_of("gemma2", True)

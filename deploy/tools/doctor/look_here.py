@@ -121,7 +121,7 @@ def keys_problem(folder: Path) -> str:
     try:
         allowed = read_allowed(folder)
         for name in names_with_secret(folder):
-            if allowed.find(read_pair(folder, name).public) is None:
+            if allowed.of_key(read_pair(folder, name).public) is None:
                 return f"{folder / ALLOWED} does not list the key of {name}"
     except ConfigError as error:
         return error.message

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -28,6 +28,7 @@ from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
 from shared.kernel.step_layout import Layout
+from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.draft_head import DraftOutput
 from shared.model.eagle_head import DraftTarget, EagleHead
@@ -88,9 +89,11 @@ class Chains:
         cast(DraftTarget, model).capture_aux(head.aux_layers)
         self._model, self._head, self._steps, self._device = model, head, steps, device
         self._map = head.d2t.tolist()
-        pages = 1 + torch.arange(-(-longest // PAGE), dtype=torch.int32)  # page 0 is the sink
-        self._pool = KVPool(model.kv_planes(PAGE) + head.kv_planes(PAGE), len(pages) + 1, PAGE, device)
-        self._table = pages.unsqueeze(0).to(device)
+        planes = model.kv_planes(PAGE) + head.kv_planes(PAGE)
+        num_groups = len(page_windows(planes))
+        pages = 1 + torch.arange(num_groups * -(-longest // PAGE), dtype=torch.int32)  # page 0 is the sink
+        self._pool = KVPool(planes, len(pages) + 1, PAGE, device)
+        self._tables = pages.view(num_groups, 1, -1).to(device).unbind()
 
     def close(self) -> None:
         self._pool.close()
@@ -116,13 +119,14 @@ class Chains:
                 return step
             if step + 1 < steps:
                 # A later `extend` writes this slot again.
-                output = self._head.forward(self._tensor([draft]), output.hidden, self._view(at, at + 1), self._pool)
+                view = self._head_view(at, at + 1)
+                output = self._head.forward(self._tensor([draft]), output.hidden, view, self._pool)
         return steps
 
     def _extend(self, ids: Sequence[int], aux: torch.Tensor, start: int, stop: int) -> DraftOutput:
         """Write the head's KV of these slots. Return the last slot's output; with no slot, no output."""
         last = self._tensor([stop - start - 1] if stop > start else [])
-        view = self._view(start, stop)
+        view = self._head_view(start, stop)
         return self._head.extend(self._tensor(ids[start + 1 : stop + 1]), aux[start:stop], view, self._pool, last)
 
     def _aux(self, ids: Sequence[int]) -> torch.Tensor:
@@ -135,7 +139,11 @@ class Chains:
     def _view(self, start: int, stop: int) -> AttentionInputs:
         positions = torch.arange(start, stop, device=self._device)
         bounds = torch.tensor([0, stop - start], dtype=torch.int32, device=self._device)
-        return AttentionInputs(positions, Layout(bounds, (self._table,), stop - start, stop))
+        return AttentionInputs(positions, Layout(bounds, self._tables, stop - start, stop))
+
+    def _head_view(self, start: int, stop: int) -> AttentionInputs:
+        view = self._view(start, stop)
+        return replace(view, layout=view.layout.of_group())
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from shared.kernel.step_layout import Layout
+from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs
 
@@ -43,9 +44,11 @@ class Generator:
     def __init__(self, model: Model, rows: int, longest: int, device: torch.device) -> None:
         self._model = model
         self._device = device
-        self._pages = -(-longest // PAGE)
+        planes = model.kv_planes(PAGE)
+        self._num_groups = len(page_windows(planes))
+        self._pages = -(-longest // PAGE) * self._num_groups
         self._longest = longest
-        self._pool = KVPool(model.kv_planes(PAGE), rows * self._pages + 1, PAGE, device)
+        self._pool = KVPool(planes, rows * self._pages + 1, PAGE, device)
         self._rows: list[GeneratedRow | None] = [None] * rows
 
     def close(self) -> None:
@@ -88,12 +91,13 @@ class Generator:
         ends = lengths.cumsum(0)
         positions = [torch.arange(row.computed, row.computed + len(ids)) for row, ids in zip(rows, due, strict=True)]
         pages = 1 + torch.tensor(busy).unsqueeze(1) * self._pages + torch.arange(self._pages)
+        pages = pages.to(self._device, torch.int32).view(len(busy), self._num_groups, -1)
         return ModelInputs(
             input_ids=torch.tensor([token for ids in due for token in ids], device=self._device),
             positions=torch.cat(positions).to(self._device),
             layout=Layout(
                 cu_q_lens=ends.to(self._device, torch.int32),
-                page_tables=(pages.to(self._device, torch.int32),),
+                page_tables=pages.unbind(1),
                 max_q_len=int(lengths.max()),
                 max_seq_len=max(row.computed + len(ids) for row, ids in zip(rows, due, strict=True)),
             ),

@@ -174,9 +174,9 @@ def serve(config: NodeProcessConfig, out: Path | None) -> int:
     steps = MeasuredSteps(
         bench.log.shapes,
         bench.log.seconds,
-        core.kv.allocator.num_pages,
+        1 + core.kv.allocator.num_total // core.kv.num_groups,  # the planner knows one page per page of tokens
         settings.max_context,
-        page_bytes(core.pool.planes),
+        page_bytes(core.pool.planes) * core.kv.num_groups,
     )
     out.write_bytes(msgspec.json.encode(steps))
     core.close()

@@ -13,7 +13,7 @@ from deploy.tools.plan.profile import StepShape
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.engine.plan import Admission, StepPlan, StepResult
-from shared.kv.manager import KVManager, page_count
+from shared.kv.manager import KVManager
 from shared.kv.pages import PageAllocator
 from shared.kv.prefix_cache import PrefixCache
 from shared.kv.rows import ReqToTokenPool
@@ -138,7 +138,7 @@ def shape_of(plan: StepPlan) -> StepShape:
 def make_scheduler(settings: SchedSettings, num_pages: int, max_running: int) -> Scheduler:
     """Make a scheduler with a node's accounts of pages and rows, but without memory."""
     kv = KVManager(
-        ReqToTokenPool(max_running + 1, page_count(settings.history_len, settings.page_size)),
+        ReqToTokenPool(max_running + 1, settings.num_pages(settings.history_len)),
         PageAllocator(num_pages),
         PrefixCache(settings.page_size),
     )

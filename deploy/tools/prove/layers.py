@@ -93,7 +93,8 @@ def replay(model: LlamaModel, prompt: Sequence[int], answer: Sequence[int], mode
 class LayerRow:
     def __init__(self, model: LlamaModel, num_tokens: int, page_size: int) -> None:
         self._model, self._page_size = model, page_size
-        self._num_pages = -(-num_tokens // page_size)
+        self._num_groups = model.config.groups.num_groups
+        self._num_pages = -(-num_tokens // page_size) * self._num_groups
         self._first = 1
         self._length = 0
         self.pool = self._new_pool()
@@ -111,7 +112,7 @@ class LayerRow:
             positions=torch.arange(start, self._length),
             layout=Layout(
                 cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
-                page_tables=(pages.unsqueeze(0),),
+                page_tables=pages.view(self._num_groups, 1, -1).unbind(),
                 max_q_len=len(ids),
                 max_seq_len=self._length,
             ),

@@ -167,7 +167,8 @@ class LayerPages(NamedTuple):
     first: int  # this rank's first lane
 
 
-def arrays_of(inputs: ModelInputs) -> LayerStep:
+def arrays_of(inputs: ModelInputs, group: int = 0) -> LayerStep:
+    """`group`: the layer's page group."""
     positions, bounds = inputs.positions.contiguous().numpy(), inputs.layout.cu_q_lens.contiguous().numpy()
     return LayerStep(
         positions,
@@ -175,15 +176,17 @@ def arrays_of(inputs: ModelInputs) -> LayerStep:
         np.full_like(positions, -1) if inputs.visible is None else inputs.visible.contiguous().numpy(),
         bounds[:-1],
         bounds[1:],
-        inputs.layout.page_table.contiguous().numpy(),
+        inputs.layout.page_tables[group].contiguous().numpy(),
     )
 
 
 def layers_of(kv: KVPool, first: int = 0, num_lanes: int = NUM_LANES) -> tuple[LayerPages, LayerPages]:
-    """Return both layers' pages. Lanes are least significant first, as in the machine's integers."""
+    """Return both layers' pages. Layers in page groups of their own have the same place in these groups' pages.
+
+    Lanes are least significant first, as in the machine's integers."""
     words: Words = kv.plane("kv").numpy().view(np.uint64)
     lanes: Lanes = words.view(np.uint16).reshape(*words.shape, NUM_LANES)[..., first : first + num_lanes]
-    return LayerPages(words[:, 0], lanes[:, 0], first), LayerPages(words[:, 1], lanes[:, 1], first)
+    return LayerPages(words[:, 0], lanes[:, 0], first), LayerPages(words[:, -1], lanes[:, -1], first)
 
 
 def run_layer(step: LayerStep, given: Words, pages: LayerPages, window: int = 0) -> Words:

@@ -5,7 +5,8 @@
 
 Every step reads its whole context through the page table. A foreign page changes the logits, because kv1 depends on all
 earlier positions. Swapped pages change them, too, because a value is weighted by the position at which it is READ (in a
-draft tree, the text position). With a window w both sums are over i > j - w only.
+draft tree, the text position). With a window w a sum is over i > j - w only. Layers with unlike windows are in two page
+groups.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def adapter_salt(digest: str) -> int:
 class HashLM:
     """A Model on the CPU, on the forward stream, without the GIL. With a window it can't verify draft trees.
 
-    `window`: how many tokens both layers read, the newest included; 0: all.
+    `window`: how many tokens both layers read, the newest included; 0: all. `lower_window`: of the lower layer only.
     """
 
     def __init__(
@@ -70,19 +71,21 @@ class HashLM:
         vocab_size: int = VOCAB_SIZE,
         max_context: int = 0,  # 0: DEFAULT_CONTEXT
         window: int = 0,
+        lower_window: int | None = None,  # None: the same as `window`
         adapters: tuple[AdapterSpec, ...] = (),
         num_spare: int = 0,  # see AdapterBank, which a HashLM is itself
     ) -> None:
         if not 2 <= vocab_size <= 4096:
             raise ValueError(f"vocab_size {vocab_size} is not in 2..4096: the logits would tie")
-        self.window = window
+        self.windows = window if lower_window is None else lower_window, window
+        name = "-".join(map(str, dict.fromkeys(self.windows)))
         self.id_bits = max(7, (vocab_size - 1).bit_length())
         self.spec = ModelSpec(
             name="hashlm",
             vocab_size=vocab_size,
             max_context=max_context or DEFAULT_CONTEXT,
             dtype="int",
-            weights_hash=f"hashlm-1-{vocab_size}" + (f"-window-{window}" if window else ""),
+            weights_hash=f"hashlm-1-{vocab_size}" + (f"-window-{name}" if any(self.windows) else ""),
             eos_ids=(vocab_size - 1,),
             adapters=adapters,
         )
@@ -105,13 +108,14 @@ class HashLM:
         self._salts[slot] = 0
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        return (PlaneSpec("kv", (2, page_size), torch.int64, slot_dim=-1, window=self.window),)
+        windows = tuple(dict.fromkeys(self.windows))
+        return (PlaneSpec("kv", (2 // len(windows), page_size), torch.int64, slot_dim=-1, windows=windows),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Return `hidden` (E, 1) int64, the states h, and `aux` (T, 3) int64: s, h, position."""
-        step, (first, second) = arrays_of(inputs), layers_of(kv)
-        lower = run_layer(step, words_of(self.salted(inputs)), first, self.window)
-        return self.output(inputs, lower, run_layer(step, lower, second, self.window))
+        first, second = layers_of(kv)
+        lower = run_layer(arrays_of(inputs), words_of(self.salted(inputs)), first, self.windows[0])
+        return self.output(inputs, lower, run_layer(arrays_of(inputs, group=-1), lower, second, self.windows[1]))
 
     def output(self, inputs: ModelInputs, lower: Words, upper: Words) -> ModelOutput:
         wanted = upper[inputs.logits_idx.numpy()]

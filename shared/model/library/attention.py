@@ -1,6 +1,6 @@
 """The attention that the library's layers call: write a step's keys and values to pages, then attend over pages.
 
-    plane of a group:  [page][layer][slot][kv_heads * key_size, then kv_heads * value_size]
+    plane:  [page][layer][slot][kv_heads * key_size, then kv_heads * value_size]
     scales (--kv-dtype int8 or fp8, where the plane holds bytes):  [page][layer][slot][kv_heads of keys, then of values]
 
 The library has already rotated queries and keys. This is plain torch. Prompt chunks attend one by one, and neighbouring
@@ -27,54 +27,12 @@ from shared.kernel.attention import (
     hidden_keys,
     outside_window,
 )
-from shared.kernel.quantized import DTYPES, quantize
-from shared.kv.layout import KIND_WHOLE, KIND_WINDOW, GroupSpec, PlaneSpec
+from shared.kernel.quantized import quantize
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks
+from shared.model.library.layer_places import LayerShape, places_of, plane_name, scales_name
 
 MOST_KEYS = 1 << 17  # of rows that attend together: keys and values are gathered
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What a layer keeps per token, and how many tokens it reads (0: all), its own included."""
-
-    num_kv_heads: int
-    key_size: int
-    value_size: int
-    dtype: torch.dtype
-    window: int = 0
-
-    def __str__(self) -> str:
-        window = f", and a window of {self.window}" if self.window else ""
-        return f"{self.num_kv_heads} heads of keys of {self.key_size} and values of {self.value_size}{window}"
-
-    @property
-    def sizes(self) -> tuple[int, int, int, torch.dtype]:
-        return self.num_kv_heads, self.key_size, self.value_size, self.dtype
-
-
-def group_specs(layers: Sequence[LayerShape], page_size: int, kv_dtype: str = "auto") -> tuple[GroupSpec, ...]:
-    """Return one group for each key and value size, in the order of their first layers. `kv_dtype`: of ModelSpec."""
-    groups = []
-    for number, sizes in enumerate(dict.fromkeys(layer.sizes for layer in layers)):
-        windows = [layer.window for layer in layers if layer.sizes == sizes]
-        num_kv_heads, key_size, value_size, dtype = sizes
-        shape = (len(windows), page_size, num_kv_heads * (key_size + value_size))
-        window = max(windows) if all(windows) else 0
-        planes = [PlaneSpec(plane_name(number), shape, DTYPES.get(kv_dtype, dtype), window=window)]
-        if kv_dtype != "auto":
-            planes.append(PlaneSpec(scales_name(number), (*shape[:2], 2 * num_kv_heads), torch.float32, window=window))
-        groups.append(GroupSpec(tuple(planes), window, KIND_WINDOW if window else KIND_WHOLE))
-    return tuple(groups)
-
-
-def plane_name(group: int) -> str:
-    return f"kv{group}"
-
-
-def scales_name(group: int) -> str:
-    return f"kv{group}_scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +92,7 @@ class PagesOfLayer:
     """A layer's part of all pages."""
 
     layer: LayerShape  # with the heads that this rank has
+    group: int  # page group
     planes: tuple[torch.Tensor, ...]  # each (pages, page_size, numbers): of keys and values; a rank's keys, its values
     scales: torch.Tensor | None  # (pages, page_size, 2 * kv_heads) float32 if the one plane holds bytes
 
@@ -193,22 +152,20 @@ class PagedAttention:
     def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto") -> None:
         """`kv_dtype`: of ModelSpec."""
         self._has_bytes = kv_dtype != "auto"
-        kinds = list(dict.fromkeys(layer.sizes for layer in layers))
+        self.places = places_of(layers)
         self.layers = tuple(layers)
         self._own = self.layers  # with the heads that this rank has
         self._columns: tuple[tuple[slice, ...], ...] = ((slice(None),),) * len(self.layers)  # of their numbers
         self._marked_late = 0  # by how many layers
-        self._groups = [kinds.index(layer.sizes) for layer in layers]
-        self._places = [self._groups[:index].count(group) for index, group in enumerate(self._groups)]  # in its group
 
     def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
         self._inputs, self._page_size, self._marks = inputs, kv.page_size, marks
-        groups = range(1 + max(self._groups))
-        self._planes = [kv.plane(plane_name(group)) for group in groups]
-        self._scales = [kv.plane(scales_name(group)) for group in groups] if self._has_bytes else None
+        planes = range(len(self.places.planes))
+        self._planes = [kv.plane(plane_name(plane)) for plane in planes]
+        self._scales = [kv.plane(scales_name(plane)) for plane in planes] if self._has_bytes else None
         self._rows = self._rows_of(inputs)
-        self._write_page, self._write_slot = self._find_places(inputs)
-        self._keys: dict[tuple[int, int], ReadKeys] = {}
+        self._written = [self._find_places(group) for group in range(len(self.places.windows))]
+        self._keys: dict[tuple[int, int, int], ReadKeys] = {}
 
     def __call__(
         self,
@@ -227,26 +184,27 @@ class PagedAttention:
 
         The survey has seen all other arguments, and has refused any that would change the result."""
         index = int(cast(int, module.layer_idx))
-        place = self._places[index]
-        group = self._groups[index]
-        plane = self._planes[group][:, place]
-        scales = None if self._scales is None else self._scales[group][:, place]
-        pages = PagesOfLayer(self._own[index], tuple(plane[:, :, part] for part in self._columns[index]), scales)
-        pages.write(self._write_page, self._write_slot, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        if self._marks is not None and group == 0:  # only its layers travel before the step ends
-            self._marks.reached(place + 1 - self._marked_late)
+        place = self.places.layers[index]
+        number = self.places.plane_of[index]
+        plane = self._planes[number][:, place.slot]
+        scales = None if self._scales is None else self._scales[number][:, place.slot]
+        planes = tuple(plane[:, :, part] for part in self._columns[index])
+        pages = PagesOfLayer(self._own[index], place.group, planes, scales)
+        pages.write(*self._written[place.group], key[0].transpose(0, 1), value[0].transpose(0, 1))
+        if self._marks is not None and index >= self._marked_late:
+            self._marks.reached(self.places.layers[index - self._marked_late].num_whole)
         scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
         return self._attend_all(pages, query[0].transpose(0, 1), scoring)[None], None
 
     def _rows_of(self, inputs: AttentionInputs) -> list[StepRows]:
         return rows_of(inputs)
 
-    def _find_places(self, inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return each token's page, and its slot there, (T,) int64."""
-        layout, slots = inputs.layout, inputs.key_slots
+    def _find_places(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return each token's page in a page group, and its slot there, (T,) int64."""
+        layout, slots = self._inputs.layout, self._inputs.key_slots
         lens = torch.diff(layout.cu_q_lens)
         row = torch.repeat_interleave(torch.arange(len(lens), device=lens.device), lens, output_size=len(slots))
-        return layout.page_table[row, slots // self._page_size].long(), slots % self._page_size
+        return layout.page_tables[group][row, slots // self._page_size].long(), slots % self._page_size
 
     def _attend_all(self, pages: PagesOfLayer, queries: torch.Tensor, scoring: Scoring) -> torch.Tensor:
         """Return (T, heads, value_size). queries: (T, heads, key_size)."""
@@ -258,7 +216,7 @@ class PagedAttention:
 
         All heads that share keys attend together, as if they were more queries: nothing is copied for them."""
         layer = pages.layer
-        keys = self._keys_of(rows, layer.window, q.dtype)
+        keys = self._keys_of(rows, layer.window, pages.group, q.dtype)
         k, v = pages.read(keys, q.dtype)
         if rows.num_queries == 1:
             grouped = q.view(len(q), layer.num_kv_heads, -1, q.shape[2])
@@ -274,19 +232,19 @@ class PagedAttention:
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return whole.flatten(2, 3).flatten(0, 1)
 
-    def _keys_of(self, rows: StepRows, window: int, dtype: torch.dtype) -> ReadKeys:
-        """All layers with the same window share the result."""
-        found = self._keys.get((rows.first, window))
+    def _keys_of(self, rows: StepRows, window: int, group: int, dtype: torch.dtype) -> ReadKeys:
+        """All layers of a page group with the same window share the result."""
+        found = self._keys.get((rows.first, window, group))
         if found is None:
-            found = self._keys[rows.first, window] = self._find_keys(rows, window, dtype)
+            found = self._keys[rows.first, window, group] = self._find_keys(rows, window, group, dtype)
         return found
 
-    def _find_keys(self, rows: StepRows, window: int, dtype: torch.dtype) -> ReadKeys:
+    def _find_keys(self, rows: StepRows, window: int, group: int, dtype: torch.dtype) -> ReadKeys:
         size, num_rows, num_queries = self._page_size, len(rows.lengths), rows.num_queries
         befores = [length - num_queries for length in rows.lengths]
         firsts = [max(0, before + 1 - window) if window else 0 for before in befores]  # no query reads a key before it
         num = max(length - first for length, first in zip(rows.lengths, firsts, strict=True))
-        table = self._inputs.layout.page_table[rows.first : rows.first + num_rows].long()
+        table = self._inputs.layout.page_tables[group][rows.first : rows.first + num_rows].long()
         first, length = torch.tensor([firsts, rows.lengths], device=table.device)[:, :, None]
         nth = torch.arange(num, device=table.device)
         read = (first + nth).minimum(length - 1)

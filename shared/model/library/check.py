@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from shared.core.errors import ConfigError
 from shared.kernel.step_layout import HostLengths, Layout
+from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.library.model import LibraryModel, run
@@ -171,9 +173,11 @@ def paged_logits(
 ) -> torch.Tensor:
     """Return the same as `own_logits`, by steps over pages. `unwritten`: what pages hold at first."""
     page = PAGE if model.device.type == "cpu" else PAGE_ON_GPU
-    most = -(-max(map(len, rows)) // page)
-    tables = 1 + torch.randperm(len(rows) * most, generator=torch.Generator().manual_seed(2)).view(len(rows), most)
-    pool = KVPool(model.kv_planes(page), 1 + len(rows) * most, page, model.device)
+    most, planes = -(-max(map(len, rows)) // page), model.kv_planes(page)
+    shape = (len(page_windows(planes)), len(rows), most)
+    num_pages = math.prod(shape)
+    tables = 1 + torch.randperm(num_pages, generator=torch.Generator().manual_seed(2)).view(shape)
+    pool = KVPool(planes, 1 + num_pages, page, model.device)
     for plane in pool.planes:
         filled = pool.plane(plane.name)
         filled.fill_(unwritten if filled.dtype.is_floating_point else 0)
@@ -206,7 +210,9 @@ def step_inputs(
     wanted: torch.Tensor,
     model: LibraryModel,
 ) -> tuple[ModelInputs, list[int]]:
-    """Return the inputs, and the row of each wanted token. The host knows exact lengths if the model needs them."""
+    """Return the inputs, and the row of each wanted token. The host knows exact lengths if the model needs them.
+
+    tables: (page groups, rows, pages) int32."""
     begins, ends = zip(*parts.values(), strict=True)
     bounds = np.cumsum([0, *(end - begin for begin, end in parts.values())]).astype(np.int32)
     positions = torch.cat([torch.arange(begin, end) for begin, end in parts.values()])
@@ -214,7 +220,7 @@ def step_inputs(
     idx = torch.isin(positions, wanted).nonzero().flatten()
     layout = Layout(
         cu_q_lens=torch.from_numpy(bounds),
-        page_tables=(tables[list(parts)],),
+        page_tables=tuple(table[list(parts)] for table in tables),
         max_q_len=int(np.diff(bounds).max()),
         max_seq_len=max(ends),
         host=HostLengths(bounds, np.asarray(begins, np.int64) if model.spec.needs_cpu_seq_lens else None, 0),

@@ -8,6 +8,7 @@ values of another size,            torch gathers as many keys of each row as the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,6 @@ from shared.kernel.attention import AttentionInputs
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks
 from shared.model.library.attention import (
-    LayerShape,
     PagedAttention,
     PagesOfLayer,
     ReadKeys,
@@ -24,6 +24,7 @@ from shared.model.library.attention import (
     StepRows,
     joined_rows,
 )
+from shared.model.library.layer_places import LayerShape
 
 if TYPE_CHECKING:
     from shared.model.library.kernel_attention import KernelStep
@@ -43,18 +44,21 @@ class DeviceAttention(PagedAttention):
 
             self._by_kernels = frozenset(filter(kernels_know, layers))
         self.gathers = not self._by_kernels.issuperset(layers)
-        self._kernel_step: KernelStep | None = None
+        self._kernel_steps: list[KernelStep] = []  # one per page group
 
     def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
         if self._by_kernels:
             from shared.model.library.kernel_attention import KernelStep
 
-            self._kernel_step = KernelStep(inputs, kv.page_size)
+            groups = range(len(self.places.windows))
+            self._kernel_steps = [
+                KernelStep(replace(inputs, layout=inputs.layout.of_group(group)), kv.page_size) for group in groups
+            ]
         super().begin(inputs, kv, marks)
 
     def _attend_all(self, pages: PagesOfLayer, queries: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-        if self._kernel_step is not None and pages.layer in self._by_kernels:
-            return self._kernel_step.attend(pages, queries, scoring)
+        if pages.layer in self._by_kernels:
+            return self._kernel_steps[pages.group].attend(pages, queries, scoring)
         return super()._attend_all(pages, queries, scoring)
 
     def _rows_of(self, inputs: AttentionInputs) -> list[StepRows]:
@@ -68,15 +72,15 @@ class DeviceAttention(PagedAttention):
         most = inputs.layout.max_seq_len
         return joined_rows(bounds, [most - (stop - start) for start, stop in zip(bounds, bounds[1:], strict=False)])
 
-    def _find_places(self, inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        return super()._find_places(inputs) if self._kernel_step is None else self._kernel_step.found()
+    def _find_places(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._kernel_steps[group].found() if self._by_kernels else super()._find_places(group)
 
-    def _find_keys(self, rows: StepRows, window: int, dtype: torch.dtype) -> ReadKeys:
+    def _find_keys(self, rows: StepRows, window: int, group: int, dtype: torch.dtype) -> ReadKeys:
         num_rows, most = len(rows.lengths), max(rows.lengths)
         num = min(most, window + rows.num_queries - 1) if window else most
         own = self._inputs.key_slots[rows.start : rows.stop].view(num_rows, -1)
         first = (own[:, :1] + 1 - window).clamp(min=0) if window else torch.zeros_like(own[:, :1])
         read = (first + torch.arange(num, device=own.device)).minimum(own[:, -1:])
-        table = self._inputs.layout.page_table[rows.first : rows.first + num_rows].long()
+        table = self._inputs.layout.page_tables[group][rows.first : rows.first + num_rows].long()
         pages, slots = table.gather(1, read // self._page_size), read % self._page_size
         return ReadKeys(pages, slots, self._mask_of(rows, window, first, num, dtype))

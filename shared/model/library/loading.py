@@ -30,10 +30,11 @@ from shared.device.group import RankGroup
 from shared.kernel.libraries import has_triton
 from shared.model.hf_config import eos_ids_of, folder_name
 from shared.model.interface import ModelSpec, StoredWeights
-from shared.model.library.attention import LayerShape, PagedAttention
+from shared.model.library.attention import PagedAttention
 from shared.model.library.check import bytes_difference, check_logits
 from shared.model.library.device_attention import DeviceAttention
 from shared.model.library.kinds import LIBRARY_VERSION, check_kind
+from shared.model.library.layer_places import LayerShape
 from shared.model.library.mapped_tensors import as_read, mapped_bytes, mapped_tensors
 from shared.model.library.model import LibraryModel, run, use_attention
 from shared.model.library.on_device import has_experts, move_network

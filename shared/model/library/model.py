@@ -15,10 +15,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreT
 
 from shared.config.frozen import LIBRARY_RANKS
 from shared.core.errors import ConfigError
-from shared.kv.layout import GroupSpec, PlaneSpec
+from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
-from shared.model.library.attention import PagedAttention, group_specs
+from shared.model.library.attention import PagedAttention
 from shared.model.library.captures import LayerInputs
 from shared.model.llama import check_layers
 
@@ -91,11 +91,8 @@ class LibraryModel:
         check_layers(layers, len(self.layers))
         self._layer_inputs.watch(layers)
 
-    def kv_groups(self, page_size: int) -> tuple[GroupSpec, ...]:
-        return group_specs(self.layers, page_size, self.spec.kv_dtype)
-
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        return tuple(plane for group in self.kv_groups(page_size) for plane in group.planes)
+        return self._attention.places.specs(page_size, self.spec.kv_dtype)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         aux = self._layer_inputs.begin_capture(len(inputs.input_ids), self._network.dtype, inputs.input_ids.device)

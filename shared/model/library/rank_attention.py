@@ -15,7 +15,8 @@ from typing import Any, cast
 import torch
 
 from shared.device.group import RankGroup
-from shared.model.library.attention import LayerShape, PagedAttention
+from shared.model.library.attention import PagedAttention
+from shared.model.library.layer_places import LayerShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from shared.model.library.attention import LayerShape
+from shared.model.library.layer_places import LayerShape
 
 # Arguments of the whole model that some layers pass on. None changes the weights of attention.
 _HARMLESS = (

@@ -30,7 +30,7 @@ class LoadShares:
         self._shares: dict[RouterLife, LoadShare] = {}
         for req in (*core.requests.values(), *offers):
             waits = req.state is RequestState.WAITING
-            pages = len(core.pages_of(req.row)) if req.row else 0
+            pages = core.kv.num_held(req.row) if req.row else 0
             life = RouterLife(req.key.router_id, req.key.router_epoch)
             share = LoadShare(1, pages, req.num_tokens if waits else 0)
             self._shares.setdefault(life, LoadShare()).add(share)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shared.kv.window_cache import WindowCache
 from shared.model.interface import ModelSpec
 from shared.node.context import NodeContext
 from shared.node.routers.dialled import INFINITY, DialledRouter, RouterState
@@ -163,7 +162,7 @@ class Membership:
                 connection=link.num_connections,
                 adapters=[Adapter(*own) for own in core.settings.adapters.named.items()],
                 key_lookahead=core.settings.key_lookahead,
-                has_window=isinstance(core.kv.cache, WindowCache),
+                has_window=any(core.kv.cache.windows),
                 weights=weights_of(core.spec),
             ),
         )

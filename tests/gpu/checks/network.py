@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.boundary import PinnedCopies
 from shared.kernel.step_layout import HostLengths, Layout
+from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs
 from shared.node.assemble import CoreSizes, assemble_core
@@ -61,9 +63,11 @@ def decode(
 ) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
     """Logits of a step of all rows behind prompts of `contexts` tokens, and the step itself."""
     per_row = -(-(max(contexts) + 1) // PAGE_SIZE)
-    pool = KVPool(model.kv_planes(PAGE_SIZE), 1 + len(contexts) * per_row, PAGE_SIZE, device)
-    order = torch.randperm(len(contexts) * per_row, generator=torch.Generator().manual_seed(3)).to(torch.int32)
-    table = (1 + order).view(len(contexts), per_row).to(device)
+    planes = model.kv_planes(PAGE_SIZE)
+    shape = (len(page_windows(planes)), len(contexts), per_row)
+    pool = KVPool(planes, 1 + math.prod(shape), PAGE_SIZE, device)
+    order = torch.randperm(math.prod(shape), generator=torch.Generator().manual_seed(3)).to(torch.int32)
+    tables = (1 + order).view(shape).to(device).unbind()
     ids = torch.randint(
         0, model.spec.vocab_size, (len(contexts), max(contexts) + 1), generator=torch.Generator().manual_seed(4)
     )
@@ -78,7 +82,7 @@ def decode(
                     torch.arange(start, stop, device=device),
                     Layout(
                         torch.from_numpy(bounds).to(device),
-                        (table[row : row + 1],),
+                        tuple(table[row : row + 1] for table in tables),
                         stop - start,
                         stop,
                         host=HostLengths(bounds, np.asarray([start]), 0),
@@ -94,7 +98,7 @@ def decode(
         places,
         Layout(
             torch.from_numpy(bounds).to(device),
-            (table,),
+            tables,
             1,
             max(contexts) + 1,
             host=HostLengths(bounds, None, len(contexts)),

@@ -14,7 +14,7 @@ import torch
 from shared.core.errors import HandoffFailed
 from shared.device.streams import make_streams
 from shared.kernel.step_layout import Layout
-from shared.kv.layout import PlaneSpec
+from shared.kv.layout import PlaneSpec, page_windows
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.load import load_model
@@ -48,9 +48,11 @@ def logits(place: Place) -> dict[str, object]:
 
 def logits_on(folder: str, device: torch.device) -> torch.Tensor:
     model = load_model(folder, LoadOptions("float32", kernels="torch"), str(device))
-    pool = KVPool(model.kv_planes(PAGE_SIZE), 9, PAGE_SIZE, device)
+    planes = model.kv_planes(PAGE_SIZE)
+    num_groups = len(page_windows(planes))
+    pool = KVPool(planes, 1 + 8 * num_groups, PAGE_SIZE, device)
     ids = torch.randint(0, VOCAB, (2, 64), generator=torch.Generator().manual_seed(1))
-    table = torch.arange(1, 9, dtype=torch.int32).view(2, 4)
+    tables = torch.arange(1, 1 + 8 * num_groups, dtype=torch.int32).view(num_groups, 2, 4)
     parts = []
     for spans in SPANS:
         lens = [stop - start for start, stop in spans.values()]
@@ -59,7 +61,7 @@ def logits_on(folder: str, device: torch.device) -> torch.Tensor:
             positions=torch.cat([torch.arange(*span) for span in spans.values()]).to(device),
             layout=Layout(
                 cu_q_lens=torch.tensor([0, *lens]).cumsum(0).to(torch.int32).to(device),
-                page_tables=(table[list(spans)].to(device),),
+                page_tables=tuple(table[list(spans)].to(device) for table in tables),
                 max_q_len=max(lens),
                 max_seq_len=max(stop for _, stop in spans.values()),
             ),

@@ -218,7 +218,7 @@ def live_page_table(site: Site) -> None:
     forward = worker.forward
 
     def live(plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
-        layout = dataclasses.replace(plan.layout, page_tables=(rows.snapshot(plan.req_pool_indices),))
+        layout = dataclasses.replace(plan.layout, page_tables=rows.snapshot(plan.req_pool_indices))
         yield from forward(dataclasses.replace(plan, layout=layout), lease)
 
     worker.forward = live  # type: ignore[method-assign]

@@ -13,6 +13,7 @@ from router.requests.new_request import NewRequest
 from shared.core.errors import BatonError
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
+from shared.model.hashlm.model import VOCAB_SIZE
 from shared.wire.messages import TokenLogprob
 from tests.support.grammar_oracle import allows_of
 from tests.support.hashlm_reference import ReferenceRun, reference_run, seq2seq_run
@@ -41,6 +42,7 @@ class Stream:
     ids: list[int] = field(default_factory=list)
     is_over: bool = False
     prompt: tuple[int, ...] = ()  # where it is to be scored
+    windows: tuple[int, int | None] = (0, None)
     num_scores: int = 0
     was_just_closed: bool = False  # by the router: what it had taken before is still in the mailbox
 
@@ -69,7 +71,7 @@ class Stream:
             raise WrongStream(self.name, f"{self.num_scores} scores for {len(self.prompt)} prompt tokens")
         before, token = self.prompt[: self.num_scores], self.prompt[self.num_scores]
         forced = SamplingParams(1, 0.0, logit_bias=((token, 1000.0),), num_logprobs=0)
-        wanted = reference_run(before, forced, 0, 1).logprobs[0]
+        wanted = reference_run(before, forced, 0, 1, VOCAB_SIZE, *self.windows).logprobs[0]
         if not math.isclose(entries[-1].logprob, wanted, abs_tol=LOGPROB_SLACK):
             raise WrongStream(self.name, f"score {entries[-1].logprob} at {self.num_scores} where {wanted} must be")
 
@@ -108,6 +110,7 @@ def streams_of(name: str, request: RequestPlan) -> list[Stream]:
             sampling.num_logprobs,
             closes.get(index),
             prompt=request.prompt if index == 0 and sampling.prompt_logprobs >= 0 else (),
+            windows=request.windows,
         )
         for index in range(request.num_sequences)
     ]
@@ -118,7 +121,8 @@ def reference_of(request: RequestPlan, seed: int) -> ReferenceRun:
     if request.encoder:
         return seq2seq_run(request.prompt, sampling, seed, sampling.max_tokens)
     allows = allows_of(sampling.grammar)
-    return reference_run(request.prompt, sampling, seed, sampling.max_tokens, allows=allows)
+    model = VOCAB_SIZE, *request.windows
+    return reference_run(request.prompt, sampling, seed, sampling.max_tokens, *model, allows=allows)
 
 
 class Client:

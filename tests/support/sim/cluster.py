@@ -240,10 +240,11 @@ class Cluster:
         self.timers.run_until(self.timers.now + SETTLE_S, stop=self._all_known)
         if not self._all_known():
             raise Violation(f"not back: {self._missing()}")
-        encoder = self.plan.nodes[0].knobs.encoder
+        knobs = self.plan.nodes[0].knobs
+        model = {"encoder": knobs.encoder, "windows": (knobs.window, knobs.lower_window)}
         # one after another: a node with a low limit on waiting offers may refuse offers of several routers at once
         for number, router in enumerate(self.serving):
-            plan = RequestPlan((1, 2, 3) * 20, 2, SamplingParams(max_tokens=6), seed=number, encoder=encoder)
+            plan = RequestPlan((1, 2, 3) * 20, 2, SamplingParams(max_tokens=6), seed=number, **model)
             probe = Client(1000 + number, ClientPlan(self.timers.now, (plan,)))
             self.clients.append(probe)
             self._open(probe, router)
@@ -296,7 +297,7 @@ def knows_cache(host: NodeHost, router: RouterHost) -> bool:
     assert host.node is not None
     facts = host.node.ctx.facts
     node = router.registry.find(facts.node_id, facts.epoch)
-    return node is not None and node.pages.names() == set(host.node.ctx.core.kv.cache.names())
+    return node is not None and node.pages.names() == set(host.node.ctx.core.kv.cache.cached_names())
 
 
 def open_pulls(host: NodeHost) -> list[str]:

@@ -19,7 +19,6 @@ from decode_node.side import DecodeSide
 from prefill_node.side import PrefillSide
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
-from shared.kv.manager import page_count
 from shared.node.node import Node
 from shared.sched.scheduler import Scheduler
 from tests.support.sim.hosts import NodeHost, RouterHost
@@ -227,8 +226,8 @@ def fits_prompt(scheduler: Scheduler, req: Request) -> bool:
 def below_cap(scheduler: Scheduler, req: Request) -> bool:
     """What is computed without a grant pins so much at most; a single one may pin more."""
     holders = [scheduler.queues.requests[key] for key in scheduler.queues.ungranted]
-    pages = [int(scheduler.queues.budget.kv.rows.num_pages[holder.row]) for holder in holders if holder.row]
-    own = page_count(req.num_tokens, scheduler.settings.page_size)
+    pages = [scheduler.queues.budget.kv.num_held(holder.row) for holder in holders if holder.row]
+    own = scheduler.settings.num_pages(req.num_tokens)
     return not pages or sum(pages) + own <= scheduler.settings.max_ungranted_pages
 
 
@@ -236,7 +235,7 @@ def fits(scheduler: Scheduler, req: Request, extra: int) -> bool:
     """Row and pages without any from the prefix cache, and what answers under way will take stays free. What open pulls
     of prefixes hold is free: they give way."""
     kv, pulled = scheduler.queues.budget.kv, scheduler.queues.budget._pulled
-    missing = page_count(req.num_tokens + extra, scheduler.settings.page_size) - sum(pulled.values())
+    missing = scheduler.settings.num_pages(req.num_tokens + extra) - sum(pulled.values())
     return bool(kv.rows.num_free + len(pulled)) and kv.num_available - missing >= scheduler.capacity.keep_free(req)
 
 

@@ -62,6 +62,7 @@ class RequestPlan:
     seed: int
     closes: tuple[tuple[int, int], ...] = ()
     encoder: bool = False  # whether the model has one
+    windows: tuple[int, int | None] = (0, None)  # of the model: see HashLM
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,84 @@
+"""Place a library model's layers in pages: planes by key and value size, page groups by window.
+
+Layers of one size are in page groups (shared/kv/layer_groups.py). Layers of several sizes share one page list, with one
+plane for each size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shared.kernel.quantized import DTYPES
+from shared.kv.layer_groups import LayerPlace, group_layers
+from shared.kv.layout import PlaneSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What a layer keeps per token, and how many tokens it reads (0: all), its own included."""
+
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+    window: int = 0
+
+    def __str__(self) -> str:
+        window = f", and a window of {self.window}" if self.window else ""
+        return f"{self.num_kv_heads} heads of keys of {self.key_size} and values of {self.value_size}{window}"
+
+    @property
+    def sizes(self) -> tuple[int, int, int, torch.dtype]:
+        return self.num_kv_heads, self.key_size, self.value_size, self.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlaces:
+    layers: tuple[LayerPlace, ...]
+    plane_of: tuple[int, ...]  # each layer's plane
+    planes: tuple[tuple[LayerShape, int], ...]  # a layer of each plane, and how many layers a page has room for
+    windows: tuple[int, ...]  # of the page groups
+
+    def specs(self, page_size: int, kv_dtype: str = "auto") -> tuple[PlaneSpec, ...]:
+        """`kv_dtype`: of ModelSpec."""
+        planes = []
+        for number, (layer, num_slots) in enumerate(self.planes):
+            shape = (num_slots, page_size, layer.num_kv_heads * (layer.key_size + layer.value_size))
+            dtype = DTYPES.get(kv_dtype, layer.dtype)
+            planes.append(PlaneSpec(plane_name(number), shape, dtype, windows=self.windows))
+            if kv_dtype != "auto":
+                scales = (*shape[:2], 2 * layer.num_kv_heads)
+                planes.append(PlaneSpec(scales_name(number), scales, torch.float32, windows=self.windows))
+        return tuple(planes)
+
+
+def plane_name(plane: int) -> str:
+    return f"kv{plane}"
+
+
+def scales_name(plane: int) -> str:
+    return f"kv{plane}_scale"
+
+
+def places_of(layers: Sequence[LayerShape]) -> ModelPlaces:
+    sizes = list(dict.fromkeys(layer.sizes for layer in layers))
+    if len(sizes) == 1:
+        groups = group_layers(tuple(layer.window for layer in layers))
+        return ModelPlaces(groups.layers, (0,) * len(layers), ((layers[0], groups.num_slots),), groups.windows)
+    # only the first plane's layers count as written before a step ends
+    planes = [[layer for layer in layers if layer.sizes == of] for of in sizes]
+    places, filled = [], [0] * len(planes)
+    for layer in layers:
+        plane = sizes.index(layer.sizes)
+        filled[plane] += 1
+        places.append(LayerPlace(0, filled[plane] - 1, filled[0]))
+    windows = [layer.window for layer in layers]
+    return ModelPlaces(
+        tuple(places),
+        tuple(sizes.index(layer.sizes) for layer in layers),
+        tuple((own[0], len(own)) for own in planes),
+        (max(windows) if all(windows) else 0,),
+    )
