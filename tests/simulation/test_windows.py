@@ -97,6 +97,19 @@ def test_a_long_answer_keeps_a_window_s_pages_and_all_others() -> None:
     assert_whole(script.core)
 
 
+@pytest.mark.parametrize(("cached", "window"), [(60, 9), (60, 17), (100, 40)])
+def test_a_prompt_that_fills_the_pool_begins_behind_its_cached_beginning(cached: int, window: int) -> None:
+    """The cached pages of its window are among those that the pool has for it."""
+    core = make_core(replace(TIGHT, num_pages=112, window=window))
+    longest = grouped(1, 200, 4, window)
+    assert core.queues.budget.can_ever_hold(longest.request())
+    run_local(core, [replace(longest, prompt=longest.prompt[:cached])])
+    outcome = run_local(core, [replace(longest, rid=2)], budget=3000)
+    assert_streams([replace(longest, rid=2)], outcome)
+    assert outcome.ends["r2"].cached_tokens >= cached - 4
+    core.close()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_long_prompts_with_common_beginnings_share_a_tight_pool(seed: int) -> None:
     rng = random.Random(seed)
