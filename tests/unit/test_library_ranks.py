@@ -21,6 +21,7 @@ from transformers.core_model_loading import MergeModulelist, Transpose, WeightCo
 from shared.core.errors import ConfigError
 from shared.device.group import RankGroup
 from shared.kernel.step_layout import Layout
+from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks, Model, ModelInputs
 from shared.model.library import loading, plan
@@ -182,20 +183,23 @@ def test_a_layer_is_announced_when_every_rank_has_written_it(family: str, tmp_pa
         return model
 
     with followers(2, load_late) as team:
-        pool = KVPool(team.model.kv_planes(8), 10, 8)
+        planes = team.model.kv_planes(8)
+        num_groups, num_slots = len(page_windows(planes)), planes[0].shape[0]
+        pool = KVPool(planes, 2 + 8 * num_groups, 8)
         team.share(pool)
-        marks, announced = LayerMarks((1, 2, 3, 4)), []
-        parts = [Part(layer, 1).bytes_in(pool.planes) for layer in range(4)]
+        marks, announced = LayerMarks(tuple(range(1, num_slots + 1))), []
+        parts = [Part(slot, 1).bytes_in(pool.planes) for slot in range(num_slots)]
+        tables = torch.arange(1, 1 + 8 * num_groups, dtype=torch.int32).view(num_groups, 1, 8)
+        written = tables[:, 0, :3].flatten().long()  # the pages of 20 tokens
         for mark, where in zip(marks.events, parts, strict=True):
-            mark.add_callback(lambda _, where=where: announced.append(pool.pages_bytes[1:4, where].clone()))
-        bounds, table = torch.tensor([0, 20], dtype=torch.int32), torch.arange(1, 9, dtype=torch.int32)[None]
-        layout = Layout(bounds, (table,), 20, 20)
+            mark.add_callback(lambda _, where=where: announced.append(pool.pages_bytes[written, where].clone()))
+        layout = Layout(torch.tensor([0, 20], dtype=torch.int32), tables.unbind(), 20, 20)
         inputs = ModelInputs(torch.arange(3, 23), torch.arange(20), layout, torch.tensor([19]), layers=marks)
         with torch.inference_mode():
             team.ranks.forward(team.model, inputs, pool)
-        assert len(announced) == 3, "the last layer is announced when the step ends"
+        assert len(announced) == num_slots - 1, "the last layer is announced when the step ends"
         for bytes_then, where in zip(announced, parts, strict=False):
-            assert bytes_then.any() and torch.equal(bytes_then, pool.pages_bytes[1:4, where])
+            assert bytes_then.any() and torch.equal(bytes_then, pool.pages_bytes[written, where])
 
 
 # What is refused, in one sentence
