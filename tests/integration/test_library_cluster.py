@@ -18,7 +18,10 @@ from tests.support.struck_stream import struck_stream
 
 WAYS = {
     "gpt_oss": ("--transport", "shm", "--layer-parts", "3", "--decode-tp", "2"),
-    "deepseek_v3": ("--spec", "ngram", "--offload-bytes", "1MiB", "--tp", "2", "--decode-tp", "1"),
+    "deepseek_v3": (
+        *("--transport", "zmq", "--spec", "ngram", "--layer-parts", "3", "--tp", "2", "--decode-tp", "1"),
+        *("--offload-bytes", "1MiB"),
+    ),
     "gemma4_text": ("--transport", "gloo", "--trust-network", "--dp", "2"),
 }
 
