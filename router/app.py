@@ -6,7 +6,6 @@ import asyncio
 import gc
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -47,7 +46,7 @@ from shared.config.processes import RouterProcessConfig
 from shared.core.sampling_params import SamplingValues
 from shared.device.malloc import share_one_heap
 from shared.observe.library_logs import capture_libraries
-from shared.observe.log import Logger
+from shared.observe.log import Logger, open_log
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import ClusterMetrics, RequestMetrics
 from shared.observe.tenant_metrics import TenantMetrics
@@ -72,7 +71,7 @@ def run(config: RouterProcessConfig) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code. Raise ConfigError for unusable settings."""
     ring = ring_of_router(config.security.keys, config.router.router_id)
     config = replace(config, router=replace(config.router, router_id=own_name(config, ring)))
-    log = Logger(config.router.router_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
+    log = open_log(config.router.router_id, config.log)
     capture_libraries(log)
     share_one_heap()
     keys = RouterKeys(

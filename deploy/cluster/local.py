@@ -33,7 +33,7 @@ from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProc
 from shared.config.router_settings import RouterConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError
-from shared.observe.log import Logger
+from shared.observe.log import Logger, open_log
 
 PROBE_TIMEOUT_S = 0.5
 ROUTER_ID = "router"
@@ -49,7 +49,7 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
     check_keys(config)
     config = replace(config, nodes=with_local_model(config.nodes))
     resolve_model(config.nodes.model.model)
-    log = Logger("up", sys.stderr, level=config.nodes.log.log_level, color=config.nodes.log.log_color)
+    log = open_log("up", config.nodes.log)
     config, gpus = on_gpus(config, log)
     check_keys(config)
     config = with_admin_key(config, log)
@@ -247,7 +247,8 @@ def spec(
 ) -> ChildSpec:
     own = (command, f"--parent-pid={parent_pid}")
     argv = tuple(launcher.command("deploy.cli", *own, *to_argv(config, frozenset({"role"}))))
-    return ChildSpec(name=name, argv=argv, vital=vital, stop_s=stop_s(config), gpus=gpus)
+    log = config.log if isinstance(config, RouterProcessConfig) else config.parts.log
+    return ChildSpec(name, argv, vital=vital, stop_s=stop_s(config), gpus=gpus, log_form=log.log_format)
 
 
 def stop_s(config: RouterProcessConfig | NodeProcessConfig) -> float:

@@ -17,6 +17,7 @@ from shared.core.errors import ConfigError
 
 KIB = 1 << 10
 MIB = 1 << 20
+LOG_FORMS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +395,10 @@ class LogConfig:
     """Logging: one line per record, to stderr. Prompts and answers are never logged."""
 
     log_level: str = option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
-    log_color: bool = option(False, "colour the levels")
+    log_format: str = option(
+        "text", "form of the lines; json: an object with time, level, part and message, then fields", choices=LOG_FORMS
+    )
+    log_color: bool = option(False, "colour the levels of text")
 
     def __post_init__(self) -> None:
         check_fields(self)
