@@ -85,7 +85,7 @@ def seers_key(api_key_file: str, admin_key_file: str) -> str:
     """Return the key that a router wants before it shows its nodes; "" if it wants none.
 
     If the clients' key file is a bare key, return that key. A table of tenants holds only hashes, so return the
-    operators' key instead.
+    operators' key instead. Raise ConfigError if that is a table too.
     """
     # imported here, because `--help` does not need it
     from router.tenants.keys_file import FLAG, MAX_FILE_BYTES, bare_key

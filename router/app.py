@@ -37,7 +37,7 @@ from router.queue.rate_limit import RateLimits
 from router.queue.spending import Ledger
 from router.requests.journal import Journal
 from router.tenants.book import KeysFollower, Tenants
-from router.tenants.keys_file import read_keys
+from router.tenants.keys_file import ADMIN_FLAG, read_admins, read_keys
 from router.text.interface import TextModel
 from router.text.load import load_text_model
 from router.tools.as_text import with_tools
@@ -52,7 +52,6 @@ from shared.observe.metrics import ClusterMetrics, RequestMetrics
 from shared.observe.tenant_metrics import TenantMetrics
 from shared.wire.codec import AT_ROUTER
 from shared.wire.descriptors import raise_limit
-from shared.wire.http_keys import read_key
 from shared.wire.keyring import KeyRing, ring_of_router
 from shared.wire.zeromq.link import RouterLink
 from shared.wire.zeromq.link_options import LinkOptions
@@ -76,7 +75,7 @@ def run(config: RouterProcessConfig) -> int:
     share_one_heap()
     keys = RouterKeys(
         tenants=Tenants(read_keys(config.router.api_key_file)),
-        operators=Tenants.with_key(read_key(config.router.admin_key_file, "--admin-key-file")),
+        operators=Tenants(read_admins(config.router.admin_key_file)),
     )
     listener = bind_http(config.router.host, config.router.port)
     try:
@@ -193,6 +192,7 @@ def start_background(
     """The caller cancels the tasks."""
     return [
         asyncio.create_task(KeysFollower(config.router.api_key_file, keys.tenants, log).follow()),
+        asyncio.create_task(KeysFollower(config.router.admin_key_file, keys.operators, log, ADMIN_FLAG).follow()),
         asyncio.create_task(return_freed_memory()),
         asyncio.create_task(run_full_collections(num_open)),
     ]

@@ -92,6 +92,10 @@ class Endpoint:
             await self._refuse(connection, internal_error())
         finally:
             connection.body_hold.let_go()
+            self._exchange_over(connection)
+
+    def _exchange_over(self, connection: Connection) -> None:
+        """Do nothing: only /admin keeps account."""
 
     async def _serve(self, connection: Connection) -> None:
         self._rules.web.check(connection)

@@ -55,7 +55,7 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   and the position of the last event received. The router computes the answer again and sends only the events after that
   event. `usage` counts the whole answer. `resume_mismatch` (422, or an event) means that the answer can't be
   reproduced. `unknown_stream` (400) means that no router with this key began the stream. Without `--api-key-file` the
-  routers need the same `--admin-key-file`; without either, only the router that began a stream can resume it. Streams
+  routers need the same `--admin-key-file` with one key; else only the router that began a stream can resume it. Streams
   of more than 32 choices have no ids.
 - `Idempotency-Key` (1 to 255 characters) is for answers that are not streamed. For ten minutes the same router answers
   a repeat of the same request and key with the same answer, and `idempotent-replayed: true`. A repeat waits while the

@@ -65,6 +65,7 @@ class Connection:
         self.id_headers: tuple[bytes, ...] = (REQUEST_ID,)
         self.more_headers: dict[bytes, bytes] = {}
         self.tenant: Tenant = EVERYBODY
+        self.subject: dict[str, object] = {}  # what an operator's request names, for the log
         self.is_answered = False
         self.was_admitted = False
         self._is_read = False  # whether the whole body was received

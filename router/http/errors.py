@@ -45,6 +45,13 @@ class AdminIsOff(InvalidRequest):
     status = 403
 
 
+class MissingRight(InvalidRequest):
+    """The operator's key is known, but may not do this."""
+
+    code = "missing_right"
+    status = 403
+
+
 class PromptTooLong(InvalidRequest):
     """Agents shorten their conversation when they see this code or message."""
 

@@ -43,7 +43,10 @@ class RouterConfig:
         metavar="FILE",
     )
     admin_key_file: str = option(
-        "", "file with the key for /admin; empty: /admin is off (`baton up` makes one)", metavar="FILE"
+        "",
+        "file with the key for /admin, or with operators, their rights and the hashes of their keys (made by `baton "
+        "keys admin`); read again when it changes; empty: /admin is off (`baton up` makes a file with one key)",
+        metavar="FILE",
     )
     strict_fields: bool = option(
         False,
