@@ -16,6 +16,7 @@ from shared.wire.http_keys import read_key
 from shared.wire.private_file import read_private
 
 HTTP_TIMEOUT_S = 10.0
+NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME, which Python does not name
 UNREACHABLE = (OSError, http.client.HTTPException)
 
 
@@ -74,6 +75,19 @@ def make_tls(ca: Path | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"--ca {ca}: {error}") from None
+
+
+def own_connection(host: str, port: int, cert: str, timeout_s: float) -> http.client.HTTPConnection:
+    """Return a connection to a router that this command started. `cert`: its --tls-cert; "": it speaks plain HTTP.
+
+    The certificate may be for other names than `host`, and may have expired, but must be the one in this file."""
+    if not cert:
+        return http.client.HTTPConnection(host.strip("[]"), port, timeout=timeout_s)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname = False
+    tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
+    tls.load_verify_locations(Path(cert).expanduser())
+    return http.client.HTTPSConnection(host.strip("[]"), port, timeout=timeout_s, context=tls)
 
 
 def read_api_key(path: Path | None) -> str:

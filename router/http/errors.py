@@ -132,6 +132,20 @@ class HeaderTimeout(InvalidRequest):
     status = 408
 
 
+class TlsTimeout(InvalidRequest):
+    code = "tls_timeout"
+
+
+class TlsFailed(InvalidRequest):
+    code = "tls_failed"
+
+
+class PlainHttp(InvalidRequest):
+    """HTTP without TLS came to a port with TLS."""
+
+    code = "plain_http"
+
+
 class HostNotAllowed(InvalidRequest):
     """Another site's host name may point at this server (DNS rebinding)."""
 

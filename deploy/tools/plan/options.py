@@ -77,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     find.epilog = FIND_EPILOG
     add_url(find, "default: no cluster; with one: what to change there")
     find.add_argument("--api-key-file", type=Path, metavar="FILE", help="key of that cluster's router, if it needs one")
+    find.add_argument("--ca", type=Path, metavar="FILE", help="CA of the server's certificate, if not a public CA")
     add_find(find.add_argument_group("plan"))
     load_options.add_load(find.add_argument_group("load"))
     load_options.add_prompts(find.add_argument_group("prompts"))
