@@ -11,11 +11,11 @@ from shared.config.frozen import PIPELINE
 from shared.config.http_settings import HttpConfig
 from shared.config.hub_settings import HubConfig
 from shared.config.local_settings import LocalConfig
+from shared.config.log_settings import LogConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import (
     LimitsConfig,
-    LogConfig,
     MemoryConfig,
     ModelConfig,
     NodeConfig,

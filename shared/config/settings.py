@@ -17,7 +17,6 @@ from shared.core.errors import ConfigError
 
 KIB = 1 << 10
 MIB = 1 << 20
-LOG_FORMS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,20 +384,6 @@ class TimeoutsConfig:
         30.0, "time that requests of a drained node get to finish before they are moved", low=0.0, high=3600.0
     )
     shutdown_s: float = option(10.0, "seconds that open requests get to finish after SIGTERM", low=0.0, high=3600.0)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    """Logging: one line per record, to stderr. Prompts and answers are never logged."""
-
-    log_level: str = option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
-    log_format: str = option(
-        "text", "form of the lines; json: an object with time, level, part and message, then fields", choices=LOG_FORMS
-    )
-    log_color: bool = option(False, "colour the levels of text")
 
     def __post_init__(self) -> None:
         check_fields(self)
