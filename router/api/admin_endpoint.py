@@ -10,6 +10,7 @@ from router.api.endpoint import Endpoint, EndpointRules, Handler
 from router.http.connection import Connection
 from router.http.errors import MissingRight
 from router.tenants.tenant import EVERYBODY, SEE
+from shared.core.trace_context import traced
 from shared.observe.log_once import LogOnce
 
 READS = ("GET", "HEAD")
@@ -46,7 +47,7 @@ class AdminEndpoint(Endpoint):
         fields: dict[str, object] = {"key": key, "address": address, "call": call, "status": status}
         if forwarded is not None:
             fields["forwarded_for"] = forwarded  # as the client or a proxy says
-        fields |= {"request": connection.request_id, **connection.subject}
+        fields |= {"request": connection.request_id, **traced(connection.trace), **connection.subject}
         if key == NOBODY and status is not None and status >= 400:
             self._refused.warning("refused", "admin call", **fields)
         elif status == MissingRight.status or self._right_for(connection) == SEE:

@@ -28,7 +28,7 @@ PEM_CERT, PEM_KEY = b"-----BEGIN CERTIFICATE-----", b"PRIVATE KEY-----"
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedCertificate:
     """`doubt`: why clients will refuse the certificate now; "" if OpenSSL finds no reason. `until`: the time at which
     it expires; 0 if there is a doubt."""
 
@@ -38,7 +38,7 @@ class Loaded:
     until: float
 
 
-def load_certificate(cert: str, key: str) -> Loaded:
+def load_certificate(cert: str, key: str) -> LoadedCertificate:
     """Raise ConfigError unless the files hold a certificate and its key."""
     files = (read_file(cert, CERT_FLAG), read_file(key, KEY_FLAG, is_secret=True))
     if PEM_CERT not in files[0]:
@@ -56,7 +56,7 @@ def load_certificate(cert: str, key: str) -> Loaded:
         if b"ENCRYPTED" in files[1]:
             raise ConfigError(f"{KEY_FLAG} {key}: it needs a passphrase; give a key without one") from None
         raise ConfigError(f"{CERT_FLAG} {cert}: OpenSSL refuses it with {key}: {error.reason or error}") from None
-    return Loaded(files, context, *look_as_a_client(context, path_of(cert)))
+    return LoadedCertificate(files, context, *look_as_a_client(context, path_of(cert)))
 
 
 def path_of(path: str) -> Path:
@@ -78,8 +78,10 @@ def read_file(path: str, flag: str, *, is_secret: bool = False) -> bytes:
 
 
 def look_as_a_client(server: ssl.SSLContext, cert: Path) -> tuple[str, float]:
-    """Return (doubt, until) of `Loaded`. A client that trusts this certificate shakes hands in memory, because the
-    standard library reads a certificate's dates only of a peer."""
+    """Return (doubt, until) of `LoadedCertificate`.
+
+    A client that trusts this certificate shakes hands in memory, because the standard library reads a certificate's
+    dates only of a peer."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -123,7 +125,7 @@ class Certificate:
             self.take_news(*await asyncio.to_thread(self.look))
             self.warn(time.time())
 
-    def look(self) -> tuple[Loaded, str]:
+    def look(self) -> tuple[LoadedCertificate, str]:
         """Return what holds from now on, and why the files can't be used, if so."""
         cert, key = self._paths
         try:
@@ -132,7 +134,7 @@ class Certificate:
         except ConfigError as error:
             return self._now, error.message
 
-    def take_news(self, found: Loaded, complaint: str) -> None:
+    def take_news(self, found: LoadedCertificate, complaint: str) -> None:
         if complaint and complaint != self._complaint:
             self._log.warning("the TLS certificate stays as it was", why=complaint)
         self._complaint = complaint

@@ -89,8 +89,11 @@ def test_a_sdk_streams_over_https(router: RouterProcess, node: FakeNode, folder:
     assert router.url.startswith("https://127.0.0.1:")
     with httpx.Client(verify=trust(folder)) as http:
         sdk = openai.OpenAI(base_url=f"https://localhost:{port_of(router)}/v1", api_key=KEY, http_client=http)
-        stream = sdk.completions.create(model="hashlm", prompt="say:abc", max_tokens=20, stream=True)
+        trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+        create = sdk.completions.create
+        stream = create(model="hashlm", prompt="say:abc", max_tokens=20, stream=True, extra_headers=trace)
         assert "".join(chunk.choices[0].text for chunk in stream if chunk.choices) == "abc"
+        assert node.generates[-1].trace == trace["traceparent"]
         wrong = openai.OpenAI(base_url=f"https://localhost:{port_of(router)}/v1", api_key="no", http_client=http)
         with pytest.raises(openai.AuthenticationError):
             wrong.models.list()
