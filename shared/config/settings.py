@@ -387,14 +387,3 @@ class TimeoutsConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    """Logging: one line per record, to stderr. Prompts and answers are never logged."""
-
-    log_level: str = option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
-    log_color: bool = option(False, "colour the levels")
-
-    def __post_init__(self) -> None:
-        check_fields(self)

@@ -12,7 +12,6 @@ prefill_node/app.py and decode_node/app.py set the core plan and the environment
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import ExitStack
 
@@ -33,7 +32,7 @@ from shared.node.routers.sources import sources_of
 from shared.node.routers.watch import RouterWatch
 from shared.node.warm_up import warm_up
 from shared.observe.library_logs import capture_libraries
-from shared.observe.log import Logger
+from shared.observe.log import Logger, open_log
 from shared.ranks.leader import RankProcesses
 from shared.wire.keyring import ring_of_node
 
@@ -47,7 +46,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     routers, sources = sources_of(asked.router, asked.routers_file, has_keys=parts.security.has_keys)
     ring = ring_of_node(parts.security.keys, parts.node.node_id)
     node_id = ring.name if ring is not None else parts.node.node_id or f"{parts.node.role}-{os.getpid()}"
-    log = Logger(node_id, sys.stderr, level=parts.log.log_level, color=parts.log.log_color)
+    log = open_log(node_id, parts.log)
     capture_libraries(log)
     keep_freed_memory()
     links = open_links(parts, node_id, time.time_ns() // 1000, ring)
