@@ -123,6 +123,9 @@ For people who watch Baton: what a router shows on `/metrics`, nodes' figures in
 A label in *italics* is a name (a node, a field); the others have the values that are listed. A histogram has `_bucket`,
 `_sum` and `_count`.
 
+The metrics of `vllm:` are for the endpoint pickers of Kubernetes' Gateway API inference extension, which read these
+names of every model server unless told otherwise. They count the whole cluster, at each of its routers.
+
 | metric | kind | labels | meaning |
 |---|---|---|---|
 """
