@@ -1,4 +1,6 @@
-"""Answers GET /ready of a node over HTTP, for probes: 200 while the node takes requests, else 503 with the reason.
+"""Answers probes of a node over HTTP, with 200 or with 503 and the reason.
+
+GET /ready: does the node take requests? GET /live: does it respond at all? A node that drains is alive.
 
 Only a reason from this file is told, so the port needs neither keys nor TLS. A node that loads its model has no such
 port yet.
@@ -9,14 +11,14 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from shared.config.endpoints import bracketed
 from shared.core.errors import ConfigError
 
-PATH = "/ready"
+READY, LIVE = "/ready", "/live"
 SLOW_CALLER_S = 1.0  # callers are answered one after another, so none may take long
 POLL_S = 0.1  # the longest that `close` waits
 NO_ROUTER, LEAVING, HANGS = "no router serves this node", "this node is draining", "this node does not respond"
@@ -33,7 +35,7 @@ class ReadyPort:
         self._clock = clock
         self._told: tuple[float, str] = (clock(), NO_ROUTER)
         try:
-            self._server = ReadyServer(host.strip("[]"), port, self.why_not)
+            self._server = ReadyServer(host.strip("[]"), port, {READY: self.why_not, LIVE: self.why_dead})
         except OSError as error:
             raise ConfigError(f"--ready-port {port}: can't listen on {bracketed(host)}: {error.strerror}") from None
         self.port: int = self._server.server_address[1]
@@ -48,8 +50,10 @@ class ReadyPort:
 
     def why_not(self) -> str:
         """Return why the node takes no requests; "" if it takes some."""
-        told_at, why_not = self._told
-        return HANGS if self._clock() - told_at > self._silence_s else why_not
+        return self.why_dead() or self._told[1]
+
+    def why_dead(self) -> str:
+        return HANGS if self._clock() - self._told[0] > self._silence_s else ""
 
     def close(self) -> None:
         self._server.shutdown()
@@ -58,9 +62,11 @@ class ReadyPort:
 
 
 class ReadyServer(HTTPServer):
-    def __init__(self, host: str, port: int, why_not: Callable[[], str]) -> None:
+    """`questions`: path -> the reason for a 503; "": none, the answer is 200."""
+
+    def __init__(self, host: str, port: int, questions: Mapping[str, Callable[[], str]]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.why_not = why_not
+        self.questions = questions
         super().__init__((host, port), ReadyHandler)
 
     def server_bind(self) -> None:
@@ -77,11 +83,11 @@ class ReadyHandler(BaseHTTPRequestHandler):
     timeout = SLOW_CALLER_S
 
     def do_GET(self) -> None:  # noqa: N802 - the library's name
-        if self.path != PATH:
+        if self.path not in self.server.questions:
             self.send_error(404)
             return
-        why_not = self.server.why_not()
-        text = f"{why_not or 'ready'}\n".encode()
+        why_not = self.server.questions[self.path]()
+        text = f"{why_not or 'yes'}\n".encode()
         self.send_response(503 if why_not else 200)
         self.send_header("Content-Type", "text/plain")
         self.send_header("Content-Length", str(len(text)))

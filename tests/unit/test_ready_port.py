@@ -49,11 +49,12 @@ def ask(port: ReadyPort, path: str = "/ready") -> tuple[int, str]:
 def test_what_a_node_says_of_itself(port: ReadyPort, clock: Watch) -> None:
     assert ask(port) == (503, NO_ROUTER)
     port.tell(is_served=True, is_leaving=False)
-    assert ask(port) == (200, "ready")
+    assert ask(port) == (200, "yes")
     clock.now += SILENCE_S + 0.1
-    assert ask(port) == (503, HANGS)
+    assert ask(port) == ask(port, "/live") == (503, HANGS)
     port.tell(is_served=True, is_leaving=True)
     assert ask(port) == (503, LEAVING)
+    assert ask(port, "/live") == (200, "yes")
     port.tell(is_served=False, is_leaving=False)
     assert ask(port) == (503, NO_ROUTER)
 
@@ -68,7 +69,7 @@ def test_no_other_path_and_no_other_program_are_named(port: ReadyPort) -> None:
 def test_a_caller_who_says_nothing_holds_nobody_up_for_long(port: ReadyPort) -> None:
     port.tell(is_served=True, is_leaving=False)
     with socket.create_connection(("127.0.0.1", port.port)):
-        assert ask(port) == (200, "ready")
+        assert ask(port) == (200, "yes")
 
 
 def test_a_port_that_is_taken_is_told_with_its_flag(port: ReadyPort) -> None:
@@ -87,7 +88,7 @@ def test_a_daemon_tells_of_its_routers_and_of_its_end(port: ReadyPort) -> None:
     welcome = list(Net([node]).inboxes[name_of(node)])
     daemon = Daemon(node, Line(welcome, []), Logger("d", io.StringIO()), 1.0, lambda: 0.0, ready=port)
     daemon.round()
-    assert ask(port) == (200, "ready")
+    assert ask(port) == (200, "yes")
     node.ctx.leaving = Departure(then="stop")
     daemon.round()
     assert ask(port) == (503, LEAVING)
