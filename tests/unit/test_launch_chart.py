@@ -20,7 +20,7 @@ from tests.support.launch_lines import LAUNCH, dicts_in, lines_in, lines_of, tak
 everywhere = pytest.mark.parametrize("name", chart.NAMES)
 README = (LAUNCH / "README.md").read_text("utf-8")
 KEYED = {"nodes", "pages"}  # ports that count each stranger's knock as a refused connection
-EXTRAS = ("HTTPRoute", "BackendTLSPolicy", "PodMonitor", "ScaledObject")
+EXTRAS = ("HTTPRoute", "BackendTLSPolicy", "PodMonitor", "PrometheusRule", "ScaledObject")
 
 
 @cache
