@@ -23,6 +23,7 @@ from router.api.sampling_defaults import load_sampling_defaults
 from router.api.stream_token import Signer
 from router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from router.dispatch.gateway import Gateway
+from router.fleet.gateway_metrics import GatewayMetrics
 from router.fleet.registry import Registry
 from router.http.body_budget import BodyBudget
 from router.http.certificate import Certificate
@@ -133,6 +134,9 @@ async def serve_all(
     registry = Registry(silence_s, follows_caches=follows_caches, router_id=router_id)
     desk = Desk(keys.tenants, TenantMetrics(prometheus), LogOnce(log))
     gateway = make_gateway(config, registry, link, ClusterMetrics(prometheus), log, keys.tenants, desk.limits)
+    GatewayMetrics(
+        prometheus, registry, lambda: sum(row.requests for row in gateway.waiting()), registry.adapters, time.time
+    )
     handlers = Handlers(
         make_resolver(config, registry, text, defaults),
         gateway,

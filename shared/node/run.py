@@ -27,6 +27,7 @@ from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
 from shared.node.daemon import Daemon
 from shared.node.node import Node
+from shared.node.ready_port import ReadyPort
 from shared.node.routers.early_peers import drop_early_messages
 from shared.node.routers.sources import sources_of
 from shared.node.routers.watch import RouterWatch
@@ -44,8 +45,8 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     parts = config.parts
     asked = parts.node
     routers, sources = sources_of(asked.router, asked.routers_file, has_keys=parts.security.has_keys)
-    ring = ring_of_node(parts.security.keys, parts.node.node_id)
-    node_id = ring.name if ring is not None else parts.node.node_id or f"{parts.node.role}-{os.getpid()}"
+    ring = ring_of_node(parts.security.keys, asked.node_id)
+    node_id = ring.name if ring is not None else asked.node_id or f"{asked.role}-{os.getpid()}"
     log = open_log(node_id, parts.log)
     capture_libraries(log)
     keep_freed_memory()
@@ -55,6 +56,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     cores = NodeCores(config.cores, parts.parallel, node_id)
     others = RankProcesses(config, node_id)
     node: Node | None = None
+    ready: ReadyPort | None = None
     kernels = KernelLog(log)
     forget_kernels = tell_of_kernels(kernels, parts.sched.device)
     try:
@@ -64,7 +66,11 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             warm_up(core, log)
             cores.settle(core.model, log)
         node = build_node(parts, core, links, log, make_side, cores, routers)
-        daemon = Daemon(node, links, log, parts.node.drain_s, check=others.check_ranks, cores=cores, watch=watch)
+        if asked.ready_port:
+            ready = ReadyPort(asked.bind_host, asked.ready_port, asked.silence_s)
+        daemon = Daemon(
+            node, links, log, asked.drain_s, check=others.check_ranks, cores=cores, watch=watch, ready=ready
+        )
         watch.start()
         kernels.serving()
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
@@ -86,6 +92,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             ends.callback(node.adapters.close if node is not None else do_nothing)
             ends.callback(forget_kernels)
             ends.callback(watch.close)
+            ends.callback(ready.close if ready is not None else do_nothing)
     log.info("stopped")
     return code
 
