@@ -101,6 +101,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "jais2": {},
     "llama": {},
+    "mellum": EXPERTS
+    | WINDOW
+    | {"moe_intermediate_size": 32, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "minimax_m2": LOCAL,
     "ministral": WINDOW,
     "ministral3": {},

@@ -30,7 +30,7 @@ from shared.kernel.attention import (
 from shared.kernel.quantized import quantize
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks
-from shared.model.library.layer_places import LayerShape, places_of, plane_name, scales_name
+from shared.model.library.layer_places import LayerShape, ModelPlaces, places_of
 
 MOST_KEYS = 1 << 17  # of rows that attend together: keys and values are gathered
 
@@ -149,10 +149,10 @@ class PagedAttention:
     gathers = True  # keys of every row, as many as of the longest: as of AttentionBackend
     is_divided = False  # among ranks
 
-    def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto") -> None:
-        """`kv_dtype`: of ModelSpec."""
+    def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto", places: ModelPlaces | None = None) -> None:
+        """`kv_dtype`: of ModelSpec. `places`: None means `places_of` the layers."""
         self._has_bytes = kv_dtype != "auto"
-        self.places = places_of(layers)
+        self.places = places or places_of(layers)
         self.layers = tuple(layers)
         self._own = self.layers  # with the heads that this rank has
         self._columns: tuple[tuple[slice, ...], ...] = ((slice(None),),) * len(self.layers)  # of their numbers
@@ -161,8 +161,8 @@ class PagedAttention:
     def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
         self._inputs, self._page_size, self._marks = inputs, kv.page_size, marks
         planes = range(len(self.places.planes))
-        self._planes = [kv.plane(plane_name(plane)) for plane in planes]
-        self._scales = [kv.plane(scales_name(plane)) for plane in planes] if self._has_bytes else None
+        self._planes = [kv.plane(self.places.plane_name(plane)) for plane in planes]
+        self._scales = [kv.plane(self.places.scales_name(plane)) for plane in planes] if self._has_bytes else None
         self._rows = self._rows_of(inputs)
         self._written = [self._find_places(group) for group in range(len(self.places.windows))]
         self._keys: dict[tuple[int, int, int], ReadKeys] = {}

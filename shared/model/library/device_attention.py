@@ -24,7 +24,7 @@ from shared.model.library.attention import (
     StepRows,
     joined_rows,
 )
-from shared.model.library.layer_places import LayerShape
+from shared.model.library.layer_places import LayerShape, ModelPlaces
 
 if TYPE_CHECKING:
     from shared.model.library.kernel_attention import KernelStep
@@ -35,9 +35,16 @@ class DeviceAttention(PagedAttention):
 
     needs_cpu_seq_lens = False
 
-    def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto", *, use_kernels: bool) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        kv_dtype: str = "auto",
+        places: ModelPlaces | None = None,
+        *,
+        use_kernels: bool,
+    ) -> None:
         """`use_kernels`: where they know a layer. Else torch attends in all of them."""
-        super().__init__(layers, kv_dtype)
+        super().__init__(layers, kv_dtype, places)
         self._by_kernels: frozenset[LayerShape] = frozenset()
         if use_kernels:
             from shared.model.library.kernel_attention import kernels_know
