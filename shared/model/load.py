@@ -16,7 +16,7 @@ from shared.kernel.team import Team
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
-from shared.model.draft_head import DraftHead
+from shared.model.draft_head import StackedHead
 from shared.model.eagle_file import HeadFolder
 from shared.model.eagle_head import (
     DraftTarget,
@@ -172,7 +172,7 @@ def warm_up(model: Model) -> None:
     pool.close()
 
 
-def load_mtp_heads(name: str, model: Model) -> Sequence[DraftHead]:
+def load_mtp_heads(name: str, model: Model) -> Sequence[StackedHead]:
     """Load the MTP layers of the model at `name`, one head for each. Raises ConfigError if it has none."""
     if not model.spec.library:
         raise ConfigError(

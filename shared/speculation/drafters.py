@@ -10,7 +10,7 @@ from shared.config.settings import SpecConfig
 from shared.core.errors import ConfigError
 from shared.engine.drafter import Drafter
 from shared.kernel.team import Team
-from shared.model.draft_head import DraftHead
+from shared.model.draft_head import StackedHead
 from shared.model.eagle_head import DraftTarget
 from shared.model.interface import Model
 from shared.model.load import load_eagle_head, load_mtp_heads
@@ -44,7 +44,7 @@ def _head_drafter(config: SpecConfig, name: str, model: Model, team: Team) -> Dr
     return EagleWorkerV2(head, vocab_size, config.spec_topk, config.spec_steps)
 
 
-def _mtp_drafter(config: SpecConfig, heads: Sequence[DraftHead], vocab_size: int) -> Drafter:
+def _mtp_drafter(config: SpecConfig, heads: Sequence[StackedHead], vocab_size: int) -> Drafter:
     """One MTP layer makes all drafts; several make one draft each."""
     if len(heads) == 1:
         return EagleWorkerV2(heads[0], vocab_size)

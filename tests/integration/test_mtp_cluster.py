@@ -35,7 +35,7 @@ def ask(url: str, **fields: Any) -> list[list[int]]:
     return [choice["token_ids"] for choice in answer.json()["choices"]]
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "mellum"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "mellum", "step3p7"])
 def test_answers_with_mtp_are_the_library_s(family: str, tmp_path: Path) -> None:
     own = save_with_mtp(family, tmp_path / "tiny")
     write_tokenizer(tmp_path / "tiny")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -27,8 +28,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe": THIN | {"num_hidden_layers": 46, "first_k_dense_replace": 45},
     "glm4_moe_lite": THIN | {"num_hidden_layers": 47, "mlp_layer_types": ["dense"] * 46 + ["sparse"]},
     "mellum": THIN | {"num_nextn_predict_layers": 1},
+    "step3p7": THIN
+    | {
+        "num_nextn_predict_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention"] * 2 + ["sliding_attention"] * 3,
+        "mlp_layer_types": ["dense", "dense", "sparse", "sparse", "dense", "dense", "dense"],
+    },
 }
+NUM_LAYERS = {"step3p7": 3}  # of MTP; the others have one
 LITTLE = 0.1  # how much a layer changes the residual stream
+LAST_NORM = {"step3p7": "transformer.shared_head.norm."}
 TOLD = {"glm4_moe_lite": {"num_nextn_predict_layers": 1}}  # published fields that the library's config doesn't know
 
 
@@ -43,19 +52,30 @@ class MtpFolder:
         assert isinstance(model, LibraryModel)
         return model
 
+    def from_folder(self, monkeypatch: pytest.MonkeyPatch) -> transformers.PreTrainedModel:
+        """Return the network as the library itself loads it, for `generate(use_mtp=True)`.
 
-def save_with_mtp(family: str, folder: Path, num_layers: int = 1, little: float = LITTLE) -> MtpFolder:
+        The library doesn't know all names that Step 3.7 has for its MTP layers, so it gets `mtp` as it was saved."""
+        if self.network.config.model_type == "step3p7":
+            monkeypatch.setattr(MtpModel, "from_pretrained", lambda *_, **__: self.mtp)
+            return self.network
+        config = transformers.AutoConfig.from_pretrained(self.folder)
+        prepare(config, 1)
+        return transformers.AutoModelForCausalLM.from_pretrained(self.folder, config=config, dtype=torch.float32)
+
+
+def save_with_mtp(family: str, folder: Path, little: float = LITTLE) -> MtpFolder:
     """Write a folder as the family publishes it."""
-    network = network_of(family, **FAMILIES[family])
+    network, num_layers = network_of(family, **FAMILIES[family]), NUM_LAYERS.get(family, 1)
     calm(network, little)
     network.save_pretrained(folder)
-    prepare(network, num_layers)
+    prepare(network.config, num_layers)
     torch.manual_seed(1)
     mtp = MtpModel(network, num_layers).eval()
     calm(mtp.layers, little)
     with torch.no_grad():
         for layer in mtp.layers:
-            width = network.config.hidden_size
+            width = mtp.config.hidden_size
             layer.eh_proj.weight.normal_(0, 0.02)
             layer.eh_proj.weight[:, :width] += torch.eye(width)
             for norm in (layer.enorm, layer.hnorm, layer.post_norm):
@@ -64,11 +84,11 @@ def save_with_mtp(family: str, folder: Path, num_layers: int = 1, little: float 
     return MtpFolder(folder, network, mtp)
 
 
-def prepare(network: transformers.PreTrainedModel, num_layers: int) -> None:
-    """Set the fields that MtpModel reads, as the published config.json would."""
-    config: Any = network.config
+def prepare(whole: transformers.PreTrainedConfig, num_layers: int) -> None:
+    """Set the fields that MtpModel reads."""
+    config: Any = whole.get_text_config()
     config.num_mtp_layers = num_layers
-    if getattr(config, "mlp_layer_types", None):
+    if getattr(config, "mlp_layer_types", None) and not getattr(config, "mtp_mlp_layer_types", None):
         config.mtp_mlp_layer_types = ["sparse"] * num_layers
 
 
@@ -85,8 +105,9 @@ def calm(network: torch.nn.Module, little: float) -> None:
 
 def write_mtp(family: str, folder: Path, network: transformers.PreTrainedModel, mtp: MtpModel) -> None:
     tensors = {}
+    first = network.config.get_text_config().num_hidden_layers
     for name, value in mtp.state_dict().items():
-        for published, tensor in published_tensors(family, network.config.num_hidden_layers, name, value.detach()):
+        for published, tensor in published_tensors(family, first, name, value.detach()):
             tensors[published] = tensor.clone().contiguous()
     path = folder / "model.safetensors"
     save_file(load_file(path) | tensors, path, metadata={"format": "pt"})
@@ -98,7 +119,7 @@ def published_tensors(family: str, first: int, name: str, value: torch.Tensor) -
     """Return the names and parts of one of MtpModel's tensors, as they are published. `first`: MTP layer's number."""
     if not name.startswith("layers."):  # embedding and output rows; DeepSeek-V3's folder repeats them
         own = {"embed_tokens.weight": "embed_tokens.weight", "shared_head.weight": "shared_head.head.weight"}[name]
-        return [] if family == "mellum" else [(f"model.layers.{first}.{own}", value)]
+        return [] if family in ("mellum", "step3p7") else [(f"model.layers.{first}.{own}", value)]
     _, number, own = name.split(".", 2)
     if family == "mellum":
         tops = {
@@ -110,7 +131,10 @@ def published_tensors(family: str, first: int, name: str, value: torch.Tensor) -
         prefix = "mtp." if own in tops else f"mtp.layers.{number}."
         own = tops.get(own, own)
     else:
-        prefix, own = f"model.layers.{first + int(number)}.", own.replace("post_norm.", "shared_head.norm.")
+        prefix, own = (
+            f"model.layers.{first + int(number)}.",
+            own.replace("post_norm.", LAST_NORM.get(family, "shared_head.norm.")),
+        )
     own = own.removeprefix("mtp_block.")
     if ".experts." not in own:
         return [(prefix + own, value)]

@@ -235,7 +235,9 @@ def test_a_window_that_reads_one_token_more_is_refused(windowed: Family, monkeyp
     monkeypatch.setattr(
         attention.PagedAttention,
         "_find_keys",
-        lambda own, rows, window, *more: find(own, rows, window + 1 if window else 0, *more),
+        lambda own, rows, layer, *more: find(
+            own, rows, dataclasses.replace(layer, window=layer.window and layer.window + 1), *more
+        ),
     )
     with pytest.raises(ConfigError, match="its logits differ"):
         load(windowed.folder)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
@@ -28,7 +27,7 @@ from shared.speculation.drafters import make_drafter
 from tests.support.core_pair import CorePair, run_pair
 from tests.support.core_rig import Job, assert_whole, make_core, run_local
 from tests.support.library_families import KNOBS, PROMPTS, generate, load, save
-from tests.support.mtp_folders import MtpFolder, candidates, save_with_mtp
+from tests.support.mtp_folders import NUM_LAYERS, MtpFolder, candidates, save_with_mtp
 
 NUM_TOKENS = 24
 LEAST_PER_VERIFY = 1.8
@@ -63,6 +62,14 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     return folder_of
 
 
+def change_folder(folder: Path, copy: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    for path in folder.iterdir():
+        copy.joinpath(path.name).write_bytes(path.read_bytes())
+    tensors = load_file(copy / "model.safetensors")
+    change(tensors)
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+
+
 def jobs() -> list[Job]:
     """Greedy and seeded, with penalties."""
     seeded = SamplingParams(NUM_TOKENS, temperature=0.7, repetition_penalty=1.1)
@@ -70,9 +77,11 @@ def jobs() -> list[Job]:
     return [Job(rid, prompt, draws[rid % 2], seed=rid) for rid, prompt in enumerate(PROMPTS)]
 
 
-def drafted(headed: Headed, prompt: tuple[int, ...], width: int) -> tuple[dict[int, list[int]], list[int]]:
+def drafted(
+    headed: Headed, prompt: tuple[int, ...], width: int, drafter: Drafter | None = None
+) -> tuple[dict[int, list[int]], list[int]]:
     """Return the drafts after each number of tokens, and the greedy answer, in chunks of a prompt."""
-    drafter, found = headed.drafter(width), {}
+    drafter, found = drafter or headed.drafter(width), {}
     propose = drafter.propose
 
     def note(fb: ForwardBatch, *args: Any) -> Drafts:
@@ -89,11 +98,9 @@ def drafted(headed: Headed, prompt: tuple[int, ...], width: int) -> tuple[dict[i
     return found, stream
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "glm4_moe_lite", "mellum"])
-def test_drafts_are_the_library_s_candidates(family: str, make: Make, monkeypatch: Any) -> None:
-    """After every prefix at which the library's generator makes a candidate."""
-    headed, said = make(family), {}
-    get = MTPCandidateGenerator.get_candidates
+def said_candidates(headed: Headed, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
+    """Return what the library's own generator says after each number of tokens at which it is asked."""
+    said, get = {}, MTPCandidateGenerator.get_candidates
 
     def note(own: MTPCandidateGenerator, input_ids: torch.Tensor, **more: Any) -> Any:
         ids, logits = get(own, input_ids, **more)
@@ -102,12 +109,17 @@ def test_drafts_are_the_library_s_candidates(family: str, make: Make, monkeypatc
         return ids, logits
 
     monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", note)
-    config = transformers.AutoConfig.from_pretrained(headed.own.folder)
-    config.num_mtp_layers, config.mtp_mlp_layer_types = 1, ["sparse"]
-    network = transformers.AutoModelForCausalLM.from_pretrained(headed.own.folder, config=config, dtype=torch.float32)
-    answer = generate(network, PROMPTS[1], NUM_TOKENS, use_mtp=True)
-    found, stream = drafted(headed, PROMPTS[1], 2)
-    assert answer.tie(stream) is None
+    generate(headed.own.from_folder(monkeypatch), prompt, NUM_TOKENS, use_mtp=True)
+    return said
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "glm4_moe_lite", "mellum", "step3p7"])
+def test_drafts_are_the_library_s_candidates(family: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every prefix at which the library's generator makes candidates, one for each MTP layer."""
+    headed = make(family)
+    said = said_candidates(headed, PROMPTS[1], monkeypatch)
+    found, stream = drafted(headed, PROMPTS[1], 1 + NUM_LAYERS.get(family, 1))
+    assert generate(headed.own.network, PROMPTS[1], NUM_TOKENS).tie(stream) is None
     assert found.keys() <= said.keys() and len(found) > 5
     assert found == {length: said[length] for length in found}
 
@@ -122,7 +134,7 @@ def test_one_layer_is_applied_again(family: str, make: Make) -> None:
         assert drafts == candidates(headed.own, text[:length], 3)
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "mellum"])
+@pytest.mark.parametrize("family", ["glm4_moe", "mellum", "step3p7"])
 def test_drafts_change_no_stream_in_a_hand_off(family: str, make: Make) -> None:
     headed = make(family)
     plain = run_local(make_core(KNOBS, model=headed.model), jobs()).streams
@@ -135,14 +147,17 @@ def test_drafts_change_no_stream_in_a_hand_off(family: str, make: Make) -> None:
     counts = [core.queues.counters for core in cores]
     verified = sum(one.spec_steps for one in counts)
     assert 1 + sum(one.spec_accepted_tokens for one in counts) / verified >= LEAST_PER_VERIFY
+    first, second, third = counts[1].spec_accepted_at
+    assert counts[1].spec_steps > first > second > third > 0  # each draft is the first to fail somewhere
     for core in cores:
         assert_whole(core)
     pair.close()
 
 
-def test_draft_state_is_handed_over(make: Make) -> None:
-    """The decode core's first drafts are those of a core that read the prompt itself."""
-    headed, knobs = make("mellum"), dataclasses.replace(KNOBS, width=4)
+@pytest.mark.parametrize("family", ["mellum", "step3p7"])
+def test_draft_state_is_handed_over(family: str, make: Make) -> None:
+    """The decode core's drafts are those of a core that read the prompt itself."""
+    headed, knobs = make(family), dataclasses.replace(KNOBS, width=4)
     alone, _ = drafted(headed, PROMPTS[1], 4)
     drafter, found = headed.drafter(4), []
     propose = drafter.propose
@@ -167,13 +182,27 @@ def test_a_head_has_a_plane_of_its_own(make: Make) -> None:
     assert plane.name not in {one.name for one in headed.model.kv_planes(8)}
 
 
+def test_layers_may_have_output_rows_of_their_own(make: Make, tmp_path: Path) -> None:
+    """Step 3.7 publishes some for each layer. Here they are the target's, one id further."""
+    own = make("step3p7").own
+    rows = own.mtp.shared_head.weight.detach().roll(1, 0)
+    added = {f"model.layers.{number}.transformer.shared_head.output.weight": rows.clone() for number in (4, 5, 6)}
+    change_folder(own.folder, tmp_path, lambda tensors: tensors.update(added))
+    headed = Headed(own, load(tmp_path))
+    drafter = make_drafter(SpecConfig(spec="mtp", spec_copies=0), "", headed.model, Team())
+    found, stream = drafted(headed, PROMPTS[1], 4, drafter)
+    assert len(found) == NUM_TOKENS - 1  # no draft is right
+    for length, drafts in found.items():
+        assert drafts[:1] == [1 + id for id in candidates(own, [*PROMPTS[1], *stream][:length], 1)]
+
+
 # Refusals
 
 
-def refused(folder: Path) -> str:
+def refused(folder: Path, width: int = 4) -> str:
     model = load(folder)
     with pytest.raises(ConfigError) as refusal:
-        make_drafter(SpecConfig(spec="mtp"), str(folder), model, Team())
+        make_drafter(SpecConfig(spec="mtp", spec_width=width), str(folder), model, Team())
     return refusal.value.message
 
 
@@ -195,12 +224,13 @@ def test_models_of_our_own_programs_are_refused(tmp_path: Path) -> None:
 
 def test_incomplete_mtp_layers_are_refused_by_name(make: Make, tmp_path: Path) -> None:
     own = make("mellum").own
-    for path in own.folder.iterdir():
-        tmp_path.joinpath(path.name).write_bytes(path.read_bytes())
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["mtp.fc.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    change_folder(own.folder, tmp_path, lambda tensors: tensors.pop("mtp.fc.weight"))
     assert "doesn't find all of" in refused(tmp_path) and "eh_proj" in refused(tmp_path)
+
+
+def test_more_drafts_than_layers_are_refused(make: Make) -> None:
+    sentence = "--spec mtp --spec-width 5: 3 MTP layers make 3 drafts; use --spec-width 4 or less"
+    assert refused(make("step3p7").own.folder, 5) == sentence
 
 
 def test_a_layer_that_differs_from_the_library_s_is_refused(make: Make, monkeypatch: Any) -> None:

@@ -82,12 +82,12 @@ class DeviceAttention(PagedAttention):
     def _find_places(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._kernel_steps[group].found() if self._by_kernels else super()._find_places(group)
 
-    def _find_keys(self, rows: StepRows, window: int, group: int, dtype: torch.dtype) -> ReadKeys:
-        num_rows, most = len(rows.lengths), max(rows.lengths)
+    def _find_keys(self, rows: StepRows, layer: LayerShape, group: int, dtype: torch.dtype) -> ReadKeys:
+        window, num_rows, most = layer.window, len(rows.lengths), max(rows.lengths)
         num = min(most, window + rows.num_queries - 1) if window else most
         own = self._inputs.key_slots[rows.start : rows.stop].view(num_rows, -1)
         first = (own[:, :1] + 1 - window).clamp(min=0) if window else torch.zeros_like(own[:, :1])
         read = (first + torch.arange(num, device=own.device)).minimum(own[:, -1:])
         table = self._inputs.layout.page_tables[group][rows.first : rows.first + num_rows].long()
         pages, slots = table.gather(1, read // self._page_size), read % self._page_size
-        return ReadKeys(pages, slots, self._mask_of(rows, window, first, num, dtype))
+        return ReadKeys(pages, slots, self._mask_of(rows, layer, first, num, dtype))

@@ -18,13 +18,16 @@ from shared.kv.layout import PlaneSpec
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What a layer keeps per token, and how many tokens it reads (0: all), its own included."""
+    """What a layer keeps per token, and how many tokens it reads (0: all), its own included.
+
+    `num_unread`: how many of a row's first keys no other token reads."""
 
     num_kv_heads: int
     key_size: int
     value_size: int
     dtype: torch.dtype
     window: int = 0
+    num_unread: int = 0
 
     def __str__(self) -> str:
         window = f", and a window of {self.window}" if self.window else ""

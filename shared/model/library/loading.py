@@ -16,13 +16,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from shared.config.frozen import LIBRARY, LIBRARY_RANKS
 from shared.core.errors import BatonError, ConfigError
@@ -33,7 +27,7 @@ from shared.model.interface import ModelSpec, StoredWeights
 from shared.model.library.attention import PagedAttention
 from shared.model.library.check import bytes_difference, check_logits
 from shared.model.library.device_attention import DeviceAttention
-from shared.model.library.kinds import LIBRARY_VERSION, check_kind
+from shared.model.library.kinds import LIBRARY_VERSION, check_kind, network_kind
 from shared.model.library.layer_places import LayerShape, ModelPlaces
 from shared.model.library.mapped_tensors import Own, as_read, mapped_bytes, mapped_tensors
 from shared.model.library.model import LibraryModel, LoadedFrom, run, use_attention
@@ -199,7 +193,7 @@ def spec_of(
 def outline_of(config: PreTrainedConfig) -> PreTrainedModel:
     """Return the network without numbers."""
     with torch.device("meta"):
-        outline: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        outline: PreTrainedModel = network_kind(config)._from_config(config)
     return outline
 
 
@@ -214,7 +208,7 @@ def read_network(
     tensors = tensors_of(files, files.names(), dtype, own)
     if isinstance(files, QuantizedFiles):
         del config.quantization_config
-    whole_kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    whole_kind = network_kind(config)
     kind: Any = whole_kind if division is None else with_parts(whole_kind, division)
     loaded = kind.from_pretrained(
         None,

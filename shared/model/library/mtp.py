@@ -9,9 +9,11 @@ library counts a slot's position by its token: s + 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from torch.nn.functional import linear
 from transformers.modeling_layers import MtpModel
 
 from shared.kernel.attention import AttentionInputs
@@ -25,9 +27,12 @@ from shared.model.library.model import use_attention
 class MtpLayers:
     """A model's MTP layers. Runs one layer at a time."""
 
-    def __init__(self, network: MtpModel, attention: PagedAttention, limit: int) -> None:
-        """`limit`: of LoadedFrom."""
+    def __init__(
+        self, network: MtpModel, attention: PagedAttention, limit: int, own_rows: Mapping[int, torch.Tensor]
+    ) -> None:
+        """`limit`: of LoadedFrom. `own_rows`: the output rows (vocab, H) of layers that don't use the target's."""
         self.network = network
+        self._own_rows = own_rows
         self.attention = attention
         self._last_position = limit - 1
         self.attach()
@@ -49,14 +54,15 @@ class MtpLayers:
         )
         return hidden[0]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         """(N, H) -> (N, vocab) float32."""
-        logits: torch.Tensor = self.network._project_to_logits(hidden)
+        own = self._own_rows.get(layer)
+        logits: torch.Tensor = self.network._project_to_logits(hidden) if own is None else linear(hidden, own)
         return logits.float()
 
 
 class MtpHead:
-    """A DraftHead: one MTP layer."""
+    """A StackedHead: one MTP layer."""
 
     d2t = None  # its ids are the target's
 
@@ -78,22 +84,26 @@ class MtpHead:
         kv: KVPool,
         wanted: torch.Tensor | None = None,
     ) -> DraftOutput:
-        hidden = self._hidden_of(next_ids, aux, view, kv)
+        hidden = self.states(next_ids, aux, view, kv)
         return self._output(hidden if wanted is None else hidden[wanted])
 
     def write(self, next_ids: torch.Tensor, aux: torch.Tensor, view: AttentionInputs, kv: KVPool) -> None:
         """Run the whole layer: the library's can't write alone."""
-        self._hidden_of(next_ids, aux, view, kv)
+        self.states(next_ids, aux, view, kv)
 
     def forward(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> DraftOutput:
-        return self._output(self._hidden_of(next_ids, features, view, kv))
+        return self._output(self.states(next_ids, features, view, kv))
 
-    def _hidden_of(
-        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
-    ) -> torch.Tensor:
+    def states(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> torch.Tensor:
         if not len(next_ids):
             return features.new_empty((0, *self.hidden_shape))
         return self._layers.run(self._layer, next_ids, features, view, kv)
 
     def _output(self, hidden: torch.Tensor) -> DraftOutput:
-        return DraftOutput(hidden, self._layers.logits(hidden))
+        return DraftOutput(hidden, self.logits(hidden))
+
+    def project(self, aux: torch.Tensor) -> torch.Tensor:
+        return aux
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._layers.logits(self._layer, hidden)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from shared.model.quantized_folder import open_tensors
 from shared.model.tensor_files import TensorFiles
 
 PLANES = "mtp"  # beginning of the planes' names
+OWN_ROWS = ".transformer.shared_head.output.weight"  # end of a tensor's name, of Step 3.7
 PAGE = 16
 BOUNDS = (0, 13, 14, 21)  # of the check's chunks; they cross the border of a page
 
@@ -50,11 +52,11 @@ def load_mtp_heads(model: LibraryModel) -> list[MtpHead]:
     names = mtp_names(model.network, files.names(), folder)
     num_layers = complete_config(model.network, names, folder)
     with explained(folder, "load its MTP layers"):
-        network = read_layers(model, files, names, num_layers)
+        network, own_rows = read_layers(model, files, names, num_layers)
         shapes = survey_layers(network, model)
         places = in_first_group(shapes, PLANES)
         attention = whole_attention(shapes, model.source.kernels, model.device.type, places=places)
-        layers = MtpLayers(network, attention, model.source.limit)
+        layers = MtpLayers(network, attention, model.source.limit, own_rows)
         report = check_layers(layers, num_layers, folder)
     logger.info("MTP layers of the library: %s; %s", described(shapes), report)
     return [MtpHead(layers, layer, f"{model.spec.weights_hash}, MTP layer {layer}") for layer in range(num_layers)]
@@ -95,14 +97,20 @@ def complete_config(network: PreTrainedModel, names: frozenset[str], folder: Pat
     return num_layers
 
 
-def read_layers(model: LibraryModel, files: TensorFiles, names: frozenset[str], num_layers: int) -> MtpModel:
-    """Embedding and output rows are the target's."""
+def read_layers(
+    model: LibraryModel, files: TensorFiles, names: frozenset[str], num_layers: int
+) -> tuple[MtpModel, dict[int, torch.Tensor]]:
+    """Return the layers, and by layer the output rows that the folder has for it alone."""
     target, dtype = model.network, model.network.dtype
     with ContextManagers(MtpModel.get_init_context(dtype, False, False, None)):
         network = MtpModel(target, num_layers)
     renames: Any = network.get_weight_conversions(target)  # the library's own types for them differ
     asked = LoadStateDictConfig(weight_mapping=renames, device_map={"": model.device}, dtype=dtype)
-    found, _ = convert_and_load_state_dict_in_model(network, tensors_of(files, names, dtype), asked)
+    tensors = tensors_of(files, names, dtype)
+    own_rows = take_rows(tensors, target, model.device)
+    found, _ = convert_and_load_state_dict_in_model(
+        network, {library_name(name): tensors[name] for name in tensors}, asked
+    )
     network._adjust_missing_and_unexpected_keys(found)
     if found.missing_keys:
         missing = ", ".join(sorted(found.missing_keys)[:4])
@@ -111,7 +119,23 @@ def read_layers(model: LibraryModel, files: TensorFiles, names: frozenset[str], 
     network.eval()
     if model.device.type != "cpu" and has_experts(network):
         network.set_experts_implementation(GROUPED)
-    return network
+    return network, own_rows
+
+
+def library_name(name: str) -> str:
+    """Step 3.7's folders have one more level in the names of a layer's last norm, which the library doesn't know."""
+    return name.replace(".transformer.shared_head.", ".shared_head.")
+
+
+def take_rows(tensors: dict[str, Any], target: PreTrainedModel, device: torch.device) -> dict[int, torch.Tensor]:
+    """Take each layer's own output rows (vocab, H) out of the tensors. The library has only the target's."""
+    own = {}
+    for name in [name for name in tensors if name.endswith(OWN_ROWS)]:
+        number = int(name.removesuffix(OWN_ROWS).rpartition(".")[2])
+        own[number - target.config.get_text_config().num_hidden_layers] = tensors.pop(name)[...].to(
+            device, target.dtype
+        )
+    return own
 
 
 def survey_layers(network: MtpModel, model: LibraryModel) -> list[LayerShape]:
@@ -124,9 +148,11 @@ def survey_layers(network: MtpModel, model: LibraryModel) -> list[LayerShape]:
         for layer in range(network.num_mtp_layers):
             network.forward_layer(layer, features, ids, None, input_ids=ids)
     survey.check_layers(network.num_mtp_layers)
+    # Layer n begins with token n + 1, whose slot is n. What lies in the slots before is made of nothing.
+    shapes = [replace(layer, num_unread=number) for number, layer in enumerate(survey.layers)]
     if survey.problems:
         raise ConfigError(f"--spec mtp: {model.source.folder}: its MTP layers: {survey.problems[0]}")
-    return survey.layers
+    return shapes
 
 
 def check_layers(layers: MtpLayers, num_layers: int, folder: Path) -> str:
@@ -142,7 +168,7 @@ def check_layers(layers: MtpLayers, num_layers: int, folder: Path) -> str:
             right = own_hidden(network, layer, ids, features)
             noise = noise_of(network, layer, ids, features, right)
             layers.attach()
-            found = difference(paged_hidden(layers, layer, ids, features), right, network.dtype)
+            found = difference(paged_hidden(layers, layer, ids, features)[layer:], right, network.dtype)
             if not found <= MOST_NOISE * noise:
                 raise ConfigError(
                     f"--spec mtp: MTP layer {layer} of {folder} differs from the library's by {found:.1e}"
@@ -154,7 +180,7 @@ def check_layers(layers: MtpLayers, num_layers: int, folder: Path) -> str:
 def noise_of(network: MtpModel, layer: int, ids: torch.Tensor, features: torch.Tensor, right: torch.Tensor) -> float:
     """Return how far the library's results differ from each other: of fewer tokens, and by its other attention."""
     few = BOUNDS[1]
-    shorter = difference(own_hidden(network, layer, ids[:few], features[:few]), right[:few], network.dtype)
+    shorter = difference(own_hidden(network, layer, ids[:few], features[:few]), right[: few - layer], network.dtype)
     with contextlib.suppress(ValueError, ImportError):  # some families have only "eager"
         network.set_attn_implementation("sdpa")
     other = difference(own_hidden(network, layer, ids, features), right, network.dtype)
@@ -162,14 +188,15 @@ def noise_of(network: MtpModel, layer: int, ids: torch.Tensor, features: torch.T
 
 
 def own_hidden(network: MtpModel, layer: int, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-    """Return the library's hidden states (T, H), in host memory."""
-    positions = torch.arange(1, len(ids) + 1, device=ids.device)[None]
-    hidden: torch.Tensor = network.forward_layer(layer, features[None], positions, None, input_ids=ids[None])
+    """Return the library's hidden states (T - layer, H) from slot `layer` on, where it begins, in host memory."""
+    positions = torch.arange(layer, len(ids), device=ids.device)[None] + 1
+    own = (features[None, layer:], positions, None)
+    hidden: torch.Tensor = network.forward_layer(layer, *own, input_ids=ids[None, layer:])
     return hidden[0].float().cpu()
 
 
 def paged_hidden(layers: MtpLayers, layer: int, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-    """Return the same by steps over pages, which hold NaN at first."""
+    """Return hidden states (T, H) by steps over pages, which hold NaN at first."""
     most = -(-len(ids) // PAGE)
     pool = KVPool(layers.attention.places.specs(PAGE), 1 + most, PAGE, ids.device)
     for plane in pool.planes:
