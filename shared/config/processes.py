@@ -33,8 +33,8 @@ WITHOUT_GPU = ("cpu", "inline")  # values of --device
 
 
 def check_spec(model: ModelConfig, spec: SpecConfig) -> None:
-    if spec.spec == "mtp" and model.model != "hashlm":
-        raise ConfigError(f"--spec mtp needs a model with draft layers, as hashlm has: {model.model!r} has none")
+    if spec.spec == "mtp" and model.model == "hashlm" and spec.spec_width < 3:
+        raise ConfigError("--spec mtp: hashlm has two draft layers or more: --spec-width must be at least 3")
 
 
 def check_scripted(parts: NodeParts) -> None:
@@ -61,9 +61,9 @@ def check_parallel(
         check_parts_on_gpu(parallel, sched.device)
     if parallel.num_ranks > 1 and adapters.lora_dir:
         raise ConfigError(f"{given} --lora-dir: ranks load adapters only at the start; use --lora")
-    if parallel.dp > 1 and spec.spec == "eagle" and model.model != "hashlm":
+    if parallel.dp > 1 and spec.spec in ("eagle", "mtp") and model.model != "hashlm":
         raise ConfigError(
-            f"{given} --spec eagle: a head needs features that are on other ranks; use --spec ngram or none"
+            f"{given} --spec {spec.spec}: a head needs features that are on other ranks; use --spec ngram or none"
         )
 
 

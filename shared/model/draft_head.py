@@ -67,3 +67,19 @@ class DraftHead(Protocol):
     def forward(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> DraftOutput:
         """Do as `extend` for all T slots, with features (T, *hidden_shape)."""
         ...
+
+
+class StackedHead(DraftHead, Protocol):
+    """A DraftHead that may be a layer of several. They compute logits only where a draft is drawn."""
+
+    def project(self, aux: torch.Tensor) -> torch.Tensor:
+        """Turn ModelOutput.aux (T, A) into features (T, *hidden_shape)."""
+        ...
+
+    def states(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> torch.Tensor:
+        """Do as `forward`, but return only hidden states (T, *hidden_shape)."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits (N, Vd) float32 of hidden states (N, *hidden_shape)."""
+        ...

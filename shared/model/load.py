@@ -16,6 +16,7 @@ from shared.kernel.team import Team
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
+from shared.model.draft_head import StackedHead
 from shared.model.eagle_file import HeadFolder
 from shared.model.eagle_head import (
     DraftTarget,
@@ -169,6 +170,20 @@ def warm_up(model: Model) -> None:
             )
             model.forward(inputs, pool)
     pool.close()
+
+
+def load_mtp_heads(name: str, model: Model) -> Sequence[StackedHead]:
+    """Load the MTP layers of the model at `name`, one head for each. Raises ConfigError if it has none."""
+    if not model.spec.library:
+        raise ConfigError(
+            f"--spec mtp: {name} has no MTP layers; models that the library transformers runs may have some. "
+            "Use --spec ngram, eagle or none"
+        )
+    from shared.model.library.model import LibraryModel  # imports the library
+    from shared.model.library.mtp_loading import load_mtp_heads
+
+    assert isinstance(model, LibraryModel)
+    return load_mtp_heads(model)
 
 
 def load_eagle_head(

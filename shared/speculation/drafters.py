@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from shared.config.frozen import ENCODER
 from shared.config.settings import SpecConfig
+from shared.core.errors import ConfigError
 from shared.engine.drafter import Drafter
 from shared.kernel.team import Team
+from shared.model.draft_head import StackedHead
 from shared.model.eagle_head import DraftTarget
 from shared.model.interface import Model
-from shared.model.load import load_eagle_head
+from shared.model.load import load_eagle_head, load_mtp_heads
 from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
@@ -33,10 +36,24 @@ def _head_drafter(config: SpecConfig, name: str, model: Model, team: Team) -> Dr
     if hashed is not None:
         return hashed
     vocab_size = model.spec.vocab_size
+    if config.spec == "mtp":
+        return _mtp_drafter(config, load_mtp_heads(name, model), vocab_size)
     target = cast(DraftTarget, model)  # neither a HashLM nor a model with an encoder
     head = load_eagle_head(config.spec_head, name, target, team=team)
     target.capture_aux(head.aux_layers)
     return EagleWorkerV2(head, vocab_size, config.spec_topk, config.spec_steps)
+
+
+def _mtp_drafter(config: SpecConfig, heads: Sequence[StackedHead], vocab_size: int) -> Drafter:
+    """One MTP layer makes all drafts; several make one draft each."""
+    if len(heads) == 1:
+        return EagleWorkerV2(heads[0], vocab_size)
+    if config.width > len(heads) + 1:
+        raise ConfigError(
+            f"--spec mtp --spec-width {config.width}: {len(heads)} MTP layers make {len(heads)} drafts; "
+            f"use --spec-width {len(heads) + 1} or less"
+        )
+    return MultiLayerEagleWorkerV2(heads, vocab_size)
 
 
 def _hash_drafter(config: SpecConfig, model: Model) -> Drafter | None:

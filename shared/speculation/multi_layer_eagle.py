@@ -22,7 +22,7 @@ from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.verify import Drafts, Verified, last_token_idx, next_ids
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.draft_head import DraftHead
+from shared.model.draft_head import StackedHead
 from shared.model.interface import ModelOutput
 from shared.speculation.draw import Draw
 from shared.speculation.views import aux_of, per_row, view_of, window_of
@@ -40,7 +40,7 @@ class MultiLayerEagleWorkerV2:
     drafts_trees = False
     reads_history = False
 
-    def __init__(self, layers: Sequence[DraftHead], vocab_size: int) -> None:
+    def __init__(self, layers: Sequence[StackedHead], vocab_size: int) -> None:
         self._layers = tuple(layers)
         self._vocab_size = vocab_size
         self.state_name = f"mtp, layers {' '.join(layer.weights_hash for layer in self._layers)}"
@@ -64,8 +64,9 @@ class MultiLayerEagleWorkerV2:
         for i in range(1, plan.width - 1):
             slots = committed.unsqueeze(1) + torch.arange(i, device=committed.device)
             features = torch.cat([kept.before(first, i - 1).unsqueeze(1), below], dim=1)
-            output = self._layers[i].forward(drafts.reshape(-1), features.flatten(0, 1), window_of(fb, slots), kv)
-            below, last = output.hidden.view_as(features), output.logits.view(*slots.shape, -1)[:, -1]
+            hidden = self._layers[i].states(drafts.reshape(-1), features.flatten(0, 1), window_of(fb, slots), kv)
+            below = hidden.view_as(features)
+            last = self._layers[i].logits(below[:, -1])
             draft = draw.next(self._layers[i], last, drafts[:, -1], slots[:, -1] + 1)
             drafts = torch.cat([drafts, draft.unsqueeze(1)], dim=1)
         return Drafts(drafts)
@@ -74,17 +75,16 @@ class MultiLayerEagleWorkerV2:
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
         view, kept, ids = view_of(fb), KeptHidden(fb, kv), next_ids(fb, verified)
-        first = self._layers[0].extend(ids, aux_of(output), view, kv)
-        hidden = first.hidden
+        first = hidden = self._layers[0].states(ids, self._layers[0].project(aux_of(output)), view, kv)
         for i, layer in enumerate(self._layers[1:]):
             features = kept.one_slot_back(hidden, i)
             kept.keep(hidden, i)
-            hidden = layer.forward(ids, features, view, kv).hidden
+            hidden = layer.states(ids, features, view, kv)
         rows = fb.arrays.emitting
         if not len(rows):
             return {}
         draw = Draw(fb, future_map, self._vocab_size, fb.host.emitting, rows)
-        last = first.logits[last_token_idx(fb, verified)[rows]]
+        last = self._layers[0].logits(first[last_token_idx(fb, verified)[rows]])
         drafts = draw.next(self._layers[0], last, verified.next_token[rows], verified.seq_lens[rows])
         state = {"topk_index": drafts.unsqueeze(1)}
         return per_row(state, rows, fb.plan.batch_size)

@@ -20,6 +20,7 @@ from shared.kernel.step_layout import HostLengths, Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs
+from shared.model.library.kinds import network_kind
 from shared.model.library.model import LibraryModel
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
@@ -101,6 +102,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "jais2": {},
     "llama": {},
+    "mellum": EXPERTS
+    | WINDOW
+    | {"moe_intermediate_size": 32, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "minimax_m2": LOCAL,
     "ministral": WINDOW,
     "ministral3": {},
@@ -124,6 +128,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "stablelm": {},
     "starcoder2": {},
+    "step3p7": WINDOW
+    | {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "share_expert_dim": 32,
+    },
+}
+# Families whose fields are those of a part of the config: what the other parts need.
+NESTED: dict[str, dict[str, Any]] = {
+    "step3p7": {
+        "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    }
 }
 
 
@@ -138,9 +157,13 @@ def write_config(family: str, folder: Path) -> None:
 
 def network_of(family: str, **changes: Any) -> transformers.PreTrainedModel:
     """Wide random weights: with narrow ones a wrong mask would hardly show."""
-    config = transformers.CONFIG_MAPPING[family](**(SIZES | (FAMILIES | REFUSED)[family] | changes))
+    fields = SIZES | (FAMILIES | REFUSED)[family] | changes
+    if family in NESTED:
+        fields = NESTED[family] | {"text_config": fields}
+    config = transformers.CONFIG_MAPPING[family](**fields)
     torch.manual_seed(0)
-    network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    kind = network_kind(config) or transformers.AutoModelForCausalLM
+    network: transformers.PreTrainedModel = kind._from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for name, value in network.named_parameters():
             if value.dim() > 1 or "sink" in name:
@@ -204,7 +227,9 @@ def generate(
     settings = transformers.GenerationConfig(
         max_new_tokens=num_tokens,
         do_sample=False,
-        eos_token_id=network.config.vocab_size if eos is None else eos,  # no token; given None, the network's own ends
+        eos_token_id=network.config.get_text_config().vocab_size
+        if eos is None
+        else eos,  # no token; given None, the network's own ends
         pad_token_id=0,
         output_scores=True,
         return_dict_in_generate=True,

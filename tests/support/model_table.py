@@ -8,7 +8,7 @@ from itertools import groupby
 from shared.config.frozen import LIBRARY
 from shared.model.gguf_config import GGUF_ARCHITECTURES
 from shared.model.hf_config import HF_ARCHITECTURES
-from tests.support import gguf_families, library_families, tiny_families
+from tests.support import gguf_families, library_families, mtp_folders, tiny_families
 from tests.support.tiny_quantized import FORMATS
 
 BEGIN = "<!-- Made by `python -m tests.support.doc_pages --write` from what the tests serve. -->"
@@ -22,6 +22,8 @@ COMPARED = {FOLDERS: "whole, in chunks, token by token", GGUF: "whole, in chunks
 LIBRARY_ROW = "| {families} | transformers | folders | its own `generate`: greedy answers, with chunks, hand-offs, \
 retractions and cached prompts. They are equal, except where the two best scores are nearer than {tie:g} of the \
 largest | |\n"
+MTP = "\n`--spec mtp` runs the MTP layers in folders of these families, under their published names; candidates are \
+those of the library's own generator: {names}.\n"
 NOT_WITH = "Refused by name, because models that transformers runs ...\n\n"
 QUANTISED = "\nFolders quantised in these formats are compared with the formats' definitions, bit by bit: {names}.\n"
 KINDS = "\nKinds of models that the tests see refused, in one sentence each, before weights are read: {names}.\n"
@@ -44,6 +46,7 @@ def table() -> str:
             HEAD,
             *own_rows(),
             LIBRARY_ROW.format(families=families, tie=library_families.TIE),
+            MTP.format(names=listed(mtp_folders.FAMILIES)),
             "\n",
             NOT_WITH,
             *lacks,

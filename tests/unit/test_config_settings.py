@@ -57,6 +57,10 @@ PROCESSES = (ClusterConfig, NodeProcessConfig, RouterProcessConfig)
             lambda: NodeParts(parallel=ParallelConfig(dp=2), spec=SpecConfig(spec="eagle")),
             "--dp 2 --spec eagle",
         ),
+        (
+            lambda: NodeParts(parallel=ParallelConfig(dp=2), spec=SpecConfig(spec="mtp")),
+            "--dp 2 --spec mtp",
+        ),
         (lambda: NodeParts(parallel=ParallelConfig(tp=2), sched=SchedConfig(device="cuda")), "--tp 2"),
         (lambda: ParallelConfig(pp=0), "--pp"),
         (lambda: ParallelConfig(tp=2, pp=2), "--tp 2 --pp 2"),
@@ -167,14 +171,13 @@ def test_other_endpoints_are_refused(endpoint):
         check_endpoint(endpoint, "--router", has_keys=False)
 
 
-def test_mtp_needs_draft_layers():
-    spec = SpecConfig(spec="mtp")
-    assert NodeParts(model=ModelConfig(model="hashlm"), spec=spec).spec.width == 4
-    for process in (NodeProcessConfig, ClusterConfig):
-        with pytest.raises(ConfigError, match="mtp"):
-            replaced(process(), spec={"spec": "mtp"})
-    with pytest.raises(ConfigError, match="--spec-width"):
-        SpecConfig(spec="mtp", spec_width=2)
+def test_mtp_of_hashlm_has_two_layers_or_more():
+    spec, hashlm = SpecConfig(spec="mtp"), ModelConfig(model="hashlm")
+    assert NodeParts(model=hashlm, spec=spec).spec.width == 4
+    narrow = SpecConfig(spec="mtp", spec_width=2)
+    assert NodeParts(model=ModelConfig(model="/models/deepseek"), spec=narrow).spec.width == 2
+    with pytest.raises(ConfigError, match="--spec-width must be at least 3"):
+        NodeParts(model=hashlm, spec=narrow)
 
 
 def test_width_is_one_without_a_draft():

@@ -84,8 +84,8 @@ def test_a_quantised_folder_is_widened_for_the_library(name: str, form: str, tmp
     save_file({one: tensor.float() for one, tensor in meant.items()}, widened / "model.safetensors", {"format": "pt"})
     ours, right = (load(folder) for folder in (quantised, widened))
     assert isinstance(ours, LibraryModel) and isinstance(right, LibraryModel)
-    expected = right._network.state_dict()
-    assert all(torch.equal(tensor, expected[one]) for one, tensor in ours._network.state_dict().items())
+    expected = right.network.state_dict()
+    assert all(torch.equal(tensor, expected[one]) for one, tensor in ours.network.state_dict().items())
     assert ours.spec.stored is not None and ours.spec.stored.format == FORMATS[form].name
 
 
@@ -235,7 +235,9 @@ def test_a_window_that_reads_one_token_more_is_refused(windowed: Family, monkeyp
     monkeypatch.setattr(
         attention.PagedAttention,
         "_find_keys",
-        lambda own, rows, window, *more: find(own, rows, window + 1 if window else 0, *more),
+        lambda own, rows, layer, *more: find(
+            own, rows, dataclasses.replace(layer, window=layer.window and layer.window + 1), *more
+        ),
     )
     with pytest.raises(ConfigError, match="its logits differ"):
         load(windowed.folder)
@@ -338,8 +340,8 @@ def test_tensors_come_from_the_files_that_are_hashed(tmp_path: Path) -> None:
     with_config(tmp_path / "a", transformers_weights="adapter_model.bin")
     after = load(tmp_path / "a")
     assert isinstance(before, LibraryModel) and isinstance(after, LibraryModel)
-    own = after._network.state_dict()
-    assert all(torch.equal(tensor, own[one]) for one, tensor in before._network.state_dict().items())
+    own = after.network.state_dict()
+    assert all(torch.equal(tensor, own[one]) for one, tensor in before.network.state_dict().items())
 
 
 @pytest.mark.parametrize("change", [{"hidden_size": "64"}, {"vocab_size": None}, {"rope_parameters": "x"}])

@@ -96,7 +96,7 @@ def assert_served(family: str, folder: Path, size: int = 2) -> LibraryModel:
 
 def num_parameters(model: Model) -> int:
     assert isinstance(model, LibraryModel)
-    return sum(parameter.numel() for parameter in model._network.parameters())
+    return sum(parameter.numel() for parameter in model.network.parameters())
 
 
 # Equal to the library's own answers
@@ -136,7 +136,7 @@ def test_unequal_pairs_say_what_the_library_says(family: str, sizes: tuple[int, 
 def test_what_three_ranks_can_t_divide_stays_whole(tmp_path: Path) -> None:
     """Rank 0 attends alone with 2 KV heads, and 212 rows of the embedding stay whole. An MLP has 96."""
     model = assert_served("qwen3", tmp_path, size=3)
-    shapes = {name: tuple(value.shape) for name, value in model._network.named_parameters()}
+    shapes = {name: tuple(value.shape) for name, value in model.network.named_parameters()}
     assert shapes["model.layers.3.self_attn.k_proj.weight"] == (2 * 16, 64)
     assert shapes["lm_head.weight"] == shapes["model.embed_tokens.weight"] == (212, 64)
     assert shapes["model.layers.3.mlp.up_proj.weight"] == (32, 64)

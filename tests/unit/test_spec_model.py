@@ -21,8 +21,7 @@ from shared.kernel.attention import AttentionInputs
 from shared.kernel.team import Team
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.draft_head import DraftOutput
-from shared.model.eagle_head import EagleHead
+from shared.model.eagle_head import EagleHead, SeparateHead
 from shared.model.interface import Model
 from shared.model.load import load_eagle_head, load_model
 from shared.model.opened import LoadOptions
@@ -59,11 +58,20 @@ class Stacked:
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         return tuple(replace(plane, name=f"{plane.name}{self.layer}") for plane in self.head.kv_planes(page_size))
 
-    def extend(self, next_ids: torch.Tensor, aux: torch.Tensor, view: AttentionInputs, kv: KVPool) -> DraftOutput:
-        return self.head.extend(next_ids, aux, view, Renamed(kv, self.layer))  # type: ignore[arg-type]
+    @property
+    def network(self) -> SeparateHead:
+        assert isinstance(self.head.network, SeparateHead)
+        return self.head.network
 
-    def forward(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> DraftOutput:
-        return self.head.forward(next_ids, features, view, Renamed(kv, self.layer))  # type: ignore[arg-type]
+    def project(self, aux: torch.Tensor) -> torch.Tensor:
+        return self.network._weights.fc(aux).float()
+
+    def states(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> torch.Tensor:
+        return self.head.forward(next_ids, features, view, Renamed(kv, self.layer)).hidden  # type: ignore[arg-type]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        weights = self.network._weights
+        return weights.head(self.network._blocks.add_norm(hidden, None, weights.norm))
 
 
 @dataclass(frozen=True)
@@ -88,9 +96,8 @@ def drafter_of(kind: str, folders: tuple[Path, Path], model: Model) -> Drafter |
     if kind != "mtp":
         spec, copies = ("eagle", 1) if kind == "copies" else (kind, 0)
         return make_drafter(SpecConfig(spec=spec, spec_head=head, spec_copies=copies), target, model, Team())
-    one = load_eagle_head(head, target, model)  # type: ignore[arg-type]
-    model.capture_aux(one.aux_layers)  # type: ignore[attr-defined]
-    layers = [Stacked(one, 0), Stacked(load_eagle_head(head, target, model), 1)]  # type: ignore[arg-type]
+    layers = [Stacked(load_eagle_head(head, target, model, kernels="torch"), layer) for layer in (0, 1)]  # type: ignore[arg-type]
+    model.capture_aux(layers[0].head.aux_layers)  # type: ignore[attr-defined]
     return MultiLayerEagleWorkerV2(layers, model.spec.vocab_size)  # type: ignore[arg-type]
 
 

@@ -202,20 +202,18 @@ class HashDraft:
         kv: KVPool,
         wanted: torch.Tensor | None = None,
     ) -> DraftOutput:
-        hidden = self._hidden(next_ids, self.project(aux), view, kv)
+        hidden = self.states(next_ids, self.project(aux), view, kv)
         hidden = hidden if wanted is None else hidden[wanted]
         return DraftOutput(hidden, self.logits(hidden))
 
     def write(self, next_ids: torch.Tensor, aux: torch.Tensor, view: AttentionInputs, kv: KVPool) -> None:
-        self._hidden(next_ids, self.project(aux), view, kv)
+        self.states(next_ids, self.project(aux), view, kv)
 
     def forward(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> DraftOutput:
-        hidden = self._hidden(next_ids, features, view, kv)
+        hidden = self.states(next_ids, features, view, kv)
         return DraftOutput(hidden, self.logits(hidden))
 
-    def _hidden(
-        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
-    ) -> torch.Tensor:
+    def states(self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool) -> torch.Tensor:
         hidden = torch.full_like(features, BAD)
         visible = torch.full_like(view.positions, -1) if view.visible is None else view.visible
         _forward(

@@ -11,6 +11,7 @@
     on_device  what of a network would wait for the host, changed
     model      the Model that the engine runs
     captures   the hidden states that draft heads read
+    mtp, mtp_loading  the model's own MTP layers as draft heads, and their check
     check      compares its logits with the library's own; a model that differs is refused
 
 With --tp each rank has a part of the network:

@@ -30,7 +30,7 @@ from shared.kernel.attention import (
 from shared.kernel.quantized import quantize
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks
-from shared.model.library.layer_places import LayerShape, places_of, plane_name, scales_name
+from shared.model.library.layer_places import LayerShape, ModelPlaces, places_of
 
 MOST_KEYS = 1 << 17  # of rows that attend together: keys and values are gathered
 
@@ -149,10 +149,10 @@ class PagedAttention:
     gathers = True  # keys of every row, as many as of the longest: as of AttentionBackend
     is_divided = False  # among ranks
 
-    def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto") -> None:
-        """`kv_dtype`: of ModelSpec."""
+    def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto", places: ModelPlaces | None = None) -> None:
+        """`kv_dtype`: of ModelSpec. `places`: None means `places_of` the layers."""
         self._has_bytes = kv_dtype != "auto"
-        self.places = places_of(layers)
+        self.places = places or places_of(layers)
         self.layers = tuple(layers)
         self._own = self.layers  # with the heads that this rank has
         self._columns: tuple[tuple[slice, ...], ...] = ((slice(None),),) * len(self.layers)  # of their numbers
@@ -161,11 +161,11 @@ class PagedAttention:
     def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
         self._inputs, self._page_size, self._marks = inputs, kv.page_size, marks
         planes = range(len(self.places.planes))
-        self._planes = [kv.plane(plane_name(plane)) for plane in planes]
-        self._scales = [kv.plane(scales_name(plane)) for plane in planes] if self._has_bytes else None
+        self._planes = [kv.plane(self.places.plane_name(plane)) for plane in planes]
+        self._scales = [kv.plane(self.places.scales_name(plane)) for plane in planes] if self._has_bytes else None
         self._rows = self._rows_of(inputs)
         self._written = [self._find_places(group) for group in range(len(self.places.windows))]
-        self._keys: dict[tuple[int, int, int], ReadKeys] = {}
+        self._keys: dict[tuple[int, ...], ReadKeys] = {}
 
     def __call__(
         self,
@@ -216,7 +216,7 @@ class PagedAttention:
 
         All heads that share keys attend together, as if they were more queries: nothing is copied for them."""
         layer = pages.layer
-        keys = self._keys_of(rows, layer.window, pages.group, q.dtype)
+        keys = self._keys_of(rows, layer, pages.group, q.dtype)
         k, v = pages.read(keys, q.dtype)
         if rows.num_queries == 1:
             grouped = q.view(len(q), layer.num_kv_heads, -1, q.shape[2])
@@ -232,17 +232,20 @@ class PagedAttention:
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return whole.flatten(2, 3).flatten(0, 1)
 
-    def _keys_of(self, rows: StepRows, window: int, group: int, dtype: torch.dtype) -> ReadKeys:
+    def _keys_of(self, rows: StepRows, layer: LayerShape, group: int, dtype: torch.dtype) -> ReadKeys:
         """All layers of a page group with the same window share the result."""
-        found = self._keys.get((rows.first, window, group))
+        kind = (rows.first, layer.window, layer.num_unread, group)
+        found = self._keys.get(kind)
         if found is None:
-            found = self._keys[rows.first, window, group] = self._find_keys(rows, window, group, dtype)
+            found = self._keys[kind] = self._find_keys(rows, layer, group, dtype)
         return found
 
-    def _find_keys(self, rows: StepRows, window: int, group: int, dtype: torch.dtype) -> ReadKeys:
-        size, num_rows, num_queries = self._page_size, len(rows.lengths), rows.num_queries
+    def _find_keys(self, rows: StepRows, layer: LayerShape, group: int, dtype: torch.dtype) -> ReadKeys:
+        window, size = layer.window, self._page_size
+        num_rows, num_queries = len(rows.lengths), rows.num_queries
         befores = [length - num_queries for length in rows.lengths]
         firsts = [max(0, before + 1 - window) if window else 0 for before in befores]  # no query reads a key before it
+        firsts = [max(first, min(before, layer.num_unread)) for first, before in zip(firsts, befores, strict=True)]
         num = max(length - first for length, first in zip(rows.lengths, firsts, strict=True))
         table = self._inputs.layout.page_tables[group][rows.first : rows.first + num_rows].long()
         first, length = torch.tensor([firsts, rows.lengths], device=table.device)[:, :, None]
@@ -251,14 +254,19 @@ class PagedAttention:
         pages, slots = table.gather(1, read // size), read % size
         if num_rows == num_queries == 1:
             return ReadKeys(pages, slots, None)
-        return ReadKeys(pages, slots, self._mask_of(rows, window, first, num, dtype))
+        return ReadKeys(pages, slots, self._mask_of(rows, layer, first, num, dtype))
 
-    def _mask_of(self, rows: StepRows, window: int, first: torch.Tensor, num: int, dtype: torch.dtype) -> torch.Tensor:
+    def _mask_of(
+        self, rows: StepRows, layer: LayerShape, first: torch.Tensor, num: int, dtype: torch.dtype
+    ) -> torch.Tensor:
         """Return ReadKeys.mask. first: (B, 1) int64, each row's first key."""
         tokens, visible = slice(rows.start, rows.stop), self._inputs.visible
         own = self._inputs.key_slots[tokens].view(len(rows.lengths), -1) - first
         seen = torch.full_like(own, -1) if visible is None else visible[tokens].view_as(own)
-        hidden = outside_window(hidden_keys(torch.arange(num, device=own.device), own, seen), window)
+        nth = torch.arange(num, device=own.device)
+        hidden = outside_window(hidden_keys(nth, own, seen), layer.window)
+        if layer.num_unread:
+            hidden |= (nth + first < layer.num_unread)[:, None] & (nth != own[..., None])
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
         return mask[:, None]
 

@@ -1,4 +1,4 @@
-"""Take the hidden states between the library's layers, which draft heads read."""
+"""Take the hidden states of the library's layers, which draft heads read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.utils.hooks import RemovableHandle
 from shared.core.errors import ConfigError
 
 
-class LayerInputs:
-    """Copies what chosen decoder layers read into one tensor per step."""
+class HiddenStates:
+    """Copies what chosen decoder layers read, or the final hidden states, into one tensor per step."""
 
     def __init__(self, network: torch.nn.Module, attentions: Sequence[torch.nn.Module], width: int) -> None:
         """`attentions`: one module of each layer, in order. `width`: the number of hidden features."""
@@ -23,16 +23,29 @@ class LayerInputs:
     def watch(self, chosen: Sequence[int]) -> None:
         """Copy the inputs of these layers from the next step on, in this order. Raise ConfigError if they can't be
         found."""
-        for hook in self._hooks:
-            hook.remove()
+        self._remove_hooks()
         layers = decoder_layers(self._network, self._attentions) if chosen else ()
         self._hooks = [
             layers[layer].register_forward_pre_hook(self._hook_of(place), with_kwargs=True)
             for place, layer in enumerate(chosen)
         ]
 
+    def watch_final(self) -> None:
+        """Copy, from the next step on, what the final norm returns: the library's MTP layers read it."""
+        self._remove_hooks()
+        network: Any = self._network
+
+        def take(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self._taken.copy_(output.last_hidden_state[0])
+
+        self._hooks = [network.get_decoder().register_forward_hook(take)]
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
     def begin_capture(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-        """Return the tensor (T, layers * width) that the step fills; None if no layer is watched."""
+        """Return the tensor (T, layers * width) that the step fills; None if nothing is watched."""
         if not self._hooks:
             return None
         self._taken = torch.empty(num_tokens, len(self._hooks) * self._width, dtype=dtype, device=device)

@@ -24,7 +24,7 @@ from shared.model.library.attention import (
     StepRows,
     joined_rows,
 )
-from shared.model.library.layer_places import LayerShape
+from shared.model.library.layer_places import LayerShape, ModelPlaces
 
 if TYPE_CHECKING:
     from shared.model.library.kernel_attention import KernelStep
@@ -35,9 +35,16 @@ class DeviceAttention(PagedAttention):
 
     needs_cpu_seq_lens = False
 
-    def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto", *, use_kernels: bool) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        kv_dtype: str = "auto",
+        places: ModelPlaces | None = None,
+        *,
+        use_kernels: bool,
+    ) -> None:
         """`use_kernels`: where they know a layer. Else torch attends in all of them."""
-        super().__init__(layers, kv_dtype)
+        super().__init__(layers, kv_dtype, places)
         self._by_kernels: frozenset[LayerShape] = frozenset()
         if use_kernels:
             from shared.model.library.kernel_attention import kernels_know
@@ -75,12 +82,12 @@ class DeviceAttention(PagedAttention):
     def _find_places(self, group: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._kernel_steps[group].found() if self._by_kernels else super()._find_places(group)
 
-    def _find_keys(self, rows: StepRows, window: int, group: int, dtype: torch.dtype) -> ReadKeys:
-        num_rows, most = len(rows.lengths), max(rows.lengths)
+    def _find_keys(self, rows: StepRows, layer: LayerShape, group: int, dtype: torch.dtype) -> ReadKeys:
+        window, num_rows, most = layer.window, len(rows.lengths), max(rows.lengths)
         num = min(most, window + rows.num_queries - 1) if window else most
         own = self._inputs.key_slots[rows.start : rows.stop].view(num_rows, -1)
         first = (own[:, :1] + 1 - window).clamp(min=0) if window else torch.zeros_like(own[:, :1])
         read = (first + torch.arange(num, device=own.device)).minimum(own[:, -1:])
         table = self._inputs.layout.page_tables[group][rows.first : rows.first + num_rows].long()
         pages, slots = table.gather(1, read // self._page_size), read % self._page_size
-        return ReadKeys(pages, slots, self._mask_of(rows, window, first, num, dtype))
+        return ReadKeys(pages, slots, self._mask_of(rows, layer, first, num, dtype))

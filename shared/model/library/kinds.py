@@ -6,21 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PreTrainedConfig
 
 from shared.core.errors import ConfigError
 
 LIBRARY_VERSION = f"transformers {transformers.__version__}"
+WITH_IMAGES = ("step3p7",)  # networks for images and texts that the library doesn't list among those for texts
 IN_PAGES = ("full_attention", "sliding_attention")  # kinds of layers that keep nothing but keys and values
 ANSWERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # ends of names of networks that make texts
+
+
+def network_kind(config: PreTrainedConfig) -> Any:
+    """Return the library's class of networks that answer a text; None if there is none."""
+    kind = type(config)
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[kind]
+    if config.model_type in WITH_IMAGES:
+        return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind]
+    return None
 
 
 def check_kind(folder: Path, config: PreTrainedConfig) -> None:
     """Raise ConfigError, in one sentence, for a kind of model that can't be served."""
     name = config.model_type
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    kind = network_kind(config)
+    if kind is None:
         raise ConfigError(f"{folder}: {LIBRARY_VERSION} has no text model of type {name}")
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     made_as = config.architectures or [kind.__name__]
     if not any(one.endswith(ANSWERS) or one == kind.__name__ for one in made_as):
         raise ConfigError(f"{folder}: {made_as[0]} is not a network that continues a text")

@@ -18,13 +18,16 @@ from shared.kv.layout import PlaneSpec
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What a layer keeps per token, and how many tokens it reads (0: all), its own included."""
+    """What a layer keeps per token, and how many tokens it reads (0: all), its own included.
+
+    `num_unread`: how many of a row's first keys no other token reads."""
 
     num_kv_heads: int
     key_size: int
     value_size: int
     dtype: torch.dtype
     window: int = 0
+    num_unread: int = 0
 
     def __str__(self) -> str:
         window = f", and a window of {self.window}" if self.window else ""
@@ -41,6 +44,13 @@ class ModelPlaces:
     plane_of: tuple[int, ...]  # each layer's plane
     planes: tuple[tuple[LayerShape, int], ...]  # a layer of each plane, and how many layers a page has room for
     windows: tuple[int, ...]  # of the page groups
+    prefix: str = "kv"  # of the planes' names
+
+    def plane_name(self, plane: int) -> str:
+        return f"{self.prefix}{plane}"
+
+    def scales_name(self, plane: int) -> str:
+        return f"{self.prefix}{plane}_scale"
 
     def specs(self, page_size: int, kv_dtype: str = "auto") -> tuple[PlaneSpec, ...]:
         """`kv_dtype`: of ModelSpec."""
@@ -48,26 +58,23 @@ class ModelPlaces:
         for number, (layer, num_slots) in enumerate(self.planes):
             shape = (num_slots, page_size, layer.num_kv_heads * (layer.key_size + layer.value_size))
             dtype = DTYPES.get(kv_dtype, layer.dtype)
-            planes.append(PlaneSpec(plane_name(number), shape, dtype, windows=self.windows))
+            planes.append(PlaneSpec(self.plane_name(number), shape, dtype, windows=self.windows))
             if kv_dtype != "auto":
                 scales = (*shape[:2], 2 * layer.num_kv_heads)
-                planes.append(PlaneSpec(scales_name(number), scales, torch.float32, windows=self.windows))
+                planes.append(PlaneSpec(self.scales_name(number), scales, torch.float32, windows=self.windows))
         return tuple(planes)
 
 
-def plane_name(plane: int) -> str:
-    return f"kv{plane}"
-
-
-def scales_name(plane: int) -> str:
-    return f"kv{plane}_scale"
-
-
 def places_of(layers: Sequence[LayerShape]) -> ModelPlaces:
-    sizes = list(dict.fromkeys(layer.sizes for layer in layers))
-    if len(sizes) == 1:
+    if len({layer.sizes for layer in layers}) == 1:
         groups = group_layers(tuple(layer.window for layer in layers))
         return ModelPlaces(groups.layers, (0,) * len(layers), ((layers[0], groups.num_slots),), groups.windows)
+    return in_first_group(layers)
+
+
+def in_first_group(layers: Sequence[LayerShape], prefix: str = "kv") -> ModelPlaces:
+    """Place all layers in the pages of the first group, as those of a draft head are."""
+    sizes = list(dict.fromkeys(layer.sizes for layer in layers))
     # only the first plane's layers count as written before a step ends
     planes = [[layer for layer in layers if layer.sizes == of] for of in sizes]
     places, filled = [], [0] * len(planes)
@@ -81,4 +88,5 @@ def places_of(layers: Sequence[LayerShape]) -> ModelPlaces:
         tuple(sizes.index(layer.sizes) for layer in layers),
         tuple((own[0], len(own)) for own in planes),
         (max(windows) if all(windows) else 0,),
+        prefix,
     )

@@ -16,13 +16,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from shared.config.frozen import LIBRARY, LIBRARY_RANKS
 from shared.core.errors import BatonError, ConfigError
@@ -33,10 +27,10 @@ from shared.model.interface import ModelSpec, StoredWeights
 from shared.model.library.attention import PagedAttention
 from shared.model.library.check import bytes_difference, check_logits
 from shared.model.library.device_attention import DeviceAttention
-from shared.model.library.kinds import LIBRARY_VERSION, check_kind
-from shared.model.library.layer_places import LayerShape
-from shared.model.library.mapped_tensors import as_read, mapped_bytes, mapped_tensors
-from shared.model.library.model import LibraryModel, run, use_attention
+from shared.model.library.kinds import LIBRARY_VERSION, check_kind, network_kind
+from shared.model.library.layer_places import LayerShape, ModelPlaces
+from shared.model.library.mapped_tensors import Own, as_read, mapped_bytes, mapped_tensors
+from shared.model.library.model import LibraryModel, LoadedFrom, run, use_attention
 from shared.model.library.on_device import has_experts, move_network
 from shared.model.library.parts import NetworkParts, with_parts
 from shared.model.library.plan import Division, divide
@@ -84,12 +78,13 @@ def load_library_model(
             needs_cpu_seq_lens=attention.needs_cpu_seq_lens,
             has_grouped_experts=device != "cpu" and has_experts(network),
         )
-        model = LibraryModel(network, spec, attention, survey.modules, limit)
+        source = LoadedFrom(folder, options.kernels, limit)
+        model = LibraryModel(network, spec, attention, survey.modules, source)
         found = check_logits(network, model, parts)
         report = f"{LIBRARY_VERSION} runs {described(model.layers)}; {found}"
         if options.formats.kv != "auto":
             exact, spec = model, replace(spec, kv_dtype=options.formats.kv)
-            model = LibraryModel(network, spec, make_attention(spec.kv_dtype), survey.modules, limit)
+            model = LibraryModel(network, spec, make_attention(spec.kv_dtype), survey.modules, source)
             report += f"; with KV in {spec.kv_dtype} they differ by {bytes_difference(exact, model):.1e}"
     if group is not None:
         own_bytes = sum(parameter.nbytes for parameter in network.parameters())
@@ -198,7 +193,7 @@ def spec_of(
 def outline_of(config: PreTrainedConfig) -> PreTrainedModel:
     """Return the network without numbers."""
     with torch.device("meta"):
-        outline: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        outline: PreTrainedModel = network_kind(config)._from_config(config)
     return outline
 
 
@@ -209,15 +204,11 @@ def read_network(
 
     With `division`, only this rank's part of a tensor stays in memory."""
     transformers.logging.disable_progress_bar()
-    files.check_scales(files.names())
     own = as_read if division is None else functools.partial(division.own, copied=isinstance(files, QuantizedFiles))
-    tensors: dict[str, Any]
+    tensors = tensors_of(files, files.names(), dtype, own)
     if isinstance(files, QuantizedFiles):
         del config.quantization_config
-        tensors = {name: own(name, files.tensor(name, dtype)) for name in files.names()}
-    else:
-        tensors = mapped_tensors(files, own)
-    whole_kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    whole_kind = network_kind(config)
     kind: Any = whole_kind if division is None else with_parts(whole_kind, division)
     loaded = kind.from_pretrained(
         None,
@@ -236,16 +227,31 @@ def read_network(
     return network
 
 
+def tensors_of(files: TensorFiles, names: frozenset[str], dtype: torch.dtype, own: Own = as_read) -> dict[str, Any]:
+    """Return the tensors that the library takes, by name. `own`: returns the part that this process keeps."""
+    files.check_scales(names)
+    if isinstance(files, QuantizedFiles):
+        return {name: own(name, files.tensor(name, dtype)) for name in names}
+    return dict(mapped_tensors(files, names, own))
+
+
 def attention_maker(
     survey: LayerSurvey, parts: NetworkParts | None, kernels: str, device: str
 ) -> Callable[[str], PagedAttention]:
     """Return what makes the attention for a `kv_dtype` of ModelSpec. `kernels`: of LoadOptions."""
     if parts is not None:
         return lambda _: rank_attention(survey, parts)
+    return functools.partial(whole_attention, survey.layers, kernels, device)
+
+
+def whole_attention(
+    layers: Sequence[LayerShape], kernels: str, device: str, kv_dtype: str = "auto", places: ModelPlaces | None = None
+) -> PagedAttention:
+    """Make the attention of layers that are not divided. `kv_dtype`, `places`: of PagedAttention."""
     if device == "cpu" and kernels != "triton":
-        return functools.partial(PagedAttention, survey.layers)
+        return PagedAttention(layers, kv_dtype, places)
     use_kernels = kernels == "triton" or (kernels != "torch" and device.startswith("cuda") and has_triton())
-    return functools.partial(DeviceAttention, survey.layers, use_kernels=use_kernels)
+    return DeviceAttention(layers, kv_dtype, places, use_kernels=use_kernels)
 
 
 def rank_attention(survey: LayerSurvey, parts: NetworkParts) -> RankAttention:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +55,20 @@ class LateTensor:
         return self._own(self._name, self._mapping.take_tensor(self._name))[index]
 
 
-def mapped_tensors(files: TensorFiles, own: Own = as_read) -> dict[str, LateTensor]:
-    """Return all tensors by name. Raises nothing: a file that can't be read is noticed when it is.
+def mapped_tensors(files: TensorFiles, names: Iterable[str], own: Own = as_read) -> dict[str, LateTensor]:
+    """Return tensors by name. Raises nothing: a file that can't be read is noticed when it is.
 
     `own`: returns the part of a tensor that this process keeps."""
     alike: dict[tuple[Path, str], set[str]] = defaultdict(set)
-    for name in files.names():
+    for name in names:
         alike[files.file_of(name), merged_name(name)].add(name)
     kept: dict[tuple[Path, str], set[str]] = defaultdict(set)
-    for (path, merged), names in alike.items():
-        kept[path, merged if len(names) > 1 else ""] |= names
+    for (path, merged), group in alike.items():
+        kept[path, merged if len(group) > 1 else ""] |= group
     found = {}
-    for (path, _), names in kept.items():
-        mapping = FileMapping(path, names)
-        found.update({name: LateTensor(mapping, name, own) for name in names})
+    for (path, _), group in kept.items():
+        mapping = FileMapping(path, group)
+        found.update({name: LateTensor(mapping, name, own) for name in group})
     return found
 
 

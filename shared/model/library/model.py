@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
 from shared.model.library.attention import PagedAttention
-from shared.model.library.captures import LayerInputs
+from shared.model.library.captures import HiddenStates
 from shared.model.llama import check_layers
 
 
@@ -35,6 +36,15 @@ class HeadTarget:
     eos_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedFrom:
+    """`kernels`: of LoadOptions. `limit`: the number of positions that the network knows, at least the context."""
+
+    folder: Path
+    kernels: str
+    limit: int
+
+
 class LibraryModel:
     """Runs one forward at a time."""
 
@@ -44,24 +54,23 @@ class LibraryModel:
         spec: ModelSpec,
         attention: PagedAttention,
         modules: Sequence[torch.nn.Module],
-        limit: int,
+        source: LoadedFrom,
     ) -> None:
-        """`modules`: the layers' attentions. `limit`: the number of positions that the network knows, at least the
-        spec's context."""
+        """`modules`: the layers' attentions."""
         self.spec = spec
+        self.source = source
         self.layers = attention.layers
         self.report = ""  # what the check found
-        self._network = network
+        self.network = network
         self._attention = attention
-        self._last_position = limit - 1
         width = network.config.get_text_config().hidden_size
         self.config = HeadTarget(spec.name, spec.vocab_size, width, len(self.layers), spec.max_context, spec.eos_ids)
-        self._layer_inputs = LayerInputs(network, modules, width)
+        self._hidden_states = HiddenStates(network, modules, width)
         self.attach()
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self._network.device
+        device: torch.device = self.network.device
         return device
 
     @property
@@ -71,13 +80,13 @@ class LibraryModel:
 
     def attach(self) -> None:
         """Make the network's layers call our attention, as from the start."""
-        use_attention(self._network, self._attention)
+        use_attention(self.network, self._attention)
 
     @property
     def embed(self) -> torch.Tensor:
         """(vocab, H). Raise ConfigError if the embedding has another width than the layers, or is divided."""
         LIBRARY_RANKS.refuse({"--spec": self._attention.is_divided}, given="--tp with", of=self.spec.name)
-        embedding: Any = self._network.get_input_embeddings()
+        embedding: Any = self.network.get_input_embeddings()
         weight: torch.Tensor = embedding.weight.detach()
         if weight.shape[1] != self.config.hidden_size:
             raise ConfigError(
@@ -89,18 +98,23 @@ class LibraryModel:
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         LIBRARY_RANKS.refuse({"--spec": self._attention.is_divided}, given="--tp with", of=self.spec.name)
         check_layers(layers, len(self.layers))
-        self._layer_inputs.watch(layers)
+        self._hidden_states.watch(layers)
+
+    def capture_final(self) -> None:
+        """Make later steps store the final hidden states (T, H), behind the last norm, in ModelOutput.aux."""
+        LIBRARY_RANKS.refuse({"--spec": self._attention.is_divided}, given="--tp with", of=self.spec.name)
+        self._hidden_states.watch_final()
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         return self._attention.places.specs(page_size, self.spec.kv_dtype)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        aux = self._layer_inputs.begin_capture(len(inputs.input_ids), self._network.dtype, inputs.input_ids.device)
+        aux = self._hidden_states.begin_capture(len(inputs.input_ids), self.network.dtype, inputs.input_ids.device)
         if len(inputs.input_ids):
             self._attention.begin(inputs.for_attention(), kv, inputs.layers)
             # Steps in flight may run past a sequence's end, where a table of positions ends. Their tokens are dropped.
-            positions = inputs.positions.clamp(max=self._last_position)
-            logits = run(self._network, inputs.input_ids[None], positions[None], inputs.logits_idx)[0]
+            positions = inputs.positions.clamp(max=self.source.limit - 1)
+            logits = run(self.network, inputs.input_ids[None], positions[None], inputs.logits_idx)[0]
         else:
             logits = torch.empty(0, self.spec.vocab_size, device=inputs.input_ids.device)
         return ModelOutput(logits, hidden=logits[:, :0], aux=aux)
