@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 class DeviceAttention(PagedAttention):
     """The lengths of its StepRows are bounds."""
 
-    needs_cpu_seq_lens = False
-
     def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto", *, use_kernels: bool) -> None:
         """`use_kernels`: where they know a layer. Else torch attends in all of them."""
         super().__init__(layers, kv_dtype)
@@ -45,6 +43,10 @@ class DeviceAttention(PagedAttention):
             self._by_kernels = frozenset(filter(kernels_know, layers))
         self.gathers = not self._by_kernels.issuperset(layers)
         self._kernel_steps: list[KernelStep] = []  # one per page group
+
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        return False
 
     def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
         if self._by_kernels:
