@@ -12,6 +12,7 @@ import torch
 
 from shared.kernel.jit import kernel, tanh32
 from shared.kernel.team import Team
+from shared.model.library import attention, compiled_attention
 from shared.model.library.attention import PagedAttention
 from shared.model.library.compiled_attention import CompiledAttention, kernels_know
 from shared.model.library.layer_places import LayerShape
@@ -94,3 +95,23 @@ def test_what_kernels_lack_is_left_to_torch() -> None:
     for lacking in (replace(PLAIN, key_size=18, value_size=18), LAYERS["narrow values"]):
         assert not kernels_know([PLAIN, lacking])
     assert PagedAttention([PLAIN]).needs_cpu_seq_lens and not ours(PLAIN).needs_cpu_seq_lens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("amx", [True, False])
+def test_amx_takes_chunks_of_plain_layers(dtype: torch.dtype, amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch finds the rows by arrays, because the host knows only bounds; and our kernels decode what it wrote."""
+    monkeypatch.setattr(compiled_attention, "has_amx", lambda: amx)
+    asked: list[int] = []
+    plain = attention.attend
+    monkeypatch.setattr(attention, "attend", lambda *given: asked.append(1) or plain(*given))
+    layer = replace(PLAIN, dtype=dtype, window=9)
+    got = attended(ours(layer), "window", STEPS["chunks and decode"], "auto", exact=False)
+    assert bool(asked) is (amx and dtype == HALF)
+    near = 0.03 if dtype == HALF else 3e-6
+    wanted = by_hand(got, layer, "window", STEPS["chunks and decode"], "auto")
+    torch.testing.assert_close(got.out.double(), wanted, atol=near, rtol=near)
+    asked.clear()
+    after = attended(ours(layer), "window", STEPS["decode"], "auto", exact=False)
+    wanted = by_hand(after, layer, "window", STEPS["decode"], "auto")
+    torch.testing.assert_close(after.out.double(), wanted, atol=near, rtol=near)

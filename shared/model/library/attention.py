@@ -4,9 +4,9 @@
     scales (--kv-dtype int8 or fp8, where the plane holds bytes):  [page][layer][slot][kv_heads of keys, then of values]
 
 The library has already rotated queries and keys. On a CPU with numba our kernels attend (compiled_attention.py), on a
-GPU device_attention.py. The rest is plain torch. Prompt chunks attend one by one, and neighbouring rows with equally
-many tokens together. The host cuts rows to their lengths, so it needs exact ones. Bytes are widened after they have
-been gathered.
+GPU device_attention.py. The rest is plain torch: everything without numba, and what CompiledAttention leaves to torch.
+Chunks attend one by one, and neighbouring rows with equally many tokens together. The host cuts rows to their exact
+lengths. Bytes are widened after they have been gathered.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class PagedAttention:
     def __init__(
         self, layers: Sequence[LayerShape], kv_dtype: str = "auto", compiled: CompiledAttention | None = None
     ) -> None:
-        """`kv_dtype`: of ModelSpec. `compiled`: attends in all layers; None: torch does."""
+        """`kv_dtype`: of ModelSpec. `compiled`: attends, with torch's help; None: torch does it alone."""
         self._has_bytes, self._compiled = kv_dtype != "auto", compiled
         self.places = places_of(layers)
         self.layers = tuple(layers)
@@ -172,12 +172,12 @@ class PagedAttention:
         planes = range(len(self.places.planes))
         self._planes = [kv.plane(plane_name(plane)) for plane in planes]
         self._scales = [kv.plane(scales_name(plane)) for plane in planes] if self._has_bytes else None
+        self._keys: dict[tuple[int, int, int], ReadKeys] = {}
         if self._compiled is not None:
             self._compiled.begin(inputs)
-            return
-        self._rows = self._rows_of(inputs)
-        self._written = [self._find_places(group) for group in range(len(self.places.windows))]
-        self._keys: dict[tuple[int, int, int], ReadKeys] = {}
+        if self._compiled is None or self._compiled.may_leave_step:
+            self._rows = self._rows_of(inputs)
+            self._written = [self._find_places(group) for group in range(len(self.places.windows))]
 
     def __call__(
         self,
@@ -209,7 +209,7 @@ class PagedAttention:
     def _write_and_attend(
         self, index: int, pages: PagesOfLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        if self._compiled is not None:
+        if self._compiled is not None and not self._compiled.leaves_layer(q.dtype, scoring):
             out = self._compiled.attend(pages, q, k, v, scoring)
             self._mark_written(index)
             return out
@@ -289,7 +289,7 @@ class PagedAttention:
 
 
 def rows_of(inputs: AttentionInputs) -> list[StepRows]:
-    """Return the rows that have tokens. Needs exact lengths on the host."""
+    """Return the rows that have tokens."""
     return joined_rows(*host_lengths(inputs))
 
 
@@ -307,10 +307,9 @@ def joined_rows(bounds: Sequence[int], befores: Sequence[int]) -> list[StepRows]
 def host_lengths(inputs: AttentionInputs) -> tuple[list[int], list[int]]:
     """Return the bounds of the rows' tokens, and the rows' numbers of tokens before the step."""
     host = inputs.layout.host
-    if host is not None:
-        assert host.seq_lens is not None, "this attention needs exact lengths on the host"
+    if host is not None and host.seq_lens is not None:
         return host.cu_q_lens.tolist(), host.seq_lens.tolist()
-    # A rank of --dp: its arrays are in host memory, and a row's first token has the first slot behind the others.
+    # All arrays are in host memory, and a row's first token has the first slot behind the others.
     bounds = inputs.layout.cu_q_lens.tolist()
     slots = inputs.key_slots.tolist()
     return bounds, [slots[start] if stop > start else 0 for start, stop in itertools.pairwise(bounds)]

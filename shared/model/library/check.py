@@ -9,7 +9,6 @@ Rounding differs between all of these. A model that differs by more than MOST_NO
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -34,6 +33,7 @@ COMPARED = 16  # about how many tokens are compared in the longest row
 FEW = 2  # tokens of a short chunk
 MOST_NOISE = 4.0
 MOST_BY_CHUNKS = 4.0  # of the noise without them: a library whose cache is wrong must not loosen the bound
+ONE_ATTENTION = 8.0  # more noise than float32's own is taken for granted where the library has nothing to compare
 MOST_NOISE_OF_RANKS = 8.0  # their sums, one part from each rank, round in still another way
 
 
@@ -135,9 +135,11 @@ def noise_of(
 
     Where the network divides by small numbers, one token's error can be ten times the others'. Whether it shows depends
     on how a product is rounded, and products of few tokens are rounded in another way than those of whole rows."""
-    with contextlib.suppress(ValueError, ImportError):  # some families have only "eager"
-        network.set_attn_implementation("sdpa")
     least = 2 * torch.finfo(network.dtype).eps
+    try:
+        network.set_attn_implementation("sdpa")
+    except (ValueError, ImportError):  # some families have only "eager", whose rounding shows in chunks alone
+        least *= ONE_ATTENTION if network.dtype == torch.float32 else 1.0
     whole = max(least, difference(own_logits(network, rows, wanted), right, network.dtype))
     chunked = difference(chunked_logits(network, rows, wanted), right, network.dtype)
     return max(whole, min(chunked, MOST_BY_CHUNKS * whole))

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from shared.kernel.attend_tokens import TokenAttention, TokenHeads, TokenPages, TokenScoring, supports
-from shared.kernel.attention import AttentionInputs
+from shared.kernel.attention import PADDED_MAX_Q, AttentionInputs
+from shared.kernel.libraries import has_amx
 from shared.kernel.team import Team
 from shared.model.library.attention import PagesOfLayer, Scoring
 from shared.model.library.layer_places import LayerShape
@@ -34,6 +35,15 @@ class CompiledAttention:
     def begin(self, inputs: AttentionInputs) -> None:
         self._inputs = inputs
         self._begun.clear()
+
+    @property
+    def may_leave_step(self) -> bool:
+        """Return whether torch attends in some layers of this step: torch's own attention multiplies by AMX, which
+        takes half the time for a chunk of a prompt."""
+        return self._inputs.layout.max_q_len > PADDED_MAX_Q and has_amx()
+
+    def leaves_layer(self, dtype: torch.dtype, scoring: Scoring) -> bool:
+        return self.may_leave_step and scoring.is_plain and dtype == torch.bfloat16
 
     def attend(
         self, pages: PagesOfLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scoring: Scoring
