@@ -99,7 +99,7 @@ def attended(own: PagedAttention, name: str, step: DrawnStep, kv: str, *, exact:
 
 
 def empty_pool(layer: LayerShape, num_rows: int, kv: str) -> KVPool:
-    """Return a pool in which nothing but what is written is a number."""
+    """Return a pool that holds no number yet, only NaN."""
     planes = places_of([layer]).specs(PAGE, kv)
     pool = KVPool(planes, 1 + num_rows * PAGES_OF_ROW, PAGE)
     for plane in planes:
