@@ -16,6 +16,7 @@ from shared.wire.http_keys import read_key
 from shared.wire.private_file import read_private
 
 HTTP_TIMEOUT_S = 10.0
+NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME, which Python does not name
 UNREACHABLE = (OSError, http.client.HTTPException)
 
 
@@ -76,6 +77,19 @@ def make_tls(ca: Path | None) -> ssl.SSLContext:
         raise ConfigError(f"--ca {ca}: {error}") from None
 
 
+def own_connection(host: str, port: int, cert: str, timeout_s: float) -> http.client.HTTPConnection:
+    """Return a connection to a router that this command started. `cert`: its --tls-cert; "": it speaks plain HTTP.
+
+    The certificate may be for other names than `host`, and may have expired, but must be the one in this file."""
+    if not cert:
+        return http.client.HTTPConnection(host.strip("[]"), port, timeout=timeout_s)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname = False
+    tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
+    tls.load_verify_locations(Path(cert).expanduser())
+    return http.client.HTTPSConnection(host.strip("[]"), port, timeout=timeout_s, context=tls)
+
+
 def read_api_key(path: Path | None) -> str:
     """Return "" without --api-key-file. Raise ConfigError for a file that others may read."""
     return read_key(str(path or ""), "--api-key-file")
@@ -85,7 +99,7 @@ def seers_key(api_key_file: str, admin_key_file: str) -> str:
     """Return the key that a router wants before it shows its nodes; "" if it wants none.
 
     If the clients' key file is a bare key, return that key. A table of tenants holds only hashes, so return the
-    operators' key instead.
+    operators' key instead. Raise ConfigError if that is a table too.
     """
     # imported here, because `--help` does not need it
     from router.tenants.keys_file import FLAG, MAX_FILE_BYTES, bare_key

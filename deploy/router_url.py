@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ssl
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +49,11 @@ def not_a_url(text: str) -> ConfigError:
 
 
 def no_answer(url: Url, error: Exception) -> ConfigError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = f"its certificate is not trusted ({error.verify_message})"
+        return ConfigError(f"no answer from {url}: {why}; --ca FILE names the CA of your own certificates")
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return ConfigError(f"no answer from {url}: it does not speak TLS; try http://{url.authority}")
     return ConfigError(f"no answer from {url}: {error}; is a server running there?")
 
 
@@ -58,7 +64,7 @@ def add_url(parser: Any, without: str = USUAL) -> None:
 
 
 def add_url_word(parser: Any, without: str = USUAL) -> None:
-    parser.add_argument("address", nargs="?", metavar="URL", help=f"the router, or its TLS proxy ({without})")
+    parser.add_argument("address", nargs="?", metavar="URL", help=f"the router, or its proxy ({without})")
 
 
 def add_url_flag(parser: Any, dest: str = "url") -> None:

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -24,8 +23,10 @@ from router.api.sampling_defaults import load_sampling_defaults
 from router.api.stream_token import Signer
 from router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from router.dispatch.gateway import Gateway
+from router.fleet.gateway_metrics import GatewayMetrics
 from router.fleet.registry import Registry
 from router.http.body_budget import BodyBudget
+from router.http.certificate import Certificate
 from router.http.freed_memory import return_freed_memory
 from router.http.full_collections import run_full_collections
 from router.http.protocol import HttpRules
@@ -38,22 +39,22 @@ from router.queue.rate_limit import RateLimits
 from router.queue.spending import Ledger
 from router.requests.journal import Journal
 from router.tenants.book import KeysFollower, Tenants
-from router.tenants.keys_file import read_keys
+from router.tenants.keys_file import ADMIN_FLAG, read_admins, read_keys
 from router.text.interface import TextModel
 from router.text.load import load_text_model
 from router.tools.as_text import with_tools
 from shared.config import shipped_model
+from shared.config.http_settings import ANY
 from shared.config.processes import RouterProcessConfig
 from shared.core.sampling_params import SamplingValues
 from shared.device.malloc import share_one_heap
 from shared.observe.library_logs import capture_libraries
-from shared.observe.log import Logger
+from shared.observe.log import Logger, open_log
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import ClusterMetrics, RequestMetrics
 from shared.observe.tenant_metrics import TenantMetrics
 from shared.wire.codec import AT_ROUTER
 from shared.wire.descriptors import raise_limit
-from shared.wire.http_keys import read_key
 from shared.wire.keyring import KeyRing, ring_of_router
 from shared.wire.zeromq.link import RouterLink
 from shared.wire.zeromq.link_options import LinkOptions
@@ -72,13 +73,15 @@ def run(config: RouterProcessConfig) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code. Raise ConfigError for unusable settings."""
     ring = ring_of_router(config.security.keys, config.router.router_id)
     config = replace(config, router=replace(config.router, router_id=own_name(config, ring)))
-    log = Logger(config.router.router_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
+    log = open_log(config.router.router_id, config.log)
     capture_libraries(log)
     share_one_heap()
     keys = RouterKeys(
         tenants=Tenants(read_keys(config.router.api_key_file)),
-        operators=Tenants.with_key(read_key(config.router.admin_key_file, "--admin-key-file")),
+        operators=Tenants(read_admins(config.router.admin_key_file)),
     )
+    http = config.http
+    certificate = Certificate(http.tls_cert, http.tls_key, log) if http.has_tls else None
     listener = bind_http(config.router.host, config.router.port)
     try:
         text = with_tools(load_text_model(config.model.model, config.text), config.text.tool_format)
@@ -92,7 +95,7 @@ def run(config: RouterProcessConfig) -> int:
         link = open_link(config, ring)  # opened last, because unread connections have no limits
         try:
             gc.freeze()  # exempt the constant vocabulary from garbage collection
-            return uvloop.run(serve_all(config, listener, link, text, defaults.values, log, keys))
+            return uvloop.run(serve_all(config, listener, link, text, defaults.values, log, keys, certificate))
         finally:
             link.close()
     finally:
@@ -122,6 +125,7 @@ async def serve_all(
     defaults: SamplingValues,
     log: Logger,
     keys: RouterKeys,
+    certificate: Certificate | None,
 ) -> int:
     prometheus = CollectorRegistry()
     metrics = RequestMetrics(prometheus)
@@ -130,6 +134,9 @@ async def serve_all(
     registry = Registry(silence_s, follows_caches=follows_caches, router_id=router_id)
     desk = Desk(keys.tenants, TenantMetrics(prometheus), LogOnce(log))
     gateway = make_gateway(config, registry, link, ClusterMetrics(prometheus), log, keys.tenants, desk.limits)
+    GatewayMetrics(
+        prometheus, registry, lambda: sum(row.requests for row in gateway.waiting()), registry.adapters, time.time
+    )
     handlers = Handlers(
         make_resolver(config, registry, text, defaults),
         gateway,
@@ -151,7 +158,7 @@ async def serve_all(
         tenants=keys.tenants,
         retry_after_s=config.timeouts.retry_after_s,
         slow_reader_s=config.timeouts.slow_reader_s,
-        web=WebRules(config.http.allowed_hosts, config.http.cors_origins),
+        web=WebRules(allowed_hosts(config), config.http.cors_origins),
         bodies=bodies,
     )
     is_on = keys.operators.asks_for_keys or config.router.admin_without_key
@@ -161,12 +168,17 @@ async def serve_all(
     app = build_routes(rules, handlers, Playground(), admin, keys.operators)
     times = config.timeouts
     http_rules = HttpRules(config.http, metrics, LogOnce(log), times.retry_after_s, times.slow_reader_s)
-    tasks = start_background(config, keys, log, lambda: gateway.num_open)
+    tasks = start_background(config, keys, log, lambda: gateway.num_open, certificate)
     try:
-        return await serve(app, http_rules, listener, gateway, log, config.timeouts.shutdown_s)
+        return await serve(app, http_rules, listener, gateway, log, config.timeouts.shutdown_s, certificate)
     finally:
         for task in tasks:
             task.cancel()
+
+
+def allowed_hosts(config: RouterProcessConfig) -> tuple[str, ...]:
+    """With TLS a browser has compared the host name with the certificate, so any name will do."""
+    return (ANY,) if config.http.has_tls else (*config.http.allowed_hosts, config.router.host)
 
 
 def make_resolver(
@@ -189,11 +201,18 @@ def make_resolver(
 
 
 def start_background(
-    config: RouterProcessConfig, keys: RouterKeys, log: Logger, num_open: Callable[[], int]
+    config: RouterProcessConfig,
+    keys: RouterKeys,
+    log: Logger,
+    num_open: Callable[[], int],
+    certificate: Certificate | None,
 ) -> list[asyncio.Task[None]]:
     """The caller cancels the tasks."""
+    renewed = [] if certificate is None else [asyncio.create_task(certificate.follow())]
     return [
+        *renewed,
         asyncio.create_task(KeysFollower(config.router.api_key_file, keys.tenants, log).follow()),
+        asyncio.create_task(KeysFollower(config.router.admin_key_file, keys.operators, log, ADMIN_FLAG).follow()),
         asyncio.create_task(return_freed_memory()),
         asyncio.create_task(run_full_collections(num_open)),
     ]

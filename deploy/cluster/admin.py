@@ -125,7 +125,7 @@ def add_router(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admin-key-file", type=Path, metavar="FILE", help="the router's admin key (default: the one `baton up` made)"
     )
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="the TLS proxy's CA, if the system does not know it")
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="CA of the server's certificate, if not a public CA")
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:

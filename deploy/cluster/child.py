@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from deploy.cluster.restart_policy import RestartPolicy
 from shared.config.gpus import environment_with
+from shared.observe.log import JSON, foreign_line
 
 READ_BYTES = 1 << 16
 LONGEST_LINE = 1 << 16
+LONGEST_HEAD = 256  # characters of a log line up to its message
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class ChildSpec:
     """A `vital` child is stopped before the others. If it dies before the cluster is ready, the cluster ends.
 
     `stop_s`: the seconds in which the child's settings let it stop. `gpus`: CUDA_VISIBLE_DEVICES for the child; "":
-    unchanged.
+    unchanged. `log_form`: of the log that the child writes, and shares with others.
     """
 
     name: str
@@ -29,6 +31,7 @@ class ChildSpec:
     vital: bool = False
     stop_s: float = 0.0
     gpus: str = ""
+    log_form: str = "text"
 
 
 class Child:
@@ -85,10 +88,10 @@ class Child:
         return bool(data)
 
     def _emit(self, line: str) -> None:
-        """Write the line after the child's name. Our daemons' lines have the name as third word, and stay unchanged."""
+        """Write the line with the child's name. Lines of our daemons' logs have it already, and stay unchanged."""
         if line:
-            named = line.split(maxsplit=3)[2:3] == [self.spec.name]
-            self._write_line(line if named else f"{self.spec.name} | {line}")
+            spec = self.spec
+            self._write_line(line if is_own(line, spec) else foreign_line(spec.log_form, spec.name, line))
 
     def reap(self) -> int | None:
         """Return an ended process's exit status, after draining its pipe; None while it runs. A status of -n means
@@ -111,6 +114,13 @@ class Child:
     def send(self, number: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(number)
+
+
+def is_own(line: str, spec: ChildSpec) -> bool:
+    """Return whether the child's log wrote the line: not a library, or Python at a crash."""
+    if spec.log_form == JSON:
+        return f',"part":"{spec.name}' in line[:LONGEST_HEAD]  # a rank's name begins with its node's
+    return line.split(maxsplit=3)[2:3] == [spec.name]
 
 
 def describe_end(status: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+RIGHTS = ("see", "drain", "change")  # as in router/tenants/tenant.py, which `--help` does not load
 DESCRIPTION = """\
 baton keys: decide who may take part in a cluster. Every router and node has its own key, and its name is bound to that
 key. Their ZeroMQ connections are encrypted (CURVE). Make all keys in one folder on a machine that you trust, then copy:
@@ -34,6 +35,11 @@ Clients have keys of another kind, in one file of the router's that holds their 
 
   baton keys tenant FILE NAME              a key for a new tenant, or one more for a known one; printed once
   baton router --api-key-file FILE         follows the file: no restart when it changes
+
+So have operators, for `baton admin` and /admin. A file with one bare key gives that key all rights:
+
+  baton keys admin FILE NAME --rights drain     a key that may see the cluster, and drain and restart nodes
+  baton router --admin-key-file FILE            follows the file, too
 """
 
 
@@ -50,6 +56,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     steps.add_argument("--drop-old", action="store_true", help="third step: refuse the old key")
     add_action(actions, "remove", "refuse the key of a router or node").add_argument("name")
     add_tenant_action(actions)
+    add_admin_action(actions)
+
+
+def add_admin_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "a key for an operator: printed once, its hash written into the router's file of admin keys"
+    admin = actions.add_parser("admin", help=text, description=text)
+    admin.add_argument("file", type=Path, metavar="FILE", help="the router's --admin-key-file; made if it is missing")
+    admin.add_argument("name", metavar="NAME", help="who has the key; the log names it with each call")
+    admin.add_argument(
+        "--rights",
+        nargs="+",
+        choices=RIGHTS,
+        metavar="RIGHT",
+        help="a new operator's rights (default: see): see: state and metrics; drain: drain and restart nodes; change: "
+        "roles, adapters, ending answers; the last two include see",
+    )
 
 
 def add_tenant_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -79,6 +101,11 @@ def run(args: argparse.Namespace) -> int:
 
         file: Path = args.file.expanduser()
         add_tenant(file, args.name, args.requests_per_minute, args.tokens_per_minute, args.priority)
+        return 0
+    if args.action == "admin":
+        from deploy.cluster.tenant_keys import add_operator
+
+        add_operator(args.file.expanduser(), args.name, args.rights)
         return 0
     from deploy.cluster.key_steps import create, drop_old, prepare, remove, shown_keys, use
 

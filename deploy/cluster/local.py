@@ -19,7 +19,7 @@ from deploy.cluster.child import ChildSpec
 from deploy.cluster.gpus import NodeGpu, deal_gpus, find_gpus, tell_gpus, with_gpu
 from deploy.cluster.supervisor import Readiness, Supervisor
 from deploy.hub.local_model import with_local_model
-from deploy.router_http import seers_key
+from deploy.router_http import own_connection, seers_key
 from shared.config import shipped_model
 from shared.config.core_plan import ClusterCores, CorePlan, plan_cores, usable_cores
 from shared.config.encoder_decoder import has_encoder
@@ -33,7 +33,7 @@ from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProc
 from shared.config.router_settings import RouterConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError
-from shared.observe.log import Logger
+from shared.observe.log import Logger, open_log
 
 PROBE_TIMEOUT_S = 0.5
 ROUTER_ID = "router"
@@ -49,7 +49,7 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
     check_keys(config)
     config = replace(config, nodes=with_local_model(config.nodes))
     resolve_model(config.nodes.model.model)
-    log = Logger("up", sys.stderr, level=config.nodes.log.log_level, color=config.nodes.log.log_color)
+    log = open_log("up", config.nodes.log)
     config, gpus = on_gpus(config, log)
     check_keys(config)
     config = with_admin_key(config, log)
@@ -61,7 +61,7 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
     key = seers_key(config.router.api_key_file, config.router.admin_key_file)
 
     def serves() -> bool:
-        return all(is_ready(router.host, router.port, num_nodes, key) for router in routers)
+        return all(is_ready(router.host, router.port, num_nodes, key, config.http.tls_cert) for router in routers)
 
     supervisor = Supervisor(
         specs,
@@ -247,7 +247,8 @@ def spec(
 ) -> ChildSpec:
     own = (command, f"--parent-pid={parent_pid}")
     argv = tuple(launcher.command("deploy.cli", *own, *to_argv(config, frozenset({"role"}))))
-    return ChildSpec(name=name, argv=argv, vital=vital, stop_s=stop_s(config), gpus=gpus)
+    log = config.log if isinstance(config, RouterProcessConfig) else config.parts.log
+    return ChildSpec(name, argv, vital=vital, stop_s=stop_s(config), gpus=gpus, log_form=log.log_format)
 
 
 def stop_s(config: RouterProcessConfig | NodeProcessConfig) -> float:
@@ -255,13 +256,14 @@ def stop_s(config: RouterProcessConfig | NodeProcessConfig) -> float:
     return own + STOP_MARGIN_S
 
 
-def url(host: str, port: int) -> str:
-    return f"http://{bracketed(host)}:{port}"
+def url(host: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://{bracketed(host)}:{port}"
 
 
-def is_ready(host: str, port: int, num_nodes: int, key: str = "") -> bool:
-    """Return whether the router serves and at least `num_nodes` nodes are ready. `key`: the key that /ready wants."""
-    connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=PROBE_TIMEOUT_S)
+def is_ready(host: str, port: int, num_nodes: int, key: str = "", cert: str = "") -> bool:
+    """Return whether the router serves and at least `num_nodes` nodes are ready. `key`: the key that /ready wants.
+    `cert`: the router's --tls-cert."""
+    connection = own_connection(host, port, cert, PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/ready", headers={"x-api-key": key} if key else {})
         answer = connection.getresponse()
@@ -298,7 +300,7 @@ def better_model(config: ClusterConfig) -> str:
 
 def announce(config: ClusterConfig, routers: Sequence[RouterConfig]) -> None:
     """Print the next steps."""
-    base, *others = (url(router.host, router.port) for router in routers)
+    base, *others = (url(router.host, router.port, config.http.scheme) for router in routers)
     path, asked = example(config)
     body = f'{{"model": "{config.nodes.model.public_name}", "stream": true, {asked}}}'
     browser = f"  chat in the browser   {base}/\n" if path.startswith("chat") else ""

@@ -22,7 +22,7 @@ from deploy.cluster.child import describe_end
 from deploy.ray import launch_plan as plan
 from deploy.ray.keeper import Keeper
 from deploy.ray.report import RUNNING, ActorPlace, ActorReport, Order, StartOrder, role_of
-from deploy.router_http import seers_key
+from deploy.router_http import own_connection, seers_key
 from shared.config.core_plan import usable_cores
 from shared.config.processes import NodeProcessConfig, RayClusterConfig
 from shared.core.errors import ConfigError
@@ -78,7 +78,7 @@ class DaemonActor:
         if router is None or isinstance(router, NodeProcessConfig):
             return ""
         own = router.router
-        return get(own.host, own.port, path, (own.api_key_file, own.admin_key_file))
+        return get(own.host, own.port, path, (own.api_key_file, own.admin_key_file), router.http.tls_cert)
 
 
 def log(line: str) -> None:
@@ -97,9 +97,12 @@ def place() -> ActorPlace:
     return ActorPlace(ip, socket.gethostname(), ray.get_runtime_context().get_node_id(), usable_cores())
 
 
-def get(host: str, port: int, path: str, key_files: tuple[str, str]) -> str:
+def get(host: str, port: int, path: str, key_files: tuple[str, str], cert: str = "") -> str:
     """Return the page at `path`; "" on failure. `key_files`: the router's key files, for clients and for operators."""
-    connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=HTTP_TIMEOUT_S)
+    try:
+        connection = own_connection(host, port, cert, HTTP_TIMEOUT_S)
+    except OSError:
+        return ""
     try:
         key = seers_key(*key_files)
         connection.request("GET", path, headers={"x-api-key": key} if key else {})

@@ -213,7 +213,8 @@ def routers_ready(config: RayClusterConfig) -> bool:
 def announcement(config: RayClusterConfig, rows: Sequence[StatusRow]) -> str:
     """The printed addresses are valid only on the routers' machines."""
     routers = [row for row in rows if role_of(row.name) == ROUTER]
-    lines = [f"  {row.name:<12} {local.url(*plan.http_address(config, row.name))}  on {row.machine}" for row in routers]
+    urls = {row.name: local.url(*plan.http_address(config, row.name), config.http.scheme) for row in routers}
+    lines = [f"  {row.name:<12} {urls[row.name]}  on {row.machine}" for row in routers]
     return "\n".join(
         ["\nBaton is ready:", *lines, "  status       baton ray status", "  stop         baton ray down\n"]
     )

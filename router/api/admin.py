@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from router.api.admin_adapters import AdapterAdmin
-from router.api.fields import Body, FieldTable
+from router.api.fields import Body, FieldTable, named_in
 from router.api.parse import BodyParser
 from router.dispatch.gateway import Gateway
 from router.fleet.registry import RegisteredNode, Registry
@@ -109,11 +109,13 @@ class AdminHandlers:
     async def drain(self, connection: Connection) -> None:
         self._check_on()
         body = self._drain.parse(await connection.body(MAX_BODY_BYTES)).body
+        connection.subject = named_in(body)
         await self._leave(connection, self._node(body.node, body.force), body.then, body.move_after_s)
 
     async def role(self, connection: Connection) -> None:
         self._check_on()
         body = self._role.parse(await connection.body(MAX_BODY_BYTES)).body
+        connection.subject = named_in(body)
         node = self._node(body.node, body.force)
         if node.role == body.role:
             raise InvalidRequest(f"{body.node} is a {body.role} node already", param="role")
@@ -125,6 +127,7 @@ class AdminHandlers:
     async def abort(self, connection: Connection) -> None:
         self._check_on()
         body = self._abort.parse(await connection.body(MAX_BODY_BYTES)).body
+        connection.subject = named_in(body)
         if not self._gateway.abort(body.id, Aborted("the request was aborted by the server's operator")):
             raise NotFound(f"no answer {body.id!r} is under way", param="id")
         await connection.answer(200, msgspec.json.encode({"id": body.id}))

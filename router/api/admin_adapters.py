@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.api.fields import Body, FieldTable
+from router.api.fields import Body, FieldTable, named_in
 from router.api.parse import BodyParser
 from router.dispatch.gateway import Gateway
 from router.fleet.registry import RegisteredNode, Registry
@@ -94,6 +94,7 @@ class AdapterAdmin:
 
     async def _load_on_all(self, connection: Connection) -> None:
         body = self._load.parse(await connection.body(MAX_BODY_BYTES)).body
+        connection.subject = named_in(body)
         if not body.name.isprintable() or body.name != body.name.strip():
             raise InvalidRequest("a name has no line breaks, and no spaces around it", param="name")
         if body.name in self._names:
@@ -108,6 +109,7 @@ class AdapterAdmin:
         self._check_on()
         name = str(connection.scope["path_params"]["name"])
         body = self._remove.parse(await connection.body(MAX_BODY_BYTES) or b"{}").body
+        connection.subject = {"name": name, **named_in(body)}
         if not any(has_adapter(node, name) for node in self._there()):
             raise NotFound(f"no node has an adapter {name[:100]!r}", param="name")
         limit_s = self._move_after_s if body.move_after_s is None else body.move_after_s

@@ -27,6 +27,7 @@ from router.http.errors import (
 from router.http.web_rules import WebRules, is_preflight
 from router.tenants.book import Tenants
 from shared.core.errors import BatonError
+from shared.core.trace_context import traced
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import RequestMetrics
@@ -87,11 +88,19 @@ class Endpoint:
             error.with_traceback(None)  # breaks the cycle of error and frames
         except Exception as error:
             self._rules.log.error(
-                "a request failed unexpectedly", path=scope["path"], request=connection.request_id, error=error
+                "a request failed unexpectedly",
+                path=scope["path"],
+                request=connection.request_id,
+                **traced(connection.trace),
+                error=error,
             )
             await self._refuse(connection, internal_error())
         finally:
             connection.body_hold.let_go()
+            self._exchange_over(connection)
+
+    def _exchange_over(self, connection: Connection) -> None:
+        """Do nothing: only /admin keeps account."""
 
     async def _serve(self, connection: Connection) -> None:
         self._rules.web.check(connection)
@@ -126,6 +135,7 @@ class Endpoint:
             self._rules.log.warning(
                 "a request failed",
                 request=connection.request_id,
+                **traced(connection.trace),
                 path=connection.scope["path"],
                 code=error.code,
                 why=error.message,

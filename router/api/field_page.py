@@ -47,6 +47,8 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   cached.
 - The router returns the request's `X-Request-Id`, cut to 128 printable characters. If the request has none, the router
   makes one. The router's log names this id with every failure. The field `request_id` wins over the header.
+- A `traceparent` of W3C Trace Context goes with the request to the node that begins it. Log lines about the request
+  have its trace id as `trace_id`. Baton writes no spans of its own yet. Other forms of the header are ignored.
 - With the header `X-Stream-Ids` (any value) each event of a stream has an `id`. Errors, `ping` and the comment
   `: waiting` have none. The first id is `TOKEN/POSITION`; later ids have only the position. TOKEN is signed, and holds
   the seed, the limit on the answer's length, the sampling values and a digest of the request. POSITION holds the number
@@ -55,7 +57,7 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   and the position of the last event received. The router computes the answer again and sends only the events after that
   event. `usage` counts the whole answer. `resume_mismatch` (422, or an event) means that the answer can't be
   reproduced. `unknown_stream` (400) means that no router with this key began the stream. Without `--api-key-file` the
-  routers need the same `--admin-key-file`; without either, only the router that began a stream can resume it. Streams
+  routers need the same `--admin-key-file` with one key; else only the router that began a stream can resume it. Streams
   of more than 32 choices have no ids.
 - `Idempotency-Key` (1 to 255 characters) is for answers that are not streamed. For ten minutes the same router answers
   a repeat of the same request and key with the same answer, and `idempotent-replayed: true`. A repeat waits while the

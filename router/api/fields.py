@@ -52,6 +52,11 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 B = TypeVar("B", bound=Body)
 
 
+def named_in(body: Body) -> dict[str, object]:
+    """Return the fields that say something."""
+    return {name: value for name, value in msgspec.structs.asdict(body).items() if value}
+
+
 @dataclass(frozen=True, slots=True)
 class RefusedField:
     """`harmless`: values that are accepted, because they have no effect."""

@@ -85,6 +85,7 @@ class Asker:
     affinity: str = ""
     tenant: Tenant = EVERYBODY
     within_s: float | None = None  # the client's limit for the whole answer
+    trace: str = ""
 
 
 def time_left(connection: Connection, arrived: float) -> float | None:
@@ -145,7 +146,7 @@ class Generation:
 
     async def run(self, connection: Connection) -> None:
         """Send the answer. Raise errors before the headers; write a later error into the stream."""
-        asker = Asker(session_of(connection), connection.tenant, time_left(connection, self._arrived))
+        asker = Asker(session_of(connection), connection.tenant, time_left(connection, self._arrived), connection.trace)
         requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
         mailbox = self._gateway.open(requests, self._writer.answer_id)
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
@@ -195,6 +196,7 @@ class Generation:
             asker.tenant,
             asker.within_s,
             plan.rank,
+            asker.trace,
         )
 
     @property

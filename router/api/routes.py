@@ -7,6 +7,7 @@ from dataclasses import replace
 from starlette.routing import Route, Router
 
 from router.api.admin import AdminHandlers
+from router.api.admin_endpoint import AdminEndpoint
 from router.api.endpoint import Endpoint, EndpointRules
 from router.api.handlers import Handlers
 from router.api.missing import MissingPaths
@@ -14,6 +15,7 @@ from router.api.ollama_models import version
 from router.api.openapi import OpenApi
 from router.api.playground import Playground
 from router.tenants.book import Tenants
+from router.tenants.tenant import CHANGE, DRAIN, SEE
 
 
 def build_routes(
@@ -51,11 +53,12 @@ def build_routes(
 
 
 def admin_routes(rules: EndpointRules, admin: AdminHandlers) -> list[Route]:
+    adapters = admin.adapters
     return [
-        Route("/admin/status", Endpoint(rules, "GET", admin.status, needs_key=True)),
-        Route("/admin/drain", Endpoint(rules, "POST", admin.drain, needs_key=True)),
-        Route("/admin/abort", Endpoint(rules, "POST", admin.abort, needs_key=True)),
-        Route("/admin/role", Endpoint(rules, "POST", admin.role, needs_key=True)),
-        Route("/admin/adapters", Endpoint(rules, "GET, POST", admin.adapters.show_or_load, needs_key=True)),
-        Route("/admin/adapters/{name:path}", Endpoint(rules, "DELETE", admin.adapters.remove_adapter, needs_key=True)),
+        Route("/admin/status", AdminEndpoint(rules, "GET", admin.status, SEE)),
+        Route("/admin/drain", AdminEndpoint(rules, "POST", admin.drain, DRAIN)),
+        Route("/admin/abort", AdminEndpoint(rules, "POST", admin.abort, CHANGE)),
+        Route("/admin/role", AdminEndpoint(rules, "POST", admin.role, CHANGE)),
+        Route("/admin/adapters", AdminEndpoint(rules, "GET, POST", adapters.show_or_load, CHANGE)),
+        Route("/admin/adapters/{name:path}", AdminEndpoint(rules, "DELETE", adapters.remove_adapter, CHANGE)),
     ]

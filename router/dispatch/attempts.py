@@ -127,6 +127,7 @@ class Attempts:
             scored=len(request.scores) + 1,
             ticket=ticket,
             source=self._sources.choose(request, key, effects) if self._sources is not None else None,
+            trace=asked.trace,
         )
 
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:

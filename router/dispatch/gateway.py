@@ -25,16 +25,19 @@ from router.requests.pairs import BrokenPair
 from router.tenants.tenant import Tenant
 from shared.config.silence import link_silence
 from shared.core.errors import BatonError, NoNodes
+from shared.core.trace_context import traced
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metric_names import REFUSED_EPOCH, REFUSED_PREFIX
 from shared.observe.metrics import ClusterMetrics
+from shared.wire.codec import key_of
 from shared.wire.messages import (
     PROTOCOL_VERSION,
     Begun,
     CacheEvents,
     CacheReplay,
     Drain,
+    Generate,
     Goodbye,
     Heartbeat,
     Hello,
@@ -110,6 +113,8 @@ class Gateway:
         mailbox = Mailbox(answer_id)
         mailbox.rids = rids
         self._mailboxes.update(dict.fromkeys(rids, mailbox))
+        trace = traced(requests[0].trace) if requests else {}
+        self._log.debug("an answer is begun", answer=answer_id, requests=",".join(rids), **trace)
         self._apply(effects)
         return mailbox
 
@@ -381,6 +386,9 @@ class Gateway:
         for alarm in effects.alarms:
             self._log_once.warning((alarm.kind, alarm.subject), alarm.kind, node=alarm.subject)
         for peer, message in effects.sends:
+            if isinstance(message, Generate):
+                key = key_of(message.key)
+                self._log.debug("a request goes to a node", node=peer, key=key, **traced(message.trace))
             if not self._link.send(peer, message):
                 self._apply(self._dispatcher.send_refused(peer, message, self._clock()))
 

@@ -21,6 +21,7 @@ from router.http.errors import JSON_TYPE, BodyTimeout
 from router.http.exchanges import SendWhole
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.errors import BatonError, BodyTooLarge
+from shared.core.trace_context import traceparent_of
 
 Header = tuple[bytes, bytes]
 SendChunk = Callable[[bytes], bool]  # sends a part of an answer, or returns False if it would have to wait
@@ -32,6 +33,7 @@ BOM = b"\xef\xbb\xbf"
 HANG_UP = "hang_up"  # the function that closes the connection
 SEND_CHUNK = "send_chunk"  # the SendChunk
 REQUEST_ID = b"x-request-id"
+TRACEPARENT = b"traceparent"
 MAX_ID = 128
 UNSAFE = re.compile(r"[^\x21-\x7e]")
 
@@ -65,6 +67,7 @@ class Connection:
         self.id_headers: tuple[bytes, ...] = (REQUEST_ID,)
         self.more_headers: dict[bytes, bytes] = {}
         self.tenant: Tenant = EVERYBODY
+        self.subject: dict[str, object] = {}  # what an operator's request names, for the log
         self.is_answered = False
         self.was_admitted = False
         self._is_read = False  # whether the whole body was received
@@ -75,6 +78,11 @@ class Connection:
         self._slow_reader_s = slow_reader_s
         self.body_hold = BodyHold(bodies, (scope.get("client") or ("",))[0])
         self._send_chunk: SendChunk | None = scope.get("state", {}).get(SEND_CHUNK)
+
+    @property
+    def trace(self) -> str:
+        """The client's W3C traceparent; "" without a valid one."""
+        return traceparent_of([value.decode("latin-1") for key, value in self.scope["headers"] if key == TRACEPARENT])
 
     def name(self, given: str | None) -> None:
         """Use the client's request id, without unsafe characters."""

@@ -45,6 +45,13 @@ class AdminIsOff(InvalidRequest):
     status = 403
 
 
+class MissingRight(InvalidRequest):
+    """The operator's key is known, but may not do this."""
+
+    code = "missing_right"
+    status = 403
+
+
 class PromptTooLong(InvalidRequest):
     """Agents shorten their conversation when they see this code or message."""
 
@@ -123,6 +130,20 @@ class HeadersTooLarge(InvalidRequest):
 class HeaderTimeout(InvalidRequest):
     code = "header_timeout"
     status = 408
+
+
+class TlsTimeout(InvalidRequest):
+    code = "tls_timeout"
+
+
+class TlsFailed(InvalidRequest):
+    code = "tls_failed"
+
+
+class PlainHttp(InvalidRequest):
+    """HTTP without TLS came to a port with TLS."""
+
+    code = "plain_http"
 
 
 class HostNotAllowed(InvalidRequest):

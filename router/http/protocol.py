@@ -328,6 +328,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_dropped = 0
         self.flow.pause_writing()  # nothing can be written any more
         self.flow.resume_reading()
+        self._end_writing()
+
+    def _end_writing(self) -> None:
         self.transport.write_eof()
 
     def _drop(self, num_bytes: int) -> None:

@@ -18,7 +18,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from router.dispatch.gateway import Gateway
+from router.http.certificate import Certificate
 from router.http.protocol import HttpRules, LimitedProtocol
+from router.http.tls_port import HttpsProtocol, PlainHttpRefusal, TlsPort
 from shared.config.endpoints import bracketed
 from shared.core.errors import ConfigError, NoNodes
 from shared.observe.log import Logger
@@ -46,14 +48,35 @@ def bind_http(host: str, port: int) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without signal handlers: `serve` decides when it stops."""
+    """uvicorn without signal handlers: `serve` decides when it stops.
+
+    Without `certificate` it accepts connections itself; else a TlsPort does."""
+
+    def __init__(self, config: uvicorn.Config, rules: HttpRules, certificate: Certificate | None = None) -> None:
+        super().__init__(config)
+        self._rules, self._certificate = rules, certificate
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._certificate is None:
+            await super().startup(sockets)
+            return
+        await super().startup(sockets=[])
+        make = [
+            partial(
+                kind, self._rules, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            for kind in (HttpsProtocol, PlainHttpRefusal)
+        ]
+        for listener in sockets or []:
+            port: Any = TlsPort(listener, self._certificate, self._rules, self.server_state.connections, *make)
+            self.servers.append(port)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def make_http_server(app: ASGIApp, rules: HttpRules) -> HttpServer:
+def make_http_server(app: ASGIApp, rules: HttpRules, certificate: Certificate | None = None) -> HttpServer:
     protocol: Any = partial(LimitedProtocol, rules)  # uvicorn expects a class here, and calls it
     config = uvicorn.Config(
         app,
@@ -67,23 +90,30 @@ def make_http_server(app: ASGIApp, rules: HttpRules) -> HttpServer:
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
         timeout_keep_alive=rules.limits.keep_alive_s,
     )
-    return HttpServer(config)
+    return HttpServer(config, rules, certificate)
 
 
 async def serve(
-    app: ASGIApp, rules: HttpRules, listener: socket.socket, gateway: Gateway, log: Logger, shutdown_s: float
+    app: ASGIApp,
+    rules: HttpRules,
+    listener: socket.socket,
+    gateway: Gateway,
+    log: Logger,
+    shutdown_s: float,
+    certificate: Certificate | None = None,
 ) -> int:
     """Serve until a signal or a crash, and return the exit code."""
     stops: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stops.put_nowait, number)
-    server = make_http_server(app, rules)
+    server = make_http_server(app, rules, certificate)
     http = asyncio.create_task(server.serve(sockets=[listener]))
     nodes = asyncio.create_task(gateway.run())
     first_stop = asyncio.create_task(stops.get())
     host, port = listener.getsockname()[:2]
-    log.info("serving", url=f"http://{bracketed(host)}:{port}", nodes=gateway.node_endpoint)
+    scheme = "http" if certificate is None else "https"
+    log.info("serving", url=f"{scheme}://{bracketed(host)}:{port}", nodes=gateway.node_endpoint)
     done, _ = await asyncio.wait({http, nodes, first_stop}, return_when=asyncio.FIRST_COMPLETED)
     crashed = [task for task in (http, nodes) if task in done]
     for task in crashed:

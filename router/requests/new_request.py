@@ -22,6 +22,7 @@ class NewRequest:
     tenant: Tenant = EVERYBODY
     within_s: float | None = None  # how long the client waits for the whole answer
     rank: int = 0  # among the tenant's waiting requests: lower ranks start first
+    trace: str = ""  # the client's W3C traceparent; "": none
 
     def cost(self, expected_answer: float) -> int:
         return cost_of(len(self.prompt_ids), self.num_sequences, self.sampling, expected_answer)

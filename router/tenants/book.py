@@ -1,4 +1,4 @@
-"""Find tenants by their keys, and read the keys file again when it changes.
+"""Find tenants or operators by their keys, and read the keys file again when it changes.
 
 file --read on a thread; changed?--> parsed there --> `now` is replaced; an invalid file changes nothing
 """
@@ -8,7 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from router.tenants.keys_file import FLAG, NO_KEYS, KeysFile, digest_of, one_key, parse_keys, read_text
+from router.tenants.keys_file import (
+    ADMIN_FLAG,
+    FLAG,
+    NO_KEYS,
+    KeysFile,
+    digest_of,
+    one_key,
+    parse_admins,
+    parse_keys,
+    read_text,
+)
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
@@ -51,10 +61,11 @@ class Tenants:
 class KeysFollower:
     """Reads the whole keys file every FOLLOW_S: the file's time would not show a second write in one clock tick.
 
-    `look` may block, so it runs on a thread."""
+    `flag`: which of the two files it is. `look` may block, so it runs on a thread."""
 
-    def __init__(self, path: str, tenants: Tenants, log: Logger) -> None:
-        self._path, self._tenants, self._log = path, tenants, log
+    def __init__(self, path: str, tenants: Tenants, log: Logger, flag: str = FLAG) -> None:
+        self._path, self._tenants, self._log, self._flag = path, tenants, log, flag
+        self._parse = parse_admins if flag == ADMIN_FLAG else parse_keys
         self._complaint = ""
         self._text: str | None = None  # None if unreadable
 
@@ -70,14 +81,15 @@ class KeysFollower:
         before, self._text = self._text, None
         try:
             self._text = read_text(self._path)
-            return None if self._text == before else (parse_keys(self._text), "")
+            return None if self._text == before else (self._parse(self._text), "")
         except ConfigError as error:
-            return self._tenants.now, f"{FLAG} {self._path}: {error.message}"
+            return self._tenants.now, f"{self._flag} {self._path}: {error.message}"
 
     def take_keys(self, found: KeysFile, complaint: str) -> None:
         if complaint and complaint != self._complaint:
-            self._log.warning("tenants stay as they were", why=complaint)
+            self._log.warning("keys stay as they were", why=complaint)
         self._complaint = complaint
         if found != self._tenants.now:
             self._tenants.replace(found)
-            self._log.info("tenants were read again", tenants=len(self._tenants.all()), keys=len(found.by_digest))
+            owners, keys = len(self._tenants.all()), len(found.by_digest)
+            self._log.info("keys were read again", file=self._path, owners=owners, keys=keys)

@@ -1,4 +1,4 @@
-"""One tenant: name, limits, priority and rights, without keys."""
+"""Who asks: a tenant's or operator's name, limits, priority and rights, without keys."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import hashlib
 from dataclasses import dataclass
 
 NO_LIMIT = 0
+SEE, DRAIN, CHANGE = RIGHTS = ("see", "drain", "change")  # what an operator's key may do at /admin
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """`adapters`: usable LoRA adapters; None allows all. `sees_cluster`: whether the tenant may see nodes, metrics and
-    other tenants' names."""
+    other tenants' names. `rights`: an operator's, at /admin; tenants' keys open nothing there."""
 
     name: str
     requests_per_minute: int = NO_LIMIT
@@ -19,6 +20,7 @@ class Tenant:
     priority: int = 0
     adapters: frozenset[str] | None = None
     sees_cluster: bool = False
+    rights: tuple[str, ...] = ()
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -35,4 +37,5 @@ class Tenant:
         return self.adapters is None or adapter in self.adapters
 
 
-EVERYBODY = Tenant("default", sees_cluster=True)  # the only tenant if clients share a key or need none
+EVERYBODY = Tenant("default", sees_cluster=True, rights=RIGHTS)  # the only one if clients share a key or need none
+ADMIN = Tenant("admin", sees_cluster=True, rights=RIGHTS)  # who has the only key for /admin

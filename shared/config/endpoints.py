@@ -20,10 +20,14 @@ UNPROVEN_NETWORK = (
     "its connections neither identify peers nor encrypt, even with keys. If everybody who can "
     "reach these machines may read and change their traffic, add --trust-network; else use zmq"
 )
-NO_CLIENT_KEYS = (
-    "the HTTP API serves this machine only (127.0.0.1, ::1 or localhost), because it does not encrypt. "
-    "To reach it from elsewhere use a proxy that speaks TLS, or an SSH tunnel. (Keys of `baton keys` are for the ports "
-    "between routers and nodes; clients' keys are --api-key-file.)"
+UNENCRYPTED = (
+    "other machines can reach it, and keys and prompts would travel unencrypted. Give --tls-cert and --tls-key, or "
+    "--plain-http if a proxy or the network encrypts, or serve this machine only (127.0.0.1, ::1 or localhost), for a "
+    "proxy that speaks TLS or an SSH tunnel"
+)
+WITHOUT_KEYS = (
+    "other machines can reach it, so clients need keys: give --api-key-file. (Keys of `baton keys create` are for the "
+    "ports between routers and nodes.)"
 )
 
 GPUS_MARK = "."  # in a host id, before a name of the GPUs that the node sees
@@ -68,11 +72,6 @@ def is_any(host: str) -> bool:
         return host in ANY_NAMES
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_unspecified
-
-
-def check_http_host(host: str, flag: str) -> None:
-    if not is_loopback(host):
-        raise ConfigError(f"{flag} is {host!r}: {NO_CLIENT_KEYS}")
 
 
 def check_bind_host(host: str, flag: str, *, has_keys: bool) -> None:

@@ -13,7 +13,7 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """The web pages that may use the HTTP API, and limits on its connections."""
+    """The web pages that may use the HTTP API, limits on its connections, and their encryption."""
 
     allowed_hosts: tuple[str, ...] = option(
         (),
@@ -52,6 +52,16 @@ class HttpConfig:
     max_json_depth: int = option(
         128, "how deep lists and objects in a body may be nested; a deeper body gets 400", low=8, high=900
     )
+    tls_cert: str = option(
+        "",
+        "PEM file with the certificate of the HTTP API, and those of its issuers: it then speaks HTTPS only; read "
+        "again when it changes",
+        metavar="FILE",
+    )
+    tls_key: str = option("", "PEM file with the key of --tls-cert, without a passphrase", metavar="FILE")
+    plain_http: bool = option(
+        False, "serve other machines without TLS, where a proxy or the network encrypts; keys travel unencrypted"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -61,3 +71,15 @@ class HttpConfig:
         for origin in self.cors_origins:
             if origin != ANY and (not origin.startswith(("http://", "https://")) or origin.count("/") != 2):
                 raise ConfigError(f"--cors-origins is {origin!r}; write an origin as http://localhost:3000, or *")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("--tls-cert and --tls-key belong together: give both or none")
+        if self.has_tls and self.plain_http:
+            raise ConfigError("--plain-http contradicts --tls-cert: leave out one of them")
+
+    @property
+    def has_tls(self) -> bool:
+        return bool(self.tls_cert)
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.has_tls else "http"

@@ -11,11 +11,11 @@ from shared.config.frozen import PIPELINE
 from shared.config.http_settings import HttpConfig
 from shared.config.hub_settings import HubConfig
 from shared.config.local_settings import LocalConfig
+from shared.config.log_settings import LogConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import (
     LimitsConfig,
-    LogConfig,
     MemoryConfig,
     ModelConfig,
     NodeConfig,
@@ -110,7 +110,7 @@ class RouterProcessConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        self.router.check_addresses(has_keys=self.security.has_keys)
+        self.router.check_addresses(self.http, has_keys=self.security.has_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class ClusterConfig:
     text: TextConfig = field(default_factory=TextConfig)
 
     def __post_init__(self) -> None:
-        self.router.check_addresses(has_keys=self.nodes.security.has_keys)
+        self.router.check_addresses(self.http, has_keys=self.nodes.security.has_keys)
         if self.local.devices and (device := self.nodes.sched.device) in WITHOUT_GPU:
             raise ConfigError(f"--devices {self.local.named_devices} --device {device}: leave out one of them")
 
@@ -177,7 +177,7 @@ class RayClusterConfig:
     text: TextConfig = field(default_factory=TextConfig)
 
     def __post_init__(self) -> None:
-        self.router.check_addresses(has_keys=self.nodes.security.has_keys)
+        self.router.check_addresses(self.http, has_keys=self.nodes.security.has_keys)
         if self.share.has_gpus and (device := self.nodes.sched.device) in WITHOUT_GPU:
             raise ConfigError(
                 f"[share] prefill_gpus or decode_gpus beside [sched] device = {device!r}: leave out one of them"

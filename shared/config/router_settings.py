@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.config.endpoints import MAX_PORT, check_endpoint, check_http_host
+from shared.config.endpoints import MAX_PORT, UNENCRYPTED, WITHOUT_KEYS, check_endpoint, is_loopback
+from shared.config.http_settings import HttpConfig
 from shared.config.options import check_fields, option
 from shared.core.errors import ConfigError
 
@@ -43,7 +44,10 @@ class RouterConfig:
         metavar="FILE",
     )
     admin_key_file: str = option(
-        "", "file with the key for /admin; empty: /admin is off (`baton up` makes one)", metavar="FILE"
+        "",
+        "file with the key for /admin, or with operators, their rights and the hashes of their keys (made by `baton "
+        "keys admin`); read again when it changes; empty: /admin is off (`baton up` makes a file with one key)",
+        metavar="FILE",
     )
     strict_fields: bool = option(
         False,
@@ -60,10 +64,17 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_http_host(self.host, "--host")
         if len(self.router_id) > 64:
             raise ConfigError("--router-id must have at most 64 characters")
 
-    def check_addresses(self, *, has_keys: bool) -> None:
-        """Raise ConfigError if the address needs keys and there are none."""
+    def check_addresses(self, http: HttpConfig, *, has_keys: bool) -> None:
+        """Raise ConfigError if an address needs keys or encryption and there is none."""
         check_endpoint(self.node_endpoint, "--node-endpoint", has_keys=has_keys)
+        if is_loopback(self.host):
+            return
+        if not (http.has_tls or http.plain_http):
+            raise ConfigError(f"--host is {self.host!r}: {UNENCRYPTED}")
+        if not self.api_key_file:
+            raise ConfigError(f"--host is {self.host!r}: {WITHOUT_KEYS}")
+        if self.admin_without_key:
+            raise ConfigError(f"--host is {self.host!r}: other machines can reach it; leave out --admin-without-key")

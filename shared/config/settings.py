@@ -305,6 +305,7 @@ class NodeConfig:
     )
     bind_host: str = option("127.0.0.1", "address at which other nodes reach this one", metavar="HOST")
     bind_port: int = option(0, "port at which other nodes reach this one; 0: any free one", low=0, high=MAX_PORT)
+    ready_port: int = option(0, "port that answers probes (GET /ready, /live) over HTTP; 0: none", low=0, high=MAX_PORT)
     transport: str = option(
         "auto",
         "how KV pages travel; auto: measure shm (one host), zmq and, with --trust-network, gloo, and take the "
@@ -318,9 +319,7 @@ class NodeConfig:
     )
     lease_s: float = option(60.0, "a stalled hand-off ends after this time (equal on all nodes)", low=1.0, high=3600.0)
     drain_s: float = option(10.0, "seconds that requests get to finish after SIGTERM", low=0.0, high=3600.0)
-    max_message_bytes: int = option(
-        64 * MIB, "largest message taken from a peer", low=MIB, is_bytes=True, metavar="SIZE"
-    )
+    max_message_bytes: int = option(64 * MIB, "largest message from a peer", low=MIB, is_bytes=True, metavar="SIZE")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -384,17 +383,6 @@ class TimeoutsConfig:
         30.0, "time that requests of a drained node get to finish before they are moved", low=0.0, high=3600.0
     )
     shutdown_s: float = option(10.0, "seconds that open requests get to finish after SIGTERM", low=0.0, high=3600.0)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    """Logging: one line per record, to stderr. Prompts and answers are never logged."""
-
-    log_level: str = option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
-    log_color: bool = option(False, "colour the levels")
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -19,6 +19,7 @@ from shared.node.cores import NodeCores
 from shared.node.departure import Departure
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
+from shared.node.ready_port import ReadyPort
 from shared.node.routers.watch import RouterWatch
 from shared.observe.log import Logger
 from shared.wire.codec import Buffer
@@ -66,10 +67,12 @@ class Daemon:
         check: Callable[[], None] = do_nothing,
         cores: NodeCores | None = None,
         watch: RouterWatch | None = None,
+        ready: ReadyPort | None = None,
     ) -> None:
         """- check: called every round; raises if the node can't continue.
         - cores: offered to other nodes while this node has nothing to compute.
         - watch: follows the list of routers. The caller starts and closes `watch`.
+        - ready: told every round whether the node takes requests. The caller closes `ready`.
         """
         self._node = node
         self._links = links
@@ -79,6 +82,7 @@ class Daemon:
         self._check = check
         self._cores = cores
         self._watch = watch or RouterWatch()
+        self._ready = ready
         self._signals = 0
         self._unreachable: list[PeerClosed] = []
 
@@ -105,6 +109,9 @@ class Daemon:
         self._follow_list(now)
         self._carry_out(self._node.take_in(inbox, now))
         self._carry_out(self._node.go_on(now))
+        if self._ready is not None:
+            ctx = self._node.ctx
+            self._ready.tell(is_served=bool(ctx.routers.served()), is_leaving=ctx.leaving is not None)
 
     def dial_routers(self) -> None:
         for endpoint in self._node.ctx.routers.dialled:

@@ -16,6 +16,7 @@ from shared.core.errors import BatonError, IntegrityError, NodeDraining, Overloa
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.states import FinishReason, QueueStage
+from shared.core.trace_context import traced
 from shared.model.adapter_bank import bank_of
 from shared.node.adapters import AdapterDesk
 from shared.node.cache_teller import CacheTeller
@@ -290,6 +291,7 @@ class Node:
         if not requests:
             self.ctx.drop(peer, "Generate of an aborted, ended or known request")
             return
+        self.ctx.log.debug("a request has come", peer=peer, key=requests[0].key, **traced(generate.trace))
         refusal = self._refusal(requests)
         if refusal is not None:
             for req in requests:

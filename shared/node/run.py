@@ -12,7 +12,6 @@ prefill_node/app.py and decode_node/app.py set the core plan and the environment
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import ExitStack
 
@@ -28,12 +27,13 @@ from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
 from shared.node.daemon import Daemon
 from shared.node.node import Node
+from shared.node.ready_port import ReadyPort
 from shared.node.routers.early_peers import drop_early_messages
 from shared.node.routers.sources import sources_of
 from shared.node.routers.watch import RouterWatch
 from shared.node.warm_up import warm_up
 from shared.observe.library_logs import capture_libraries
-from shared.observe.log import Logger
+from shared.observe.log import Logger, open_log
 from shared.ranks.leader import RankProcesses
 from shared.wire.keyring import ring_of_node
 
@@ -45,9 +45,9 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     parts = config.parts
     asked = parts.node
     routers, sources = sources_of(asked.router, asked.routers_file, has_keys=parts.security.has_keys)
-    ring = ring_of_node(parts.security.keys, parts.node.node_id)
-    node_id = ring.name if ring is not None else parts.node.node_id or f"{parts.node.role}-{os.getpid()}"
-    log = Logger(node_id, sys.stderr, level=parts.log.log_level, color=parts.log.log_color)
+    ring = ring_of_node(parts.security.keys, asked.node_id)
+    node_id = ring.name if ring is not None else asked.node_id or f"{asked.role}-{os.getpid()}"
+    log = open_log(node_id, parts.log)
     capture_libraries(log)
     keep_freed_memory()
     links = open_links(parts, node_id, time.time_ns() // 1000, ring)
@@ -56,6 +56,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     cores = NodeCores(config.cores, parts.parallel, node_id)
     others = RankProcesses(config, node_id)
     node: Node | None = None
+    ready: ReadyPort | None = None
     kernels = KernelLog(log)
     forget_kernels = tell_of_kernels(kernels, parts.sched.device)
     try:
@@ -65,7 +66,11 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             warm_up(core, log)
             cores.settle(core.model, log)
         node = build_node(parts, core, links, log, make_side, cores, routers)
-        daemon = Daemon(node, links, log, parts.node.drain_s, check=others.check_ranks, cores=cores, watch=watch)
+        if asked.ready_port:
+            ready = ReadyPort(asked.bind_host, asked.ready_port, asked.silence_s)
+        daemon = Daemon(
+            node, links, log, asked.drain_s, check=others.check_ranks, cores=cores, watch=watch, ready=ready
+        )
         watch.start()
         kernels.serving()
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
@@ -87,6 +92,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             ends.callback(node.adapters.close if node is not None else do_nothing)
             ends.callback(forget_kernels)
             ends.callback(watch.close)
+            ends.callback(ready.close if ready is not None else do_nothing)
     log.info("stopped")
     return code
 

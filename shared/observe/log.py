@@ -2,21 +2,28 @@
 
 Only plain values are written, so lists of token ids and tensors can't slip in.
 
-    2026-01-31T12:00:00.123Z INFO  decode-0 peer lost node=prefill-0 silent_s=5.2
+    text    2026-01-31T12:00:00.123Z INFO    decode-0 peer lost node=prefill-0 silent_s=5.25
+    json    {"time":"2026-01-31T12:00:00.123Z","level":"info","part":"decode-0","message":"peer lost",...}
 """
 
 from __future__ import annotations
 
 import enum
 import json
+import math
 import re
+import sys
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
+from shared.config.log_settings import LogConfig
+
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 COLORS = {"debug": "2", "info": "32", "warning": "33", "error": "31"}
+JSON = "json"
+HEAD = ("time", "level", "part", "message")  # the first keys of a JSON line, which no field may have
 MAX_VALUE_CHARS = 300
 PLAIN = re.compile(r"[\w.:/@%+#,\[\]<>()*-]+")
 
@@ -25,8 +32,15 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+def open_log(part: str, settings: LogConfig) -> Logger:
+    """Return a process's log, on stderr."""
+    return Logger(part, sys.stderr, level=settings.log_level, form=settings.log_format, color=settings.log_color)
+
+
 class Logger:
-    """Writes whole lines, so that processes on one pipe never mix their lines. Any thread may use it."""
+    """Writes whole lines, so that processes on one pipe never mix their lines. Any thread may use it.
+
+    `form`: "text" or "json". `color` is for text only."""
 
     def __init__(
         self,
@@ -34,12 +48,14 @@ class Logger:
         stream: TextIO,
         *,
         level: str = "info",
+        form: str = "text",
         color: bool = False,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self.node = node
         self._stream = stream
         self._threshold = LEVELS[level]
+        self._form = form
         self._color = color
         self._now = now
 
@@ -70,6 +86,8 @@ class Logger:
 
     def line(self, level: str, message: str, fields: dict[str, object]) -> str:
         time = self._now().strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        if self._form == JSON:
+            return json_line((time, level, self.node, message), fields)
         head = f"{level.upper():<7}"
         if self._color:
             head = f"\x1b[{COLORS[level]}m{head}\x1b[0m"
@@ -77,27 +95,45 @@ class Logger:
         return f"{time} {head} {self.node} {one_line(message)}{pairs}"
 
 
+def json_line(head: tuple[str, str, str, str], fields: dict[str, object]) -> str:
+    """`head`: the values of HEAD. All else than ASCII is escaped, so that a line has one meaning in every encoding."""
+    named = dict(zip(HEAD, head, strict=True))
+    return json.dumps(named | {key: plain(value) for key, value in fields.items()}, separators=(",", ":"))
+
+
+def foreign_line(form: str, part: str, line: str) -> str:
+    """Return a line that a process wrote past its log, e.g. a library's, for a log that several processes share."""
+    return Logger(part, sys.stderr, form=form).line("info", line, {}) if form == JSON else f"{part} | {line}"
+
+
 def one_line(text: str) -> str:
     return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
 def shown(value: object) -> str:
-    """Format a plain value or a traceback. For other values write type and length."""
+    """Format a value for a line of text."""
+    if isinstance(value, BaseException):
+        return json.dumps(plain(value))
+    text = f"{value:.6g}" if isinstance(value, float) else str(plain(value))
+    return text if PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def plain(value: object) -> str | int | float | bool | None:
+    """Return a number, True, False, None, a text of limited length or a whole traceback. Of other values return type
+    and length."""
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, BaseException):
-        return json.dumps("".join(traceback.format_exception(value)).rstrip())
+        return "".join(traceback.format_exception(value)).rstrip()
     if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, str) or value is None or isinstance(value, int):
-        return quoted(str(value))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return quoted(str(value))  # a request's key
+        return float(f"{value:.6g}") if math.isfinite(value) else str(value)  # JSON has no infinity
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, str) or (isinstance(value, tuple) and hasattr(value, "_fields")):  # or a request's key
+        return cut(str(value))
     length = f" of {len(value)}" if hasattr(value, "__len__") else ""
-    return quoted(f"<{type(value).__name__}{length}>")
+    return f"<{type(value).__name__}{length}>"
 
 
-def quoted(text: str) -> str:
-    if len(text) > MAX_VALUE_CHARS:
-        text = f"{text[:MAX_VALUE_CHARS]}... ({len(text)} characters)"
-    return text if PLAIN.fullmatch(text) else json.dumps(text)
+def cut(text: str) -> str:
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}... ({len(text)} characters)"

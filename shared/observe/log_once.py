@@ -32,6 +32,10 @@ class LogOnce:
         # kind -> (begin of its interval, events since then)
         self._kinds: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
+    def debug(self, message: str, /, **fields: object) -> None:
+        """Write the line without a limit: who asks for this level wants each event."""
+        self._log.debug(message, **fields)
+
     def info(self, kind: Hashable, message: str, /, **fields: object) -> bool:
         return self._write("info", kind, message, fields)
 

@@ -77,7 +77,7 @@ class RankProcesses:
         cores = core_plan.of_rank(self._config.cores, rank, parts.parallel.num_ranks)
         ours, theirs = socket.socketpair()
         with theirs:
-            argv = rank_argv(self._node_id, rank, theirs.fileno(), cores)
+            argv = rank_argv(self._node_id, rank, theirs.fileno(), cores, parts.log.log_format)
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
             )
@@ -145,7 +145,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def rank_argv(node_id: str, rank: int, descriptor: int, cores: CorePlan) -> Sequence[str]:
+def rank_argv(node_id: str, rank: int, descriptor: int, cores: CorePlan, log_format: str) -> Sequence[str]:
     """Return a rank's command line, with the arguments needed before torch loads.
 
     The message Start has the other arguments.
@@ -154,5 +154,5 @@ def rank_argv(node_id: str, rank: int, descriptor: int, cores: CorePlan) -> Sequ
         "shared.ranks.process",
         *(f"--rank={rank}", f"--of={node_id}", f"--parent-pid={os.getpid()}", f"--orders={descriptor}"),
         *(f"--threads={core_plan.num_threads(cores)}", f"--cpus={','.join(map(str, cores.cpus))}"),
-        f"--wait-policy={cores.wait_policy}",
+        *(f"--wait-policy={cores.wait_policy}", f"--log-format={log_format}"),
     )

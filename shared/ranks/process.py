@@ -29,9 +29,8 @@ def main() -> int:
     core_plan.apply(CorePlan(threads=args.threads, cpus=args.cpus, wait_policy=args.wait_policy))
     with socket.socket(fileno=args.orders) as orders:
         start = hear(orders, Start)
-        return (
-            run(start, orders, args.threads, Logger(f"{args.of}.{args.rank}", sys.stderr)) if start is not None else 0
-        )
+        log = Logger(f"{args.of}.{args.rank}", sys.stderr, form=args.log_format)
+        return run(start, orders, args.threads, log) if start is not None else 0
 
 
 def run(start: Start, orders: socket.socket, threads: int, log: Logger) -> int:
@@ -56,6 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--cpus", type=parse_int_list, default=())
     parser.add_argument("--wait-policy")
+    parser.add_argument("--log-format")
     return parser
 
 

@@ -13,7 +13,7 @@ MAX_KEY_BYTES = 4096
 def read_key(path: str, flag: str) -> str:
     """Return the key; "" without a path.
 
-    Raises ConfigError with the flag's name if the file is missing, empty, not ASCII or readable by others.
+    Raises ConfigError with the flag's name if the file is missing, empty, not ASCII, a table or readable by others.
     """
     if not path:
         return ""
@@ -23,6 +23,11 @@ def read_key(path: str, flag: str) -> str:
         raise ConfigError(f"{flag}: {error.message}") from None
     if not key.isascii():
         raise ConfigError(f"{flag} {path}: a key has only ASCII characters: is this the right file?")
+    if "\n" in key or key.startswith("["):
+        raise ConfigError(
+            f"{flag} {path}: this command needs a file with one key, in one line. A router's table of keys holds only "
+            "hashes, which open nothing"
+        )
     if not key:
         raise ConfigError(f"{flag} {path}: the file is empty")
     return key

@@ -51,6 +51,7 @@ from shared.wire.ranges import (
     Text,
     TokenId,
     TokenIds,
+    TraceParent,
     Transports,
     Unsigned,
 )
@@ -219,6 +220,7 @@ class Generate(Message, frozen=True):
     ticket: NodeTicket | None = None  # ticket for the decode node; None means no hand-off
     source: PrefixSource | None = None  # None: the node computes all uncached tokens itself
     tenant: Unsigned = 0  # a hash of its name, because answers of one tenant have similar lengths; 0: unknown
+    trace: TraceParent = ""  # the client's W3C traceparent; "": none
 
 
 class Abort(Message, frozen=True):

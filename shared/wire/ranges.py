@@ -30,6 +30,7 @@ MAX_MS = 10**12
 
 # Every field has a range; a test checks this. msgpack's integers have at most 64 bits.
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+TraceParent = Annotated[str, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 PageName = Annotated[bytes, Meta(min_length=IDENTITY_BYTES, max_length=IDENTITY_BYTES)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]

@@ -14,6 +14,7 @@ FIRST = 14  # earlier versions work only with themselves
 # A row may go once the version before it is two behind.
 SINCE: dict[str, int] = {
     "Generate.tenant": 15,
+    "Generate.trace": 15,
     "Heartbeat.adapter_orders": 15,
     "Heartbeat.taken": 15,
     "Hello.weights": 15,

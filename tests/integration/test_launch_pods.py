@@ -1,114 +1,144 @@
-"""The shell texts of the Kubernetes manifests, run as they stand there: against a real cluster behind a TLS proxy, and
-on keys as Kubernetes mounts them."""
+"""The chart's pods without a Kubernetes: their shell text on keys as Kubernetes mounts them, and their arguments with
+real processes."""
 
 from __future__ import annotations
 
-import os
-import shlex
+import contextlib
+import signal
 import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from shared.core import launcher
 from shared.core.errors import ConfigError
 from shared.wire.http_keys import read_key
-from shared.wire.keyring import ring_of_node, ring_of_router
-from tests.support.cluster import ROOT, baton_up
-from tests.support.key_folders import make_keys, write_key
-from tests.support.launch_lines import LAUNCH, documents
+from shared.wire.keyring import KeyRing, ring_of_node, ring_of_router
+from tests.support import chart
+from tests.support.cluster import ROOT
+from tests.support.key_folders import make_keys
 from tests.support.patience import HANG_GUARD_S
-from tests.support.tcp_relay import make_certificate, tls_proxy
+from tests.support.ports import free_port
+
+PODS = ("baton-router", "baton-prefill", "baton-decode")
 
 
 def pod(name: str) -> dict[str, Any]:
-    found = next(one for one in documents(LAUNCH / "kubernetes" / name) if one["kind"] in ("StatefulSet", "Deployment"))
+    (found,) = (
+        one for one in chart.kept("plain")[1] if one["kind"] == "StatefulSet" and one["metadata"]["name"] == name
+    )
     return dict(found["spec"]["template"]["spec"])
 
 
-def run(folder: Path, script: str, replaced: dict[str, str], **environment: str) -> subprocess.CompletedProcess[str]:
-    """With other paths and addresses, nothing else; `baton` is this tree's."""
-    for old, new in replaced.items():
+def eventually(what: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + HANG_GUARD_S
+    while not what():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment or None, stdout=sink, stderr=sink)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def mounted(folder: Path, name: str) -> Path:
+    """Secrets as Kubernetes mounts them: in folders that others may enter, as links to what others may read."""
+    keys = make_keys(folder / "made", [f"{one}-0" for one in PODS[1:]], [f"{PODS[0]}-0"])
+    (folder / "made" / "api.key").write_text("a-key-of-clients")
+    (folder / "made" / "admin.key").write_text("a-key-of-operators")
+    for into, files in (("all", keys.iterdir()), ("clients", [keys / "api.key"]), ("operators", [keys / "admin.key"])):
+        (folder / into).mkdir(mode=0o755)
+        for path in files:
+            path.chmod(0o644)
+            (folder / into / path.name).symlink_to(path)
+    return folder
+
+
+@contextlib.contextmanager
+def keys_of(folder: Path, name: str) -> Iterator[Path]:
+    """The pod's copying container, with other paths and less sleep; gives its folder /keys."""
+    (container,) = pod(name)["initContainers"]
+    into = folder / name
+    into.mkdir()
+    script = container["command"][2]
+    places = {"/all/": f"{folder}/all/", "/keys/": f"{into}/", "sleep 15": "sleep 0.1"}
+    places |= {f"/{mount}/": f"{folder}/{mount}/" for mount in ("clients", "operators") if name == "baton-router"}
+    for old, new in places.items():
         assert old in script
         script = script.replace(old, new)
-    own = folder / "bin"
-    own.mkdir(exist_ok=True)
-    (own / "baton").write_text(f'#!/bin/sh\nexec {shlex.join(launcher.command("deploy.cli"))} "$@"\n')
-    (own / "baton").chmod(0o755)
-    given = {**os.environ, "PATH": f"{own}:{os.environ['PATH']}", **environment}
-    return subprocess.run(
-        ["sh", "-c", script], cwd=ROOT, env=given, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False
-    )
+    command = ["sh", "-c", script]
+    with running(command, folder / f"{name}.keys.log", POD_NAME=f"{name}-0", PATH="/usr/bin:/bin") as process:
+        eventually((into / "copied").exists, process)
+        yield into
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANG_GUARD_S) == 0, "it would hold the pod up for its whole time to end"
 
 
-def paths(folder: Path, url: str) -> dict[str, str]:
-    return {
-        "https://baton-inside:8444": url,
-        "/operator-tls/ca.crt": str(folder / "tls.crt"),
-        "/admin/admin.key": str(folder / "mounted.key"),
-        "/keys/admin.key": str(folder / "own.key"),
-    }
-
-
-def test_a_pod_starts_once_listed_and_drains_before_it_stops(tmp_path: Path) -> None:
-    write_key(tmp_path / "key", "a-key-for-tests")
-    (tmp_path / "mounted.key").write_text("a-key-for-tests")
-    (tmp_path / "mounted.key").chmod(0o644)
-    certificate, key = make_certificate(tmp_path)
-    (node,) = pod("decode.yaml")["containers"]
-    probe = node["startupProbe"]["exec"]["command"][2]
-    stop = node["lifecycle"]["preStop"]["exec"]["command"][2]
-    flags = ("--model", "hashlm", "--decode", "2", "--admin-key-file", str(tmp_path / "key"))
-    with (
-        baton_up(tmp_path / "up.log", *flags) as cluster,
-        tls_proxy(cluster.port, certificate, key) as url,
-    ):
-        known = paths(tmp_path, url)
-        assert run(tmp_path, probe, known, POD_NAME="decode-1").returncode == 0
-        assert run(tmp_path, probe, known, POD_NAME="decode-7").returncode == 1
-        done = run(tmp_path, stop, known, POD_NAME="decode-1")
-        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "decode-1: gone"), done.stderr
-        assert run(tmp_path, probe, known, POD_NAME="decode-1").returncode == 1
-        strange = known | {"/operator-tls/ca.crt": "/dev/null"}
-        assert "--ca" in run(tmp_path, stop, strange, POD_NAME="decode-0").stderr
-        unknown = run(tmp_path, probe.replace("--ca /operator-tls/ca.crt", ""), {
-            name: new for name, new in known.items() if "tls" not in name
-        }, POD_NAME="decode-0")  # fmt: skip
-        assert unknown.returncode == 1 and "certificate" in unknown.stderr
-
-
-@pytest.mark.parametrize(("name", "own"), [("prefill.yaml", "p"), ("decode.yaml", "d"), ("router.yaml", "router")])
-def test_keys_as_they_are_mounted_become_keys_that_are_taken(tmp_path: Path, name: str, own: str) -> None:
-    """Mounted secrets lie in a folder that others may enter, and as links."""
-    whole = make_keys(tmp_path / "made")
-    mounted, into = tmp_path / "all", tmp_path / "keys"
-    mounted.mkdir(mode=0o755)
-    into.mkdir(mode=0o777)
-    for path in whole.iterdir():
-        (mounted / path.name).symlink_to(path)
-        path.chmod(0o644)
-    make_ring = ring_of_router if own == "router" else ring_of_node
+@pytest.mark.parametrize("name", PODS)
+def test_keys_as_they_are_mounted_are_taken_and_followed(tmp_path: Path, name: str) -> None:
+    mounted(tmp_path, name)
+    make_ring: Callable[[str, str], KeyRing | None] = ring_of_router if name == "baton-router" else ring_of_node
     with pytest.raises(ConfigError):
-        make_ring(str(mounted), own)
-    init = pod(name)["initContainers"][0]
-    done = run(tmp_path, init["command"][2], {"/all/": f"{mounted}/", "/keys/own": f"{into}/own"}, POD_NAME=own)
-    assert done.returncode == 0, done.stderr
-    ring = make_ring(str(into / "own"), own)
-    assert ring is not None and ring.name == own
-    assert {path.name for path in (into / "own").iterdir()} == {"allowed", f"{own}.secret"}
+        make_ring(str(tmp_path / "all"), f"{name}-0")
+    with keys_of(tmp_path, name) as keys:
+        ring = make_ring(str(keys / "own"), f"{name}-0")
+        assert ring is not None and ring.name == f"{name}-0"
+        assert {path.name for path in (keys / "own").iterdir()} == {"allowed", f"{name}-0.secret"}
+        if name == "baton-router":
+            assert read_key(str(keys / "http" / "api.key"), "--api-key-file") == "a-key-of-clients"
+            assert read_key(str(keys / "http" / "admin.key"), "--admin-key-file") == "a-key-of-operators"
+        allowed = tmp_path / "made" / "allowed"
+        allowed.write_text("\n".join(allowed.read_text().splitlines() + [f"node new-node {'ab' * 32}\n"]))
+        deadline = time.monotonic() + HANG_GUARD_S
+        while not ring.refresh():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert ring.is_node("new-node")
 
 
-def test_mounted_client_and_operator_keys_become_accepted_ones(tmp_path: Path) -> None:
-    for name in ("client/api.key", "admin/admin.key"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text("a-key-for-tests")
-        (tmp_path / name).chmod(0o644)
-    init = pod("router.yaml")["initContainers"][1]
-    places = {"/client/": f"{tmp_path}/client/", "/admin/": f"{tmp_path}/admin/", "/keys/http": f"{tmp_path}/http"}
-    done = run(tmp_path, init["command"][2], places)
-    assert done.returncode == 0, done.stderr
-    (router, _) = pod("router.yaml")["containers"]
-    for use in ("api", "admin"):
-        assert f"--{use}-key-file=/keys/http/{use}.key" in router["args"]
-        assert read_key(str(tmp_path / "http" / f"{use}.key"), "--api-key-file") == "a-key-for-tests"
+def arguments(name: str, keys: Path, changed: dict[str, str]) -> list[str]:
+    """The pod's, with this machine's addresses and ports, and a model that loads at once."""
+    words = pod(name)["containers"][0]["args"]
+    known = {"/keys/": f"{keys}/", "$(POD_NAME)": f"{name}-0", "$(POD_IP)": "127.0.0.1"} | changed
+    for old, new in known.items():
+        assert any(old in word for word in words), old
+        words = [word.replace(old, new) for word in words]
+    return launcher.command("deploy.cli", *words, "--model=hashlm")
+
+
+def asks(port: int, path: str, **headers: str) -> int:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"http://127.0.0.1:{port}{path}", headers=headers, timeout=HANG_GUARD_S).status_code
+    return 0
+
+
+def test_the_pods_arguments_make_a_cluster_that_answers(tmp_path: Path) -> None:
+    mounted(tmp_path, "baton-router")
+    http, nodes, ready = free_port(), free_port(), free_port()
+    bearer = {"Authorization": "Bearer a-key-of-clients"}
+    here = {"dns://baton-inside.baton.svc:7001": f"dns://localhost:{nodes}", "=7002": "=0"}
+    with contextlib.ExitStack() as stack:
+        router_keys, node_keys = (stack.enter_context(keys_of(tmp_path, name)) for name in (PODS[0], PODS[2]))
+        serve = [*arguments(PODS[0], router_keys, {":7001": f":{nodes}"}), f"--port={http}"]
+        router = stack.enter_context(running(serve, tmp_path / "router.log"))
+        compute = arguments(PODS[2], node_keys, here | {"=8081": f"={ready}"})
+        node = stack.enter_context(running(compute, tmp_path / "node.log"))
+        eventually(lambda: asks(ready, "/ready") == 200, node)
+        eventually(lambda: asks(http, "/ready") == 200, router)
+        assert asks(ready, "/live") == 200 and asks(http, "/v1/models") == 401
+        body = {"model": "hashlm", "prompt": [1, 2, 3], "max_tokens": 4}
+        answer = httpx.post(f"http://127.0.0.1:{http}/v1/completions", json=body, headers=bearer, timeout=HANG_GUARD_S)
+        assert answer.json()["usage"]["completion_tokens"] == 4, answer.text
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(HANG_GUARD_S) == 0, (tmp_path / "node.log").read_text()

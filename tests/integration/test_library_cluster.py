@@ -3,6 +3,7 @@ however pages travel, and also after a node died."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from tests.support.cluster import Cluster, baton_up
-from tests.support.library_families import NUM_TOKENS, PROMPTS, Said, generate, save, write_tokenizer
+from tests.support.library_families import FAMILIES, NUM_TOKENS, PROMPTS, Said, generate, save, write_tokenizer
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.struck_stream import struck_stream
 
@@ -24,6 +25,21 @@ WAYS = {
     ),
     "gemma4_text": ("--transport", "gloo", "--trust-network", "--dp", "2"),
 }
+SEED, NUM_DRAWN = 1, 6
+SETTINGS = {"--transport": ("shm", "zmq"), "--spec": ("none", "ngram"), "--layer-parts": ("1", "2", "3")}
+
+
+def draw(seed: int) -> dict[str, tuple[str, ...]]:
+    """Return NUM_DRAWN other families with settings that any family takes."""
+    rng = random.Random(seed)
+    families = rng.sample(sorted(FAMILIES.keys() - WAYS.keys()), NUM_DRAWN)
+    return {
+        family: tuple(word for flag, values in SETTINGS.items() for word in (flag, rng.choice(values)))
+        for family in families
+    }
+
+
+ALL_WAYS = WAYS | draw(SEED)
 
 
 @dataclass
@@ -32,13 +48,13 @@ class Served:
     said: list[Said]
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=ALL_WAYS)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("model") / "tiny"
     network = save(request.param, folder)
     write_tokenizer(folder)
     flags = ("--model", str(folder), "--dtype", "float32", "--page-size", "8", "--chunk-size", "16")
-    with baton_up(tmp_path_factory.mktemp("up") / "up.log", *flags, *WAYS[request.param]) as cluster:
+    with baton_up(tmp_path_factory.mktemp("up") / "up.log", *flags, *ALL_WAYS[request.param]) as cluster:
         yield Served(cluster, [generate(network, prompt, NUM_TOKENS) for prompt in PROMPTS])
 
 

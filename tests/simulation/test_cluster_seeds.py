@@ -6,10 +6,12 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from shared.config.router_settings import BY_COST
+from shared.model.hashlm.layer import STATE
 from shared.observe.metrics import ClusterMetrics
 from tests.support.sim.cluster import run_seed
 from tests.support.sim.moods import draw_plan
@@ -77,24 +79,26 @@ def test_a_few_seeds_through_process_groups() -> None:
     assert_fine(summary)
 
 
-def in_page_groups(plan: ClusterPlan) -> ClusterPlan:
+def in_page_groups(plan: ClusterPlan, lower_window: int = 0) -> ClusterPlan:
     """The same, with a model whose upper layer has a window: its pages are in a group of their own."""
     window = 5 + plan.seed % 40
-    model = {"window": window, "lower_window": 0}
+    model = {"window": window, "lower_window": lower_window}
     nodes = tuple(
         replace(node, knobs=replace(node.knobs, num_pages=2 * node.knobs.num_pages, **model)) for node in plan.nodes
     )
     clients = tuple(
-        replace(client, requests=tuple(replace(one, windows=(window, 0)) for one in client.requests))
+        replace(client, requests=tuple(replace(one, windows=(window, lower_window)) for one in client.requests))
         for client in plan.clients
     )
     return replace(plan, nodes=nodes, clients=clients)
 
 
-def test_a_few_seeds_in_page_groups() -> None:
+@pytest.mark.parametrize("lower_window", [0, STATE], ids=["all", "state"])
+def test_a_few_seeds_in_page_groups(lower_window: int) -> None:
+    """The lower layer reads all tokens, or is a recurrence."""
     summary, seed = Summary(), FAR_AWAY
     while summary.counted < FEW and not summary.failures:
-        summary.add(run_seed(seed, change=in_page_groups))
+        summary.add(run_seed(seed, change=partial(in_page_groups, lower_window=lower_window)))
         seed += 1
     assert_fine(summary)
 

@@ -9,6 +9,7 @@ import pytest
 
 from router.fleet.node_room import room_in
 from shared.kv.layout import PlaneSpec, page_windows
+from shared.model.hashlm.layer import STATE
 from shared.model.hashlm.model import HashLM
 from shared.node.fingerprint import make_fingerprint
 from shared.wire.fitting import misfit, num_page_groups
@@ -34,6 +35,14 @@ def test_layers_with_unlike_windows_have_pages_of_their_own(cell: int) -> None:
     window = WINDOWS[cell % len(WINDOWS)]
     lower = (0, 0, 3, 30)[cell // len(WINDOWS) % 4]
     run_cell(72_000 + cell, Watch(), num_jobs=24, window=window, lower_window=lower)
+
+
+@pytest.mark.parametrize("cell", range(12))
+def test_a_recurrence_goes_on_from_its_last_state(cell: int) -> None:
+    """The lower layer has a state after each token, in pages of its own; the upper layer has a window, or reads all.
+
+    Every chunk, step, hand-off, cache hit and verified draft begins with the state that another one left."""
+    run_cell(74_000 + cell, Watch(), num_jobs=24, window=(0, 5, 40)[cell % 3], lower_window=STATE)
 
 
 def test_a_window_shows_in_the_stream() -> None:

@@ -1,4 +1,4 @@
-"""Make the pages of docs that are read off the running code: flags, metrics, messages, and the table of models.
+"""Make the pages of docs that are read off the running code: flags, metrics, messages, and tables of models and alarms.
 
     python -m tests.support.doc_pages [--write]
 
@@ -22,7 +22,7 @@ from prometheus_client import Metric
 from deploy.cli import COMMANDS, TOOLS, make_parser
 from shared.wire import messages
 from shared.wire.codec import MOST_BYTES, MOST_BYTES_OF
-from tests.support import model_table, surface
+from tests.support import alarms, model_table, surface
 
 DOCS = surface.ROOT / "docs"
 REWRITE = "python -m tests.support.doc_pages --write"
@@ -122,6 +122,9 @@ For people who watch Baton: what a router shows on `/metrics`, nodes' figures in
 
 A label in *italics* is a name (a node, a field); the others have the values that are listed. A histogram has `_bucket`,
 `_sum` and `_count`.
+
+The metrics of `vllm:` are for the endpoint pickers of Kubernetes' Gateway API inference extension, which read these
+names of every model server unless told otherwise. They count the whole cluster, at each of its routers.
 
 | metric | kind | labels | meaning |
 |---|---|---|---|
@@ -333,11 +336,19 @@ def support_page() -> str:
     return model_table.renewed((DOCS / "support.md").read_text("utf-8"))
 
 
+# ---- alarms
+
+
+def operations_page() -> str:
+    return alarms.renewed((DOCS / "operations.md").read_text("utf-8"))
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "flags.md": flags_page,
     "metrics.md": metrics_page,
     "messages.md": messages_page,
     "support.md": support_page,
+    "operations.md": operations_page,
 }
 
 

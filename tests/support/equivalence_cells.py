@@ -214,7 +214,7 @@ def run_cell(
     or an `encoder` no draft head and no cold tier, which are for models that read everything, and that as text."""
     rng = random.Random(seed)
     cell = draw_cell(rng)
-    if window or encoder:
+    if window or lower_window or encoder:
         cell = replace(cell, spec=rng.choice(["off", "ngram"]), offload="off")
     if encoder:
         cell = replace(cell, stages=1, grammar="none")

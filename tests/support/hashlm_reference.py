@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shared.core.sampling_params import SamplingParams
 from shared.kernel.noise_numba import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
-from shared.model.hashlm.layer import mix, odd_weight
+from shared.model.hashlm.layer import STATE, mix, odd_weight
 from shared.model.hashlm.model import VOCAB_SIZE, adapter_salt, write_logits
 
 _f32 = np.float32
@@ -63,11 +63,8 @@ def reference_run(
     begin: tuple[int, np.uint64, np.uint64] = (0, _u64(0), _u64(0)),
     allows: Allows | None = None,
 ) -> ReferenceRun:
-    """Run one sequence. `lower_window`: of the lower layer; None: as `window`. `adapter`: the adapter's digest.
-    `allows`: the rule of the request's grammar.
-
-    `begin`: the first position, and the two sums before it.
-    """
+    """Run one sequence. `lower_window`: of the lower layer; None: as `window`; STATE: recurrent. `adapter`: a digest.
+    `allows`: the rule of the request's grammar. `begin`: the first position, and the two sums before it."""
     limit = min(num, sampling.max_tokens)
     tokens = np.empty(len(prompt_ids) + limit, dtype=np.int64)
     tokens[: len(prompt_ids)] = prompt_ids
@@ -165,12 +162,9 @@ def _run(
     first = np.zeros(tokens.shape[0], dtype=np.uint64)  # by position: parts of the sums, to subtract after the window
     second = np.zeros(tokens.shape[0], dtype=np.uint64)
     for position in range(begin, prompt_len + limit - 1):
-        if position >= lower_reach:
-            lower -= first[position - lower_reach]
+        lower = _lower(first, lower, _u64(tokens[position]) + salt, position, lower_reach)
         if position >= reach:
             upper -= second[position - reach]
-        first[position] = mix(_u64(tokens[position]) + salt, position) * odd_weight(position)
-        lower += first[position]
         second[position] = mix(lower, position) * odd_weight(position)
         upper += second[position]
         if position < prompt_len + num_known - 1:
@@ -189,6 +183,18 @@ def _run(
         if stops[chosen]:
             return count + 1, True
     return limit, False
+
+
+@exact
+def _lower(values: npt.NDArray[np.uint64], total: np.uint64, given: np.uint64, position: int, reach: int) -> np.uint64:
+    """Return the lower layer's sum, or its state. `values` get its part by which a window's sum is less later on."""
+    if reach == STATE:
+        values[position] = mix((values[position - 1] if position else _u64(0)) ^ given, position)
+        return values[position]
+    if position >= reach:
+        total -= values[position - reach]
+    values[position] = mix(given, position) * odd_weight(position)
+    return total + values[position]
 
 
 @exact

@@ -18,6 +18,7 @@ import platform
 import random
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -47,8 +48,20 @@ with pytest.MonkeyPatch.context() as patch:
     knobs.runtime.interpret = True
 
 assert isinstance(triton.language.sum, grids.InterpretedFunction)
-# An exponential that overflows warns on no GPU; numpy's warning would be an error here.
-grids.GridExecutor.__call__ = numpy.errstate(all="ignore")(grids.GridExecutor.__call__)
+ONE_GRID = threading.Lock()
+run_grid = grids.GridExecutor.__call__
+
+
+def run_alone(*args: Any, **options: Any) -> None:
+    """Run one grid at a time: the interpreter puts its functions into the language while a grid runs, and keeps the
+    program's place beside them. Two threads would leave them there, and nothing compiles afterwards.
+
+    An exponential that overflows warns on no GPU; numpy's warning would be an error here."""
+    with ONE_GRID, numpy.errstate(all="ignore"):
+        run_grid(*args, **options)
+
+
+grids.GridExecutor.__call__ = run_alone
 # It copies tensors back to where they are: on a CPU onto themselves, which fills the memory of a sparse pool.
 grids.GridExecutor._restore_args_dev = lambda *_: None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import configparser
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from shared.config.load import load
 LAUNCH = Path(__file__).resolve().parents[2] / "deploy" / "launch"
 CONFIG = LAUNCH / "baton.toml"
 WORDS = {*cli.COMMANDS, *cli.TOOLS}
+OURS = re.compile(r"(?:.*/)?baton[:@]")  # the image
 OPERATORS = set("|&;<>()")
 # What stands for itself until the file runs. Anything else becomes a number, which serves as a name, too.
 KNOWN = {"$BATON": "baton", "${name%-*}": "decode", "$(POD_IP)": "10.0.0.1", "$(POD_NAME)": "decode-0"}
@@ -73,9 +74,13 @@ def dicts_in(value: object) -> Iterator[dict[str, Any]]:
 
 
 def yaml_lines(path: Path) -> Iterator[Line]:
+    yield from lines_in(documents(path))
+
+
+def lines_in(objects: Iterable[dict[str, Any]]) -> Iterator[Line]:
     """`args` of our own image, compose's `command` of it, and shell texts in any `command`."""
-    for found in (one for document in documents(path) for one in dicts_in(document)):
-        is_ours = str(found.get("image", "")).startswith("baton:")
+    for found in (one for document in objects for one in dicts_in(document)):
+        is_ours = OURS.match(str(found.get("image", ""))) is not None
         words = found.get("args") or found.get("command") or []
         if "sh" in words[:1]:
             yield from shell_lines(words[2])

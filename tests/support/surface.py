@@ -22,6 +22,8 @@ from prometheus_client import CollectorRegistry, Metric
 
 from deploy.cli import make_parser
 from router.api.handlers import APIS
+from router.fleet.gateway_metrics import GatewayMetrics
+from router.fleet.registry import Registry
 from shared.config.flags import concerns_of, fields_of
 from shared.config.load import all_concerns
 from shared.config.options import option_of
@@ -30,6 +32,7 @@ from shared.observe.metric_names import NODE_HISTOGRAMS, QUEUE_PREFIX, QUEUE_STA
 from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics
 from shared.observe.node_metrics import NodeMetrics
 from shared.observe.tenant_metrics import TenantMetrics
+from tests.support.router_rig import hello
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "tests" / "unit" / "surface.txt"
@@ -112,11 +115,17 @@ def families() -> list[Metric]:
     queues = tuple(QUEUE_PREFIX + stage for stage in QUEUE_STAGES)
     counters, seen = NodeMetrics().counters(), dict.fromkeys((*NODE_HISTOGRAMS, *queues), (1.0,))
     ClusterMetrics(registry).update(NodeReport(ANY, ANY, 1, 1, {}, {}, 0, 1, counters, seen))
+    nodes = Registry(1.0)
+    nodes.hello(ANY, hello("decode", ANY), 0.0)
+    GatewayMetrics(registry, nodes, lambda: 0, list, lambda: 0.0)
     for metric in list(registry._collector_to_names):
         names = getattr(metric, "_labelnames", ())
         if names and not metric._metrics:  # type: ignore[attr-defined]  # only metrics have labels
             metric.labels(*[ANY] * len(names))  # type: ignore[attr-defined]
-    return list(registry.collect())
+    shown = list(registry.collect())
+    for sample in (one for family in shown if family.name.endswith("_info") for one in family.samples):
+        sample.labels.update(dict.fromkeys(sample.labels, ANY))  # the labels are the news
+    return shown
 
 
 def metrics() -> Iterator[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
 from shared.config.core_plan import CorePlan
 from shared.config.endpoints import check_endpoint, is_ipv6, is_loopback, tcp_endpoint
 from shared.config.flags import concerns_of, fields_of, sections_of
+from shared.config.http_settings import HttpConfig
 from shared.config.load import all_concerns
 from shared.config.local_settings import LocalConfig
 from shared.config.options import option_of, parse_bytes
@@ -93,9 +95,31 @@ def test_addresses_beyond_loopback_are_refused_with_the_reason(host):
     for process in (NodeProcessConfig, ClusterConfig):
         with pytest.raises(ConfigError, match="`baton keys"):
             replaced(process(), node={"bind_host": host})
-    for keys in ("", "/some/folder"):
-        with pytest.raises(ConfigError, match="HTTP API"):
-            RouterProcessConfig(router=RouterConfig(host=host), security=SecurityConfig(keys=keys))
+    tls, keys = {"tls_cert": "c", "tls_key": "k"}, {"api_key_file": "f"}
+    for security in (SecurityConfig(), SecurityConfig(keys="/some/folder")):
+        for router, http, why in (
+            ({}, {}, "--tls-cert and --tls-key, or --plain-http"),
+            (keys, {}, "--tls-cert and --tls-key, or --plain-http"),
+            ({}, tls, "give --api-key-file"),
+            ({}, {"plain_http": True}, "give --api-key-file"),
+            ({**keys, "admin_without_key": True}, tls, "leave out --admin-without-key"),
+        ):
+            parts = {"router": RouterConfig(host=host, **router), "http": HttpConfig(**http)}
+            with pytest.raises(ConfigError, match=f"--host is '{re.escape(host)}': .*{why}"):
+                RouterProcessConfig(**parts, security=security)
+            with pytest.raises(ConfigError, match=why):
+                ClusterConfig(**parts, nodes=NodeParts(security=security))
+    for http in (tls, {"plain_http": True}):
+        RouterProcessConfig(router=RouterConfig(host=host, **keys), http=HttpConfig(**http))
+
+
+@pytest.mark.parametrize("given", [{"tls_cert": "c"}, {"tls_key": "k"}])
+def test_a_certificate_and_its_key_belong_together(given):
+    with pytest.raises(ConfigError, match="give both or none"):
+        HttpConfig(**given)
+    with pytest.raises(ConfigError, match="--plain-http contradicts"):
+        HttpConfig(tls_cert="c", tls_key="k", plain_http=True)
+    assert not HttpConfig().has_tls and HttpConfig(tls_cert="c", tls_key="k").scheme == "https"
 
 
 @pytest.mark.parametrize("process", [NodeProcessConfig, ClusterConfig, RouterProcessConfig])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -169,6 +171,16 @@ def test_an_error_in_the_supervisor_leaves_no_child():
     with pytest.raises(RuntimeError, match="broken"):
         Run(child("node", STUBBORN + SLEEP), when_ready=broken)
     assert not psutil.pid_exists(pids[0])
+
+
+def test_lines_of_json_stay_json_and_others_become_it():
+    own = '{"time":"t","level":"info","part":"node","message":"up"}'
+    rank = own.replace("node", "node.1")
+    code = f"import sys; sys.stderr.write({own!r} + chr(10) + {rank!r} + chr(10) + 'a \"fault\"')"
+    run = Run(replace(child("node", code), log_form="json"), max_restarts=0, ready=lambda run: False)
+    *logged, other = run.lines
+    assert logged == [own, rank]
+    assert json.loads(other) | {"time": "t"} == json.loads(own) | {"message": 'a "fault"'}
 
 
 def test_last_words_are_passed_on_and_named():

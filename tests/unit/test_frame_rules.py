@@ -215,8 +215,9 @@ def settings_read() -> set[str]:
 
 
 def test_every_setting_does_something():
-    """A flag that nobody reads is a lie to whoever sets it. The core plan is read where it is applied, by config."""
-    read = settings_read() | {"threads", "cpus", "wait_policy"}
+    """A flag that nobody reads is a lie to whoever sets it. The core plan is read where it is applied, by config, and
+    --plain-http where config checks addresses."""
+    read = settings_read() | {"threads", "cpus", "wait_policy", "plain_http"}
     indirect = {"served_model_name": "public_names", "spec_width": "width", "lora": "adapters"}
     indirect |= {"chat_template_kwargs": "template_kwargs"}
     for settings in all_concerns().values():

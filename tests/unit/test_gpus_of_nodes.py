@@ -18,8 +18,9 @@ from deploy.cluster.child import Child, ChildSpec
 from deploy.cluster.gpus import GpusHere, deal_gpus, find_gpus, seen_gpus
 from deploy.cluster.restart_policy import RestartPolicy
 from shared.config.local_settings import LocalConfig
+from shared.config.log_settings import LogConfig
 from shared.config.processes import ClusterConfig, NodeParts
-from shared.config.settings import LogConfig, ModelConfig, SchedConfig
+from shared.config.settings import ModelConfig, SchedConfig
 from shared.core import short_process
 from shared.core.errors import ConfigError
 from shared.node.build_model import NO_GPU

@@ -57,17 +57,6 @@ def test_compose_takes_the_file() -> None:
     assert found.returncode == 0, found.stderr
 
 
-@needs("kubectl")
-def test_kustomize_puts_the_manifests_together(tmp_path: Path) -> None:
-    found = run("kubectl", "kustomize", str(LAUNCH / "kubernetes"))
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.count("\nkind: StatefulSet") == 2 and "registry.example.com/baton:0.1.0" in found.stdout
-    if shutil.which("kubernetes-validate") is not None:
-        (tmp_path / "all.yaml").write_text(found.stdout)
-        checked = run("kubernetes-validate", "--strict", str(tmp_path / "all.yaml"))
-        assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
 def test_bash_reads_the_batch_script() -> None:
     assert run("bash", "-n", str(SCRIPT)).returncode == 0
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import io
+import json
 import logging
 import warnings
 from datetime import UTC, datetime
@@ -13,8 +15,9 @@ import pytest
 
 from shared.core.keys import RequestKey
 from shared.observe.library_logs import capture_libraries
-from shared.observe.log import Logger
+from shared.observe.log import HEAD, Logger
 from shared.observe.log_once import LogOnce
+from tests.support import surface
 
 
 def noon() -> datetime:
@@ -33,6 +36,46 @@ def test_a_line_has_time_level_node_message_and_fields():
         "2026-01-31T12:00:00.123Z INFO    decode-0 peer lost node=prefill-0 silent_s=5.25 count=3 "
         'reason="no answer" empty="" none=None\n'
     )
+
+
+def test_a_json_line_has_the_same_as_an_object():
+    log, stream = make(form="json", color=True)
+    log.warning("peer lost", node="prefill-0", silent_s=5.25, count=3, is_here=False, reason='no "answer"', none=None)
+    assert stream.getvalue() == (
+        '{"time":"2026-01-31T12:00:00.123Z","level":"warning","part":"decode-0","message":"peer lost",'
+        '"node":"prefill-0","silent_s":5.25,"count":3,"is_here":false,"reason":"no \\"answer\\"","none":null}\n'
+    )
+
+
+def test_any_json_line_is_one_line_of_plain_json():
+    log, stream = make(form="json")
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError as error:
+        log.error("bad\nthing", error=error, inf=float("inf"), nan=float("nan"), text="\u2028\ud800\x85", ids=[1, 2])
+    (line,) = stream.getvalue().splitlines()
+    assert line.isascii()
+    found = json.loads(line, parse_constant=pytest.fail)
+    assert found["message"] == "bad\nthing" and found["error"].endswith("ValueError: first\nsecond")
+    assert (found["inf"], found["nan"], found["ids"]) == ("inf", "nan", "<list of 2>")
+
+
+def test_json_lines_show_no_more_than_text():
+    log, stream = make(form="json")
+    log.info("m", text="x" * 1000, key=RequestKey("r", 255, "id7", 1, 0), state=State.RUNNING, raw=b"secret")
+    found = json.loads(stream.getvalue())
+    assert found["text"].endswith("... (1000 characters)") and len(found["text"]) < 330
+    assert (found["key"], found["state"], found["raw"]) == ("r.ff/id7#1.0", "running", "<bytes of 6>")
+
+
+def test_no_field_of_a_line_hides_the_line_s_head():
+    named = {
+        keyword.arg
+        for node in surface.walk(surface.sources())
+        if isinstance(node, ast.Call) and surface.last_name(node.func) in surface.LEVELS
+        for keyword in node.keywords
+    }
+    assert named.isdisjoint(HEAD) and "node" in named
 
 
 def test_levels_below_the_threshold_are_not_written():

@@ -409,6 +409,7 @@ def test_names_of_new_nodes_fill_gaps():
         (config(router=RouterConfig(node_endpoint="tcp://127.0.0.1:0")), "only its port is used"),
         (config(node=NodeConfig(bind_port=5)), "set when nodes are placed"),
         (config(node=NodeConfig(node_id="x")), "set when nodes are placed"),
+        (config(node=NodeConfig(ready_port=5)), "ready_port can't be shared"),
     ],
 )
 def test_what_is_dealt_out_is_not_chosen(settings, message):

@@ -131,7 +131,7 @@ def test_a_file_that_changed_is_taken(tmp_path: Path) -> None:
     write_key(following.file, TWO.replace(hash_of("a2"), hash_of("a3")))
     following.look()
     assert following.finds("a1") and following.finds("a3") and not following.finds("a2")
-    assert following.told.getvalue().count("tenants were read again") == 1
+    assert following.told.getvalue().count("keys were read again") == 1
     following.look()
     assert following.told.getvalue().count("\n") == 1
 
@@ -147,7 +147,7 @@ def test_a_broken_file_keeps_the_old_one_and_says_so_once(breaks: str, tmp_path:
             following.file.chmod(0o644 if breaks == "mode" else 0o600)
         following.look()
         assert following.finds("a1") and following.finds("b") and not following.finds("c")
-    assert following.told.getvalue().count("tenants stay as they were") == 1
+    assert following.told.getvalue().count("keys stay as they were") == 1
     write_key(following.file, TWO.replace(hash_of("b"), hash_of("c")))
     following.file.chmod(0o600)
     following.look()
@@ -169,7 +169,7 @@ def test_a_file_that_is_away_twice_is_complained_of_twice(tmp_path: Path) -> Non
         following.look()
         write_key(following.file, TWO)
         following.look()
-    assert following.told.getvalue().count("tenants stay as they were") == 2
+    assert following.told.getvalue().count("keys stay as they were") == 2
 
 
 def test_the_file_is_followed_while_the_router_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,19 @@ def run(grid=(3, 2), counter=None, turns=None, number=5, free=7, delta=None):
 
 def misaligned(dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(bytearray(65), dtype=dtype, count=2, offset=1)
+
+
+def test_grids_of_two_threads_do_not_meet() -> None:
+    """As on two streams of a virtual GPU. The interpreter alone mixes them up, and leaves itself in the language."""
+    compilable, before = tl.store, sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            turns = [threads.submit(run) for _ in range(40)]
+            assert [turn.result() for turn in turns] == [list(range(6))] * 40
+    finally:
+        sys.setswitchinterval(before)
+    assert tl.store is compilable
 
 
 VALUES = [

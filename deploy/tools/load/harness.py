@@ -69,7 +69,7 @@ def run_compare(words: list[str]) -> int:
 
 def context_of(args: argparse.Namespace, urls: Sequence[Url], plan: LoadPlan, console: Console) -> RunContext:
     api_key = read_api_key(args.api_key_file)
-    server, *others = (Server(url, api_key) for url in urls)
+    server, *others = (Server(url, api_key, args.ca) for url in urls)
     target = look_at(server, args.model)
     admin_key = read_admin_key(args.admin_key_file) if plan.drill else ""
     builder = RequestBuilder(target, args.api, api_key, args.temperature, plan.extra)

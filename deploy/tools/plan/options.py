@@ -52,8 +52,9 @@ how it decides
 """
 NODE_FLAGS_HIDDEN = frozenset(
     {"role", "node_id", "router", "routers_file", "bind_host", "bind_port", "transport", "heartbeat_s", "silence_s"}
-    | {"lease_s", "lora_dir", "lora_slots"}
-    | {"drain_s", "max_message_bytes", "threads", "cpus", "borrow", "wait_policy", "keys", "log_level", "log_color"}
+    | {"ready_port", "lease_s", "lora_dir", "lora_slots"}
+    | {"drain_s", "max_message_bytes", "threads", "cpus", "borrow", "wait_policy", "keys", "log_level", "log_format"}
+    | {"log_color"}
     | {"chunk_size", "mixed_chunk_size", "itl_budget", "prefix_cache", "served_model_name", "tp", "dp"}
     | {"offload_bytes", "offload_disk_bytes", "offload_dir"}
     | {"device", "gpu_mem_fraction", "cuda_graphs", "deterministic", "attention"}  # nodes are measured on CPU cores
@@ -76,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     find.epilog = FIND_EPILOG
     add_url(find, "default: no cluster; with one: what to change there")
     find.add_argument("--api-key-file", type=Path, metavar="FILE", help="key of that cluster's router, if it needs one")
+    find.add_argument("--ca", type=Path, metavar="FILE", help="CA of the server's certificate, if not a public CA")
     add_find(find.add_argument_group("plan"))
     load_options.add_load(find.add_argument_group("load"))
     load_options.add_prompts(find.add_argument_group("prompts"))

@@ -119,7 +119,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
     url = url_of(args)
     profile = profiles.read(args.profile)
     plan = load_plan_of(args)
-    cluster = look_at_cluster(url, read_api_key(args.api_key_file)) if url is not None else None
+    cluster = look_at_cluster(url, read_api_key(args.api_key_file), args.ca) if url is not None else None
     tokens = SimTokens(load_text_model(local_path(profile.model, with_weights=False)))
     machines: int | None = args.machines
     with watching(console) as watch, no_collector():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -31,10 +32,10 @@ class ReadyNodes(msgspec.Struct, frozen=True):
     nodes: list[ReadyNode]
 
 
-def look_at_cluster(url: Url, api_key: str) -> RunningCluster:
+def look_at_cluster(url: Url, api_key: str, ca: Path | None = None) -> RunningCluster:
     """Raise ConfigError if no router answers."""
     try:
-        _, body = RouterHttp(url, api_key).ask("GET", "/ready")
+        _, body = RouterHttp(url, api_key, ca).ask("GET", "/ready")
     except UNREACHABLE as error:
         raise no_answer(url, error) from None
     try:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from deploy.router_http import UNREACHABLE, RouterHttp
@@ -22,8 +23,8 @@ MAX_SHOWN = 500
 class ProveClient:
     """`api_key`: "" if the cluster needs none."""
 
-    def __init__(self, url: Url, max_tokens: int, api_key: str = "") -> None:
-        self._http = RouterHttp(url, api_key, timeout_s=TIMEOUT_S)
+    def __init__(self, url: Url, max_tokens: int, api_key: str = "", ca: Path | None = None) -> None:
+        self._http = RouterHttp(url, api_key, ca, timeout_s=TIMEOUT_S)
         self._max_tokens = max_tokens
         self.cached_tokens = 0  # of all prompts so far
         try:

@@ -76,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--layers", action="store_true", help="name the layer at which the first answer differs")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the running routers' key")
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="CA of the server's certificate, if not a public CA")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     for cell in cells:
         print(f"{cell.name}: {cell.about} ...", flush=True)
         with address_of(cell, args, is_running=bool(urls)) as base:
-            client = ProveClient(parse_url(base), args.max_tokens, read_api_key(args.api_key_file))
+            client = ProveClient(parse_url(base), args.max_tokens, read_api_key(args.api_key_file), args.ca)
             passes = [client.one_by_one(CASES), client.one_by_one(CASES), client.together(CASES)]
             handed_over = client.handed_over()
         reference = reference or passes[0]

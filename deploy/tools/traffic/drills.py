@@ -51,7 +51,7 @@ def prepare(planned: Planned, server: Server, admin_key: str) -> Callable[[], No
             raise ConfigError(f"--drill kill: {server.url.host} is not this machine; drain and restart work anywhere")
         victim = find_process(planned.node, server.url.port)
         return lambda: kill(victim)
-    admin = AdminClient(server.url, admin_key)
+    admin = AdminClient(server.url, admin_key, server.ca)
     admin.status()
     then = "stop" if planned.kind == "drain" else "restart"
     return lambda: drain(admin, planned.node, then)

@@ -103,7 +103,7 @@ async def send_load(
     plan: LoadPlan, context: RunContext, goldens: Sequence[Golden], action: Callable[[], None] | None
 ) -> Sent:
     probes = [one.as_session(number) for number, one in enumerate(goldens)]
-    addresses = [resolve(server.url) for server in (context.server, *context.others)]
+    addresses = [resolve(server.url, server.ca) for server in (context.server, *context.others)]
     client = Client(addresses, plan.timeout_s, resumes=plan.resume)
     driver = plan.load.driver(probes, plan.truth.every)
     until_s = plan.load.duration_s + plan.drain_s

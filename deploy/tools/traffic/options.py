@@ -159,6 +159,7 @@ def add_server(group: Any) -> None:
     group.add_argument("--api", choices=("chat", "completions"), default="chat", help="(default: %(default)s)")
     group.add_argument("--model", default="", help="(default: the first model that the server names)")
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the server's key")
+    group.add_argument("--ca", type=Path, metavar="FILE", help="CA of the server's certificate, if not a public CA")
     group.add_argument("--admin-key-file", type=Path, metavar="FILE", help="admin key (default: the launcher's)")
     number(group, "--temperature", 0.0, "T", "above 0 tokens can't be compared")
     group.add_argument(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from deploy.router_http import UNREACHABLE, RouterHttp
+from deploy.router_http import UNREACHABLE, RouterHttp, make_tls
 from deploy.router_url import Url, no_answer
 from deploy.tools.traffic.connection import Address
 from shared.core.errors import ConfigError
@@ -20,9 +20,9 @@ OURS = "baton"  # `owned_by` of our router's models
 
 
 class Server:
-    def __init__(self, url: Url, api_key: str = "") -> None:
-        self.url, self.api_key = url, api_key
-        self._http = RouterHttp(url, api_key)
+    def __init__(self, url: Url, api_key: str = "", ca: Path | None = None) -> None:
+        self.url, self.api_key, self.ca = url, api_key, ca
+        self._http = RouterHttp(url, api_key, ca)
 
     def get(self, path: str) -> tuple[int, bytes]:
         return self._call("GET", path, None, TIMEOUT_S)
@@ -62,15 +62,16 @@ def look_at(server: Server, model: str) -> Target:
     return Target(server.url, chosen, OURS in named.values())
 
 
-def resolve(url: Url) -> Address:
-    """Return the host's first address that answers; its first if none does. Raise ConfigError for unknown hosts."""
+def resolve(url: Url, ca: Path | None = None) -> Address:
+    """Return the host's first address that answers; its first if none does. `ca`: the file of a CA unknown to the
+    system. Raise ConfigError for unknown hosts."""
     try:
         found = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"{url.host}: {error.strerror or error}") from None
     infos = [(family, sockaddr) for family, _, _, _, sockaddr in found]
     family, sockaddr = next((info for info in infos if answers(*info)), infos[0])
-    return Address(family, sockaddr, url.host, ssl.create_default_context() if url.scheme == "https" else None)
+    return Address(family, sockaddr, url.host, make_tls(ca) if url.scheme == "https" else None)
 
 
 def answers(family: socket.AddressFamily, sockaddr: tuple[Any, ...]) -> bool:

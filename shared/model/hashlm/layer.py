@@ -2,6 +2,10 @@
 
     slot of t = mix(given[t], position)      out[t] = sum over the slots that t reads of their value * weight(position)
 
+With the window STATE a layer is a recurrence instead. It has a state after each token, and reads the last one only:
+
+    slot of t = out[t] = mix(slot of t - 1 ^ given[t], position)
+
 Sums wrap at 64 bits, so order does not matter. A value has four lanes of 16 bits. A rank owns neighbouring
 lanes, and writes only these. In its sums, the other lanes are 0.
 """
@@ -19,6 +23,8 @@ from shared.kernel.noise_numba import exact
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 
+STATE = -1  # a window: the layer is a recurrence
+STATE_WINDOW = 2  # its pages are kept as those of a layer that reads its own token and the one before
 NUM_LANES = 4
 LANE_BITS = 16
 
@@ -99,6 +105,18 @@ def _sum_window(
 
 
 @exact
+def _state_row(given: Words, positions: Longs, pages: Ints, words: Words, out: Words) -> None:
+    """Write the state after each of a row's neighbouring tokens."""
+    page_size = words.shape[1]
+    for t in range(given.shape[0]):
+        before, state = int(positions[t]) - 1, _u64(0)
+        if before >= 0:
+            state = words[pages[before // page_size], before % page_size]
+        out[t] = mix(state ^ given[t], positions[t])
+        words[pages[positions[t] // page_size], positions[t] % page_size] = out[t]
+
+
+@exact
 def layer_row(
     given: Words,
     positions: Longs,
@@ -147,7 +165,10 @@ def _layer(
         begin, end = begins[row], ends[row]
         own, sums, pages = given[begin:end], out[begin:end], page_table[row]
         at, nodes, seen = positions[begin:end], slots[begin:end], visible[begin:end]
-        layer_row(own, at, nodes, seen, pages, words, lanes, first, window, sums)
+        if window == STATE:
+            _state_row(own, at, pages, words, sums)
+        else:
+            layer_row(own, at, nodes, seen, pages, words, lanes, first, window, sums)
 
 
 class LayerStep(NamedTuple):

@@ -22,7 +22,7 @@ from shared.kernel.noise_numba import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.adapter_bank import AdapterBank, ReadAdapter
-from shared.model.hashlm.layer import Words, arrays_of, layers_of, mix, run_layer, words_of
+from shared.model.hashlm.layer import STATE, STATE_WINDOW, Words, arrays_of, layers_of, mix, run_layer, words_of
 from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput, ModelSpec, path_digest
 
 VOCAB_SIZE = 96  # ids 0..94 are chr(32 + id); the last is EOS
@@ -63,7 +63,8 @@ def adapter_salt(digest: str) -> int:
 class HashLM:
     """A Model on the CPU, on the forward stream, without the GIL. With a window it can't verify draft trees.
 
-    `window`: how many tokens both layers read, the newest included; 0: all. `lower_window`: of the lower layer only.
+    `window`: how many tokens both layers read, the newest included; 0: all. `lower_window`: of the lower layer only,
+    which with STATE is a recurrence (docs/adr/0012-states.md).
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class HashLM:
         self._salts[slot] = 0
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        windows = tuple(dict.fromkeys(self.windows))
+        windows = tuple(dict.fromkeys(STATE_WINDOW if window == STATE else window for window in self.windows))
         return (PlaneSpec("kv", (2 // len(windows), page_size), torch.int64, slot_dim=-1, windows=windows),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
