@@ -18,19 +18,9 @@ import numpy as np
 
 from shared.kernel import amx
 from shared.kernel.amx_code import add_registers
-from shared.kernel.attend_numba import (
-    MOST_RUN_TOKENS,
-    MOST_SCRATCH,
-    SCALE_BYTES,
-    KvSide,
-    Run,
-    RunSizes,
-    fill,
-    locate_seen,
-    run_at,
-    slot_at,
-    store_run,
-)
+from shared.kernel.attend_numba import MOST_RUN_TOKENS, MOST_SCRATCH, RunSizes, fill
+from shared.kernel.attend_places import KvSide, Run, locate_seen, run_at, side_at, slot_at
+from shared.kernel.attend_weights import store_run
 from shared.kernel.attention_words import (
     KEY_SCALES,
     KEYS,
@@ -142,9 +132,8 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool,
             amx.begin_registers(room.registers, amx.ROWS)
         for index in range(share, step[NUM_RUNS] * num_kv_heads, words[NUM_SHARES]):
             run, head = run_at(step, 0, index // num_kv_heads, BLOCK), index % num_kv_heads
-            rows = head * step[PAGE_SIZE]
-            keys = KvSide(words[KEYS] + rows * head_dim, words[KEY_SCALES] + rows * SCALE_BYTES)
-            values = KvSide(words[VALUES] + rows * head_dim, words[VALUE_SCALES] + rows * SCALE_BYTES)
+            keys = side_at(words[KEYS], words[KEY_SCALES], head, head_dim, False, step)
+            values = side_at(words[VALUES], words[VALUE_SCALES], head, head_dim, False, step)
             queries = step[QUERIES] + (head * words[NUM_ROWS] + run.first) * group * query_size
             _score_run(key_kind, group, head_dim, query_size, has_amx, step, run, room, keys, values, queries)
             _soften_run(room, run, step[SCORE_BYTES], group, scale)
@@ -166,7 +155,7 @@ def _score_run(
     """Write scores, and copy values' scales."""
     stride, num_keys = step[SCORE_BYTES], run.num_keys + run.length - 1
     for start in range(0, num_keys, BLOCK):
-        lanes = _locate(room, keys, run, start, num_keys, step, head_dim)
+        lanes = _locate(room, keys, run, start, num_keys, step)
         _fetch(room, lanes, values.items - keys.items, head_dim)
         _copy_scales(room, lanes, room.tile + BLOCK * head_dim, start, values.scales - keys.scales)
         transpose_keys(head_dim, room.items, lanes // COLUMNS, room.tile)
@@ -187,7 +176,7 @@ def _sum_run(
     for tile in range(head_dim // BLOCK):
         fill(room.tile + tile * VALUE_TILE + BLOCK * BLOCK, BLOCK, _f32(1.0))
     for start in range(0, num_keys, BLOCK):
-        lanes = _locate(room, values, run, start, num_keys, step, head_dim)
+        lanes = _locate(room, values, run, start, num_keys, step)
         transpose_values(head_dim, room.items, lanes // 4, room.tile)
         for tile in range(head_dim // BLOCK):
             sums = room.sums + tile * BLOCK * 4
@@ -227,7 +216,7 @@ def _multiply(
 
 
 @inlined
-def _locate(room: ByteRoom, side: KvSide, run: Run, start: int, stop: int, step: Any, head_dim: int) -> int:
+def _locate(room: ByteRoom, side: KvSide, run: Run, start: int, stop: int, step: Any) -> int:
     """Store the addresses of keys [start, stop), at most BLOCK, and of their scales. Return the number of lanes.
 
     Lanes at `stop` and beyond, up to a multiple of COLUMNS, repeat the last address."""
@@ -236,15 +225,15 @@ def _locate(room: ByteRoom, side: KvSide, run: Run, start: int, stop: int, step:
     page, slot = start // page_size, start % page_size
     items, scales = longs_at(room.items), longs_at(room.scales)
     while lane < count:
-        at = slot_at(side, run.table, page, slot, step, head_dim)
+        at = slot_at(side, run.table, page, slot, step)
         together = min(count - lane, page_size - slot)
         for n in range(together):
-            items[lane + n], scales[lane + n] = at.items + n * head_dim, at.scales + n * SCALE_BYTES
+            items[lane + n], scales[lane + n] = at.items + n * at.slot_bytes, at.scales + n * at.scale_bytes
         page, slot, lane = page + 1, 0, lane + together
     for lane in range(count, lanes):
         items[lane], scales[lane] = items[count - 1], scales[count - 1]
     if run.seen != 0 and start + BLOCK > run.tree_start:
-        locate_seen(room.items, room.scales, side, run, start, step, head_dim, BLOCK)
+        locate_seen(room.items, room.scales, side, run, start, step, BLOCK)
     return lanes
 
 

@@ -6,18 +6,17 @@ import functools
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from shared.kernel import attend_bytes, attend_numba
-from shared.kernel.attention import HADAMARD, AttentionInputs, AttentionShape, RopeTables, page_hadamard
+from shared.kernel.attend_numba import AttendForm
+from shared.kernel.attention import HADAMARD, AttentionInputs, AttentionShape, RopeTables
+from shared.kernel.attention_step import AttentionStep, page_items
 from shared.kernel.attention_words import (
     COS,
     K_NORM,
     KEY_SCALES,
     KEYS,
-    NUM_RUNS,
-    NUM_STEP_WORDS,
     NUM_WORDS,
     OUT,
     PAGE_BYTES,
@@ -27,10 +26,7 @@ from shared.kernel.attention_words import (
     QKV,
     QUERIES,
     ROWS,
-    RUN_TOKENS,
-    RUNS,
     SCALE_PAGE_BYTES,
-    SCORE_BYTES,
     SCRATCH,
     SCRATCH_BYTES,
     SIN,
@@ -40,13 +36,10 @@ from shared.kernel.attention_words import (
     TABLE_STRIDE,
     VALUE_SCALES,
     VALUES,
-    VISIBLE,
-    WINDOW,
 )
-from shared.kernel.bounds import check_range
 from shared.kernel.byte_rows import BYTES_ONLY, round_block
 from shared.kernel.byte_tiles import ZERO
-from shared.kernel.items import ITEMS, Items
+from shared.kernel.items import Items
 from shared.kernel.jit import (
     NUM_ROWS,
     NUM_SHARES,
@@ -63,129 +56,16 @@ from shared.kernel.jit import (
     store,
 )
 from shared.kernel.program import Program
-from shared.kernel.scratch import Scratch
-from shared.kernel.shares import MOST_COST, shares_of
 from shared.kernel.simd import narrow_row, split_pairs
 from shared.kernel.sums import sum_of
 from shared.kernel.team import Team
 from shared.kernel.vectors import are_paired, block_lanes, number_bytes_of
 
 _f32 = np.float32
-SPARE_QUERIES = 16  # AMX reads whole registers
-FILLED = np.array(
-    (
-        ROWS, POSITIONS, SLOTS, TABLE, TABLE_STRIDE, VISIBLE, PAGE_BYTES, PAGE_SIZE, SCALE_PAGE_BYTES, QUERIES,
-        SCORE_BYTES, RUNS, NUM_RUNS, RUN_TOKENS, SCRATCH, SCRATCH_BYTES,
-    )
-)  # fmt: skip
 
 
 def supports(shape: AttentionShape) -> bool:
     return block_lanes(shape.head_dim) > 0
-
-
-class AttentionStep:
-    """Holds the addresses that a step's layers share, and buffers for the largest step so far."""
-
-    def __init__(
-        self, shape: AttentionShape, tables: RopeTables, num_threads: int, local_tables: RopeTables | None = None
-    ) -> None:
-        self._shape, self._num_threads = shape, num_threads
-        self.num_shares = num_threads  # shares of the attend task
-        self._tables = [table.contiguous() for pair in (tables, local_tables or tables) for table in pair]
-        self._shortest = min(table.shape[0] for table in self._tables)
-        self._windows = np.array(shape.windows, np.int64)
-        self.words = np.zeros((shape.num_groups, NUM_STEP_WORDS), np.int64)  # of each page group
-        self._queries, self._scratch = torch.empty(0), Scratch(num_threads)
-
-    def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
-        """Hold a step's inputs until the next step."""
-        shape, num_tokens = self._shape, inputs.positions.shape[0]
-        bounds = inputs.layout.cu_q_lens.numpy()
-        self._rows = np.repeat(np.arange(len(bounds) - 1), bounds[1:] - bounds[:-1])
-        self._positions, self._slots = inputs.positions.contiguous(), inputs.key_slots.contiguous()
-        self._visible = None if inputs.visible is None else inputs.visible.contiguous()
-        self._page_tables = [table.contiguous() for table in inputs.layout.page_tables]
-        self._kv, self._scales = kv, scales
-        self._check(inputs)
-        self._queries = _at_least(self._queries, (num_tokens * shape.num_heads + SPARE_QUERIES) * shape.head_dim)
-        task = attend_bytes if page_items(shape, kv.dtype) == Items.INTEGERS else attend_numba
-        group = shape.num_heads // shape.num_kv_heads
-        sizes = task.run_sizes(inputs.layout.max_seq_len, inputs.layout.max_q_len, group, shape.head_dim)
-        self._runs = self._find_runs(sizes.most_tokens)
-        self._scratch.reserve(sizes.scratch_bytes)
-        cost = num_tokens * inputs.layout.max_seq_len * shape.num_heads * shape.head_dim * 2
-        self.num_shares = shares_of(cost, MOST_COST, self._num_threads)
-        self.words[:, FILLED] = (
-            self._rows.ctypes.data,
-            self._positions.data_ptr(),
-            self._slots.data_ptr(),
-            0,
-            self._page_tables[0].shape[1],
-            0 if self._visible is None else self._visible.data_ptr(),
-            kv.stride(0) * kv.element_size(),
-            kv.shape[4],
-            0 if scales is None else scales.stride(0) * scales.element_size(),
-            self._queries.data_ptr(),
-            sizes.score_bytes,
-            self._runs.ctypes.data,
-            len(self._runs) - 1,
-            sizes.most_tokens,
-            *self._scratch.words,
-        )
-        self.words[:, TABLE] = [table.data_ptr() for table in self._page_tables]
-
-    def _find_runs(self, run_tokens: int) -> npt.NDArray[np.int64]:
-        """Return each run's first token, then the number of all tokens.
-
-        No run crosses a multiple of `run_tokens` slots, so its tokens' own keys lie in few blocks."""
-        rows = self._rows
-        if run_tokens == 1:
-            return np.arange(len(rows) + 1)
-        slots = self._slots.numpy()
-        begins = np.ones(len(rows) + 1, bool)
-        begins[1:-1] = (rows[1:] != rows[:-1]) | (slots[1:] != slots[:-1] + 1) | (slots[1:] % run_tokens == 0)
-        if self._visible is not None:
-            in_tree = self._visible.numpy() >= 0
-            begins[1:-1] |= in_tree[1:] | in_tree[:-1]
-        return np.flatnonzero(begins)
-
-    @property
-    def pool(self) -> tuple[int, int, int]:
-        """The pool's address and strides, on which `fill` depends.
-
-        They also determine the scales' addresses: a page holds its scales behind its numbers."""
-        return self._kv.data_ptr(), self._kv.stride(1), self._kv.stride(2)
-
-    def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
-        """Write a step's addresses and windows. `tasks` (n,): rows of `words`; `layers` (n,): these tasks' layers."""
-        group, slot = np.array([self._shape.place(layer) for layer in layers.tolist()], np.int64).T
-        layer_bytes, half_bytes = (self._kv.stride(dim) * self._kv.element_size() for dim in (1, 2))
-        keys = self._kv.data_ptr() + slot * layer_bytes
-        words[tasks, KEYS], words[tasks, VALUES] = keys, keys + half_bytes
-        if self._scales is not None:
-            layer_bytes, half_bytes = (self._scales.stride(dim) * self._scales.element_size() for dim in (1, 2))
-            scales = self._scales.data_ptr() + slot * layer_bytes
-            words[tasks, KEY_SCALES], words[tasks, VALUE_SCALES] = scales, scales + half_bytes
-        words[tasks, STEP] = self.words.ctypes.data + group * self.words.strides[0]
-        windows = self._windows[layers] if len(self._windows) else np.zeros(len(layers), np.int64)
-        cos, sin, local_cos, local_sin = (table.data_ptr() for table in self._tables)
-        words[tasks, WINDOW] = windows
-        words[tasks, COS] = np.where(windows > 0, local_cos, cos)
-        words[tasks, SIN] = np.where(windows > 0, local_sin, sin)
-
-    def _check(self, inputs: AttentionInputs) -> None:
-        """Raise TypeError or IndexError for wrong inputs: the kernels check no bounds."""
-        if ITEMS[self._kv.dtype].has_scales != (self._scales is not None):
-            raise TypeError(f"pages of {self._kv.dtype} with{'' if self._scales is not None else 'out'} scales")
-        limit = min(inputs.layout.max_seq_len, self._shortest, self._page_tables[0].shape[1] * self._kv.shape[4])
-        check_range("positions", self._positions, limit)
-        if inputs.slots is not None:
-            check_range("slots", self._slots, limit)
-        if self._visible is not None and bool((self._visible.clamp(min=0) >> (self._slots + 1).clamp(max=62)).any()):
-            raise IndexError("a draft tree begins before slot 0")
-        for table in self._page_tables:
-            check_range("pages", table, self._kv.shape[0])
 
 
 class NumbaAttention:
@@ -234,20 +114,9 @@ def make_tasks(shape: AttentionShape, dtype: torch.dtype, page_dtype: torch.dtyp
     write = make_write(*sizes, items, shape.eps)
     if items == Items.INTEGERS:
         return write, attend_bytes.make_attend(*sizes, shape.score_scale)
-    return write, attend_numba.make_attend(*sizes, items, shape.score_scale)
-
-
-def page_items(shape: AttentionShape, page_dtype: torch.dtype) -> Items:
-    """Choose how attention reads pages, which decides its bits. At a window's edge a pair would have one key."""
-    if page_hadamard(shape, page_dtype) > 1:
-        return Items.INTEGERS
-    items = ITEMS[page_dtype]
-    is_paired = items == Items.HALVES and shape.head_dim % 32 == 0 and not any(shape.windows)
-    return Items.PAIRS if is_paired else items
-
-
-def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
-    return buffer if len(buffer) >= size else torch.empty(size, dtype=torch.float32)
+    group = shape.num_heads // shape.num_kv_heads
+    form = AttendForm(group, shape.head_dim, shape.head_dim, dtype == torch.bfloat16, items)
+    return write, attend_numba.make_attend(form, shape.num_kv_heads, shape.score_scale)
 
 
 @functools.cache
@@ -264,7 +133,7 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
         block = step[PAGE_SIZE] * head_bytes  # bytes of one head's slots in a page
         first, end = rows_of(words, share)
         for token in range(first, end):
-            page, slot = _place(step, token)
+            page, slot = place_of(step, token)
             at = page * step[PAGE_BYTES] + slot * head_bytes
             cos, sin = _rope(words, step, token, head_dim)
             source = words[QKV] + token * (num_heads + 2 * num_kv_heads) * head_bytes
@@ -282,7 +151,7 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
                 _rotate(source, cos, sin, words[K_NORM], eps, target, head_dim, is_half, is_half)
                 source += head_bytes
             for head in range(num_kv_heads):
-                _copy(source, words[VALUES] + at + head * block, head_dim, is_half)
+                copy_row(source, words[VALUES] + at + head * block, head_dim, is_half)
                 source += head_bytes
 
     return compile_task(write)
@@ -301,7 +170,7 @@ def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half:
         key = step[SCRATCH] + worker * step[SCRATCH_BYTES]
         first, end = rows_of(words, share)
         for token in range(first, end):
-            page, slot = _place(step, token)
+            page, slot = place_of(step, token)
             at, scale_at = page * step[PAGE_BYTES], page * step[SCALE_PAGE_BYTES]
             cos, sin = _rope(words, step, token, head_dim)
             source = words[QKV] + token * (num_heads + 2 * num_kv_heads) * head_bytes
@@ -332,7 +201,7 @@ def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half:
 
 
 @inlined
-def _place(step: Any, token: int) -> tuple[int, int]:
+def place_of(step: Any, token: int) -> tuple[int, int]:
     place = longs_at(step[SLOTS])[token]
     table = step[TABLE] + longs_at(step[ROWS])[token] * step[TABLE_STRIDE] * 4
     return ints_at(table)[place // step[PAGE_SIZE]], place % step[PAGE_SIZE]
@@ -369,7 +238,7 @@ def _norm_scale(source: int, head_dim: int, eps: float, is_half: bool) -> np.flo
 
 
 @inlined
-def _copy(source: int, target: int, length: int, is_half: bool) -> None:
+def copy_row(source: int, target: int, length: int, is_half: bool) -> None:
     for d in range(length):
         if is_half:
             halves_at(target)[d] = halves_at(source)[d]

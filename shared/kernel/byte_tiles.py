@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from shared.kernel.attend_numba import SCALE_BYTES
+from shared.kernel.attend_places import SCALE_BYTES
 from shared.kernel.byte_rows import BYTES_ONLY, Rounding
 from shared.kernel.items import Items
 from shared.kernel.jit import (

@@ -34,6 +34,8 @@ R = TypeVar("R")
 FAST_MATH = {"reassoc", "contract", "nsz"}
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 EXP_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
+TANH_TERMS = (-1382 / 155925, 62 / 2835, -17 / 315, 2 / 15, -1 / 3)
+NEAR_ZERO = 0.3  # where the series ends
 WORDS = types.CPointer(types.int64)
 TASK = types.void(WORDS, types.int64, types.int64)
 NUM_ROWS, NUM_SHARES = 0, 1  # the first words of every task
@@ -246,6 +248,23 @@ def exp32(value: np.float32) -> np.float32:
     total = series * rest * rest + rest + _f32(1.0)
     raised: np.float32 = total * float_of(_u32(_u32(_i32(power) + _i32(127)) << _u32(23)))
     return raised
+
+
+@inlined
+def tanh32(value: np.float32) -> np.float32:
+    """Return tanh(value) within 4 units in the last place. Near 0 a series, because 1 - exp(-2 x) has few digits
+    there."""
+    size = abs(value)
+    small = exp32(_f32(-2.0) * size)
+    far = (_f32(1.0) - small) / (_f32(1.0) + small)
+    square = size * size
+    series = _f32(TANH_TERMS[0])
+    for k in range(1, 5):
+        series = series * square + _f32(TANH_TERMS[k])
+    near = series * square * size + size
+    result = near if size < _f32(NEAR_ZERO) else far
+    signed: np.float32 = -result if value < _f32(0.0) else result
+    return signed
 
 
 @inlined

@@ -21,6 +21,7 @@ from shared.kernel import attention_numba as attention
 from shared.kernel import attention_words, product
 from shared.kernel import blocks_numba as blocks
 from shared.kernel.attention import AttentionInputs
+from shared.kernel.attention_step import AttentionStep
 from shared.kernel.block_product import BlockTileLinear
 from shared.kernel.bounds import check_range
 from shared.kernel.jit import NUM_ROWS, NUM_SHARES
@@ -52,7 +53,7 @@ class CompiledHead:
     def __init__(self, config: LlamaConfig, weights: EagleWeights, team: Team) -> None:
         self._config, self._weights, self._team = config, weights, team
         self._head = as_task(weights.head)
-        self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size)
+        self._step = AttentionStep(attention_shape(config), weights.rope, team.size)
         self._scratch = Scratch(team.size)
         tasks = self._make_tasks()
         self._words = np.zeros((len(tasks), NUM_WORDS), np.int64)

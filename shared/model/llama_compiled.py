@@ -24,6 +24,7 @@ from shared.core.held_result import release
 from shared.kernel import attention_numba as attention
 from shared.kernel import attention_words, block_product, product
 from shared.kernel import blocks_numba as blocks
+from shared.kernel.attention_step import AttentionStep
 from shared.kernel.block_product import BlockTileLinear
 from shared.kernel.bounds import check_range
 from shared.kernel.jit import NUM_ROWS, NUM_SHARES
@@ -132,7 +133,7 @@ class CompiledLlama:
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._team = team
         self._scratch = Scratch(team.size)
-        self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size, weights.local_rope)
+        self._step = AttentionStep(attention_shape(config), weights.rope, team.size, weights.local_rope)
         self.embed = weights.embed
         self.capture_aux(())
 

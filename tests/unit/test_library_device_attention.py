@@ -3,128 +3,28 @@ attention that knows them, in steps of every kind."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from shared.kernel.attention import AttentionInputs
-from shared.kernel.step_layout import HostLengths, Layout
-from shared.kv.pool import KVPool
 from shared.model.library.attention import PagedAttention
 from shared.model.library.device_attention import DeviceAttention
-from shared.model.library.layer_places import LayerShape, places_of
 from shared.model.library.model import LibraryModel
-from tests.support.draft_trees import depths, draw_parents, visible_bits
 from tests.support.library_families import load, save
+from tests.support.library_steps import LAYERS, PLAIN, STEPS, attended
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
 kernel_attention = pytest.importorskip("shared.model.library.kernel_attention")
-
-PAGE, PAGES_OF_ROW, HEADS = 4, 30, 4
-SPARE = 23  # tokens by which the host's bound exceeds the longest row
-PLAIN = LayerShape(2, 16, 16, torch.float32)
-
-
-@dataclass(frozen=True)
-class DrawnStep:
-    """Rows of (tokens before, tokens); `trees`: each row's tokens are a draft tree; `running`: rows that decode."""
-
-    rows: tuple[tuple[int, int], ...]
-    trees: bool = False
-    running: int = 0
-
-
-STEPS = {
-    "decode": DrawnStep(((0, 1), (7, 1), (64, 1), (21, 1)), running=4),
-    "verify": DrawnStep(((5, 4), (40, 4), (0, 4)), running=3),
-    "trees": DrawnStep(((5, 7), (40, 7)), trees=True, running=2),
-    "chunks and decode": DrawnStep(((0, 19), (9, 3), (30, 1), (4, 1)), running=2),
-}
-LAYERS = {
-    "plain": PLAIN,
-    "window": replace(PLAIN, window=6),
-    "shared keys": replace(PLAIN, num_kv_heads=1, window=20),
-    "softcap": PLAIN,
-    "sinks, window": replace(PLAIN, window=9),
-    "sinks, softcap": replace(PLAIN, num_kv_heads=1),
-    "narrow values": replace(PLAIN, value_size=8),
-}
-
-
-def arguments_of(name: str) -> dict[str, Any]:
-    """What a layer of this name gives attention beside queries, keys and values."""
-    more: dict[str, Any] = {"scaling": 0.31}
-    if name.endswith("softcap"):
-        more["softcap"] = 1.5
-    if name.startswith("sinks"):
-        more["s_aux"] = torch.tensor([-2.0, 0.5, 3.0, 100.0])
-    return more
-
-
-def inputs_of(step: DrawnStep, rng: random.Random, *, exact: bool) -> AttentionInputs:
-    lens, befores = [num for _, num in step.rows], [before for before, _ in step.rows]
-    bounds = np.cumsum([0, *lens]).astype(np.int32)
-    table = 1 + torch.randperm(len(lens) * PAGES_OF_ROW, generator=torch.Generator().manual_seed(4)).int()
-    parents = [draw_parents(rng, num) if step.trees else list(range(num - 1)) for num in lens]
-    slots = torch.cat([before + torch.arange(num) for before, num in step.rows])
-    longest = max(map(sum, step.rows))
-    return AttentionInputs(
-        torch.cat([before + torch.tensor(depths(of)) for before, of in zip(befores, parents, strict=True)]),
-        Layout(
-            torch.from_numpy(bounds), (table.view(len(lens), PAGES_OF_ROW),), max(lens), longest + SPARE * (not exact),
-            host=HostLengths(bounds, np.asarray(befores) if exact else None, step.running),
-        ),
-        slots if step.trees else None,
-        torch.cat([visible_bits(of) for of in parents]) if step.trees else None,
-    )  # fmt: skip
-
-
-def attended(own: PagedAttention, name: str, step: DrawnStep, kv: str, *, exact: bool) -> torch.Tensor:
-    """Return the results of a pool in which nothing but what rows may read is a number."""
-    layer = LAYERS[name]
-    planes = places_of([layer]).specs(PAGE, kv)
-    pool = KVPool(planes, 1 + len(step.rows) * PAGES_OF_ROW, PAGE)
-    draw = torch.Generator().manual_seed(7)
-    for plane in planes:
-        numbers = pool.plane(plane.name)
-        numbers.fill_(float("nan") if numbers.dtype.is_floating_point else 0)
-    module = SimpleNamespace(layer_idx=0)
-    results = []
-    before = DrawnStep(tuple((0, start) for start, _ in step.rows if start))
-    written = replace_table(inputs_of(before, random.Random(1), exact=exact), step)
-    for inputs in (written, inputs_of(step, random.Random(1), exact=exact)):
-        own.begin(inputs, pool)
-        num = len(inputs.positions)
-        q, k, v = (
-            torch.randn(1, heads, num, size, generator=draw)
-            for heads, size in (
-                (HEADS, layer.key_size), (layer.num_kv_heads, layer.key_size), (layer.num_kv_heads, layer.value_size)
-            )
-        )  # fmt: skip
-        results.append(own(module, q, k, v, None, **arguments_of(name))[0])  # type: ignore[arg-type]
-    pool.close()
-    return results[-1][0]
-
-
-def replace_table(inputs: AttentionInputs, step: DrawnStep) -> AttentionInputs:
-    """Give the rows that have tokens before the step the pages that they have in it."""
-    (table,) = inputs_of(step, random.Random(1), exact=True).layout.page_tables
-    own = table[[number for number, (start, _) in enumerate(step.rows) if start]]
-    return replace(inputs, layout=replace(inputs.layout, page_tables=(own,)))
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_bounds_of_lengths_change_no_result(name: str, step: str) -> None:
     layers = [LAYERS[name]]
-    wanted = attended(PagedAttention(layers), name, STEPS[step], "auto", exact=True)
-    got = attended(DeviceAttention(layers, use_kernels=False), name, STEPS[step], "auto", exact=False)
+    wanted = attended(PagedAttention(layers), name, STEPS[step], "auto", exact=True).out
+    got = attended(DeviceAttention(layers, use_kernels=False), name, STEPS[step], "auto", exact=False).out
     torch.testing.assert_close(got, wanted, atol=2e-6, rtol=2e-6)
 
 
@@ -142,10 +42,10 @@ def test_our_kernels_read_the_library_s_pages(name: str, step: str, kv: str, mon
     layers = [LAYERS[name]]
     own = DeviceAttention(layers, kv, use_kernels=True)
     assert not own.gathers
-    wanted = attended(PagedAttention(layers, kv), name, STEPS[step], kv, exact=True)
+    wanted = attended(PagedAttention(layers, kv), name, STEPS[step], kv, exact=True).out
     for split_keys in (16, 256) if name.startswith("sinks") else (16,):  # of one split there is no merge
         monkeypatch.setattr(interpreter.kernels("paged_attention"), "SPLIT_KEYS", split_keys)
-        got = attended(own, name, STEPS[step], kv, exact=False)
+        got = attended(own, name, STEPS[step], kv, exact=False).out
         torch.testing.assert_close(got, wanted, atol=2e-5 if kv == "auto" else 2e-4, rtol=2e-5)
 
 

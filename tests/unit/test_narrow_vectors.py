@@ -16,8 +16,12 @@ from shared.kernel.product import BLOCKS, TileLinear, blocks_together, has_wide_
 from shared.kernel.rope import inverse_frequencies
 from shared.kernel.team import Team
 from shared.model.kernels import Formats
+from shared.model.library.attention import PagedAttention
+from shared.model.library.compiled_attention import CompiledAttention
+from shared.model.library.layer_places import LayerShape
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
+from tests.support import library_steps
 from tests.support.paged_attention import SHAPES as HEADS
 from tests.support.paged_attention import Paged, numba_backend
 from tests.support.processors import run_python
@@ -103,6 +107,22 @@ def test_pairs_of_attention_have_the_same_bits(processor: str, tmp_path: Path) -
     code = "from tests.unit.test_narrow_vectors import attended; print(attended())"
     there = run_python(processor, tmp_path, "-c", code)
     assert there.stdout.split() == attended().split(), there.stderr
+
+
+def softened() -> str:
+    """Return digests of attention with sinks and softcaps in layers of the library."""
+    layer, step = LayerShape(2, 16, 16, torch.float32, 9), library_steps.STEPS["chunks and decode"]
+    own = PagedAttention([layer], "auto", CompiledAttention(Team(1), has_window=True))
+    found = (library_steps.attended(own, name, step, "auto", exact=True) for name in ("softcap", "sinks"))
+    return " ".join(digest(one.out) for one in found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("processor", ["haswell", "skylake-avx512"])
+def test_sinks_and_softcaps_have_the_same_bits(processor: str, tmp_path: Path) -> None:
+    code = "from tests.unit.test_narrow_vectors import softened; print(softened())"
+    there = run_python(processor, tmp_path, "-c", code)
+    assert there.stdout.split() == softened().split(), there.stderr
 
 
 def frequencies() -> str:

@@ -197,6 +197,7 @@ def test_weights_that_do_not_fit_the_gpu_are_refused_unread() -> None:
 def test_nothing_but_bounds_of_lengths_is_asked_of_the_host() -> None:
     folder = folder_of("gemma2", True)
     assert why_on_cpu(str(folder), LoadOptions(library="transformers")) == ""
-    assert load_model(str(folder), LoadOptions("float32", library="transformers")).spec.needs_cpu_seq_lens
+    by_torch = LoadOptions("float32", library="transformers", kernels="torch")
+    assert load_model(str(folder), by_torch).spec.needs_cpu_seq_lens
     model = on_virtual_gpu(folder)
     assert not model.spec.needs_cpu_seq_lens and model.gathers and model.spec.stored.mapped_bytes == 0

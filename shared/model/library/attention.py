@@ -3,9 +3,10 @@
     plane:  [page][layer][slot][kv_heads * key_size, then kv_heads * value_size]
     scales (--kv-dtype int8 or fp8, where the plane holds bytes):  [page][layer][slot][kv_heads of keys, then of values]
 
-The library has already rotated queries and keys. This is plain torch. Prompt chunks attend one by one, and neighbouring
-rows with equally many tokens together. The host cuts rows to their lengths, so it needs exact ones; device_attention.py
-needs none. Bytes are widened after they have been gathered.
+The library has already rotated queries and keys. On a CPU with numba our kernels attend (compiled_attention.py), on a
+GPU device_attention.py. The rest is plain torch: everything without numba, and what CompiledAttention leaves to torch.
+Chunks attend one by one, and neighbouring rows with equally many tokens together. The host cuts rows to their exact
+lengths. Bytes are widened after they have been gathered.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -31,6 +32,9 @@ from shared.kernel.quantized import quantize
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks
 from shared.model.library.layer_places import LayerShape, ModelPlaces, places_of
+
+if TYPE_CHECKING:
+    from shared.model.library.compiled_attention import CompiledAttention
 
 MOST_KEYS = 1 << 17  # of rows that attend together: keys and values are gathered
 
@@ -145,27 +149,40 @@ def take_tokens(plane: torch.Tensor, keys: ReadKeys) -> torch.Tensor:
 class PagedAttention:
     """`begin` starts a step; then the library calls the object once per layer, in the layers' order."""
 
-    needs_cpu_seq_lens = True
     gathers = True  # keys of every row, as many as of the longest: as of AttentionBackend
     is_divided = False  # among ranks
 
-    def __init__(self, layers: Sequence[LayerShape], kv_dtype: str = "auto", places: ModelPlaces | None = None) -> None:
-        """`kv_dtype`: of ModelSpec. `places`: None means `places_of` the layers."""
-        self._has_bytes = kv_dtype != "auto"
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        kv_dtype: str = "auto",
+        places: ModelPlaces | None = None,
+        compiled: CompiledAttention | None = None,
+    ) -> None:
+        """`kv_dtype`: of ModelSpec. `places`: None means `places_of` the layers. `compiled`: attends, with torch's
+        help; None: torch does it alone."""
+        self._has_bytes, self._compiled = kv_dtype != "auto", compiled
         self.places = places or places_of(layers)
         self.layers = tuple(layers)
         self._own = self.layers  # with the heads that this rank has
         self._columns: tuple[tuple[slice, ...], ...] = ((slice(None),),) * len(self.layers)  # of their numbers
         self._marked_late = 0  # by how many layers
 
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        return self._compiled is None
+
     def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
         self._inputs, self._page_size, self._marks = inputs, kv.page_size, marks
         planes = range(len(self.places.planes))
         self._planes = [kv.plane(self.places.plane_name(plane)) for plane in planes]
         self._scales = [kv.plane(self.places.scales_name(plane)) for plane in planes] if self._has_bytes else None
-        self._rows = self._rows_of(inputs)
-        self._written = [self._find_places(group) for group in range(len(self.places.windows))]
         self._keys: dict[tuple[int, ...], ReadKeys] = {}
+        if self._compiled is not None:
+            self._compiled.begin(inputs)
+        if self._compiled is None or self._compiled.may_leave_step:
+            self._rows = self._rows_of(inputs)
+            self._written = [self._find_places(group) for group in range(len(self.places.windows))]
 
     def __call__(
         self,
@@ -190,11 +207,24 @@ class PagedAttention:
         scales = None if self._scales is None else self._scales[number][:, place.slot]
         planes = tuple(plane[:, :, part] for part in self._columns[index])
         pages = PagesOfLayer(self._own[index], place.group, planes, scales)
-        pages.write(*self._written[place.group], key[0].transpose(0, 1), value[0].transpose(0, 1))
-        if self._marks is not None and index >= self._marked_late:
-            self._marks.reached(self.places.layers[index - self._marked_late].num_whole)
         scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
-        return self._attend_all(pages, query[0].transpose(0, 1), scoring)[None], None
+        q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
+        return self._write_and_attend(index, pages, q, k, v, scoring)[None], None
+
+    def _write_and_attend(
+        self, index: int, pages: PagesOfLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
+        if self._compiled is not None and not self._compiled.leaves_layer(q.dtype, scoring):
+            out = self._compiled.attend(pages, q, k, v, scoring)
+            self._mark_written(index)
+            return out
+        pages.write(*self._written[pages.group], k, v)
+        self._mark_written(index)
+        return self._attend_all(pages, q, scoring)
+
+    def _mark_written(self, layer: int) -> None:
+        if self._marks is not None and layer >= self._marked_late:
+            self._marks.reached(self.places.layers[layer - self._marked_late].num_whole)
 
     def _rows_of(self, inputs: AttentionInputs) -> list[StepRows]:
         return rows_of(inputs)
@@ -272,7 +302,7 @@ class PagedAttention:
 
 
 def rows_of(inputs: AttentionInputs) -> list[StepRows]:
-    """Return the rows that have tokens. Needs exact lengths on the host."""
+    """Return the rows that have tokens."""
     return joined_rows(*host_lengths(inputs))
 
 
@@ -290,10 +320,9 @@ def joined_rows(bounds: Sequence[int], befores: Sequence[int]) -> list[StepRows]
 def host_lengths(inputs: AttentionInputs) -> tuple[list[int], list[int]]:
     """Return the bounds of the rows' tokens, and the rows' numbers of tokens before the step."""
     host = inputs.layout.host
-    if host is not None:
-        assert host.seq_lens is not None, "this attention needs exact lengths on the host"
+    if host is not None and host.seq_lens is not None:
         return host.cu_q_lens.tolist(), host.seq_lens.tolist()
-    # A rank of --dp: its arrays are in host memory, and a row's first token has the first slot behind the others.
+    # All arrays are in host memory, and a row's first token has the first slot behind the others.
     bounds = inputs.layout.cu_q_lens.tolist()
     slots = inputs.key_slots.tolist()
     return bounds, [slots[start] if stop > start else 0 for start, stop in itertools.pairwise(bounds)]

@@ -11,7 +11,6 @@ little; ranks always compute them, because all must compute the same.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -36,6 +35,7 @@ COMPARED = 16  # about how many tokens are compared in the longest row
 FEW = 2  # tokens of a short chunk
 MOST_NOISE = 4.0
 MOST_BY_CHUNKS = 4.0  # of the noise without them: a library whose cache is wrong must not loosen the bound
+ONE_ATTENTION = 8.0  # more noise than float32's own is taken for granted where the library has nothing to compare
 MOST_NOISE_OF_RANKS = 8.0  # their sums, one part from each rank, round in still another way
 
 
@@ -135,19 +135,24 @@ def own_logits(network: PreTrainedModel, rows: Sequence[torch.Tensor], wanted: t
     return torch.cat([one[wanted < len(row)] for one, row in zip(logits, rows, strict=True)])
 
 
-def use_other_attention(network: PreTrainedModel) -> None:
+def use_other_attention(network: PreTrainedModel) -> bool:
+    """Return whether the library has another attention than "eager" for the network."""
     network.set_attn_implementation("eager")
-    with contextlib.suppress(ValueError, ImportError):  # some families have no other
+    try:
         network.set_attn_implementation("sdpa")
+    except (ValueError, ImportError):
+        return False
+    return True
 
 
 def noise_of_wholes(
     network: PreTrainedModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor, right: torch.Tensor
 ) -> float:
     """Return how far the library's other attention is from `right`."""
-    use_other_attention(network)
-    found = difference(own_logits(network, rows, wanted), right, network.dtype)
-    return max(2 * torch.finfo(network.dtype).eps, found)
+    least = 2 * torch.finfo(network.dtype).eps
+    if not use_other_attention(network) and network.dtype == torch.float32:
+        least *= ONE_ATTENTION
+    return max(least, difference(own_logits(network, rows, wanted), right, network.dtype))
 
 
 def chunked_logits(network: PreTrainedModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:

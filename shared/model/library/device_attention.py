@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 class DeviceAttention(PagedAttention):
     """The lengths of its StepRows are bounds."""
 
-    needs_cpu_seq_lens = False
-
     def __init__(
         self,
         layers: Sequence[LayerShape],
@@ -52,6 +50,10 @@ class DeviceAttention(PagedAttention):
             self._by_kernels = frozenset(filter(kernels_know, layers))
         self.gathers = not self._by_kernels.issuperset(layers)
         self._kernel_steps: list[KernelStep] = []  # one per page group
+
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        return False
 
     def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
         if self._by_kernels:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -21,7 +21,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from shared.config.frozen import LIBRARY, LIBRARY_RANKS
 from shared.core.errors import BatonError, ConfigError
 from shared.device.group import RankGroup
-from shared.kernel.libraries import has_triton
+from shared.kernel.libraries import has_numba, has_triton
 from shared.model.hf_config import eos_ids_of, folder_name
 from shared.model.interface import ModelSpec, StoredWeights
 from shared.model.library.attention import PagedAttention
@@ -39,6 +39,9 @@ from shared.model.library.survey import LayerSurvey
 from shared.model.opened import DTYPES, LoadOptions, settled
 from shared.model.quantized_folder import QuantizedFiles, open_tensors
 from shared.model.tensor_files import TensorFiles
+
+if TYPE_CHECKING:
+    from shared.model.library.compiled_attention import CompiledAttention
 
 SURVEYED = 8  # tokens of the survey
 MOST_POSITIONS = 1 << 26
@@ -71,7 +74,7 @@ def load_library_model(
         parts = None if group is None or division is None else NetworkParts(network, division, group)
         survey = survey_of(network, folder, config, limit)
         stored = StoredWeights(files.described(), files.num_bytes, num_bytes, mapped)
-        make_attention = attention_maker(survey, parts, options.kernels, device)
+        make_attention = attention_maker(survey, parts, options, device)
         attention = make_attention("auto")
         spec = replace(
             spec_of(folder, config, files, dtype, context, stored),
@@ -236,28 +239,48 @@ def tensors_of(files: TensorFiles, names: frozenset[str], dtype: torch.dtype, ow
 
 
 def attention_maker(
-    survey: LayerSurvey, parts: NetworkParts | None, kernels: str, device: str
+    survey: LayerSurvey, parts: NetworkParts | None, options: LoadOptions, device: str
 ) -> Callable[[str], PagedAttention]:
-    """Return what makes the attention for a `kv_dtype` of ModelSpec. `kernels`: of LoadOptions."""
+    """Return what makes the attention for a `kv_dtype` of ModelSpec."""
+    kernels = options.kernels
     if parts is not None:
-        return lambda _: rank_attention(survey, parts)
-    return functools.partial(whole_attention, survey.layers, kernels, device)
+        return lambda _: rank_attention(survey, parts, compiled_attention(survey.layers, options))
+    is_compiled = device == "cpu" and kernels != "triton"
+    compiled = compiled_attention(survey.layers, options) if is_compiled else None
+    return functools.partial(whole_attention, survey.layers, kernels, device, compiled=compiled)
 
 
 def whole_attention(
-    layers: Sequence[LayerShape], kernels: str, device: str, kv_dtype: str = "auto", places: ModelPlaces | None = None
+    layers: Sequence[LayerShape],
+    kernels: str,
+    device: str,
+    kv_dtype: str = "auto",
+    places: ModelPlaces | None = None,
+    compiled: CompiledAttention | None = None,
 ) -> PagedAttention:
-    """Make the attention of layers that are not divided. `kv_dtype`, `places`: of PagedAttention."""
+    """Make the attention of layers that are not divided. The last three: of PagedAttention."""
     if device == "cpu" and kernels != "triton":
-        return PagedAttention(layers, kv_dtype, places)
+        return PagedAttention(layers, kv_dtype, places, compiled)
     use_kernels = kernels == "triton" or (kernels != "torch" and device.startswith("cuda") and has_triton())
     return DeviceAttention(layers, kv_dtype, places, use_kernels=use_kernels)
 
 
-def rank_attention(survey: LayerSurvey, parts: NetworkParts) -> RankAttention:
+def compiled_attention(layers: Sequence[LayerShape], options: LoadOptions) -> CompiledAttention | None:
+    """Return None if torch must attend."""
+    if options.kernels == "torch" or not has_numba():
+        return None
+    from shared.model.library.compiled_attention import CompiledAttention, kernels_know  # needs numba
+
+    if kernels_know(layers):
+        return CompiledAttention(options.own_team(), any(layer.window for layer in layers))
+    logger.info("attention runs on plain torch: no kernel for %s", layers[0])
+    return None
+
+
+def rank_attention(survey: LayerSurvey, parts: NetworkParts, compiled: CompiledAttention | None) -> RankAttention:
     found = zip(survey.layers, survey.modules, strict=True)
     layers, shares = zip(*(share_of(layer, parts.divides_heads(own), parts.group) for layer, own in found), strict=True)
-    return RankAttention(layers, shares, parts.group)
+    return RankAttention(layers, shares, parts.group, compiled)
 
 
 def survey_of(network: PreTrainedModel, folder: Path, config: PreTrainedConfig, limit: int) -> LayerSurvey:

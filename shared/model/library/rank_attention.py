@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from shared.device.group import RankGroup
 from shared.model.library.attention import PagedAttention
 from shared.model.library.layer_places import LayerShape
+
+if TYPE_CHECKING:
+    from shared.model.library.compiled_attention import CompiledAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,14 @@ class RankAttention(PagedAttention):
 
     is_divided = True
 
-    def __init__(self, layers: Sequence[LayerShape], shares: Sequence[HeadShare], group: RankGroup) -> None:
-        super().__init__(layers)
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        shares: Sequence[HeadShare],
+        group: RankGroup,
+        compiled: CompiledAttention | None = None,
+    ) -> None:
+        super().__init__(layers, compiled=compiled)
         self._shares, self._group = tuple(shares), group
         self._own = tuple(replace(layer, num_kv_heads=share.num) for layer, share in zip(layers, shares, strict=True))
         self._columns = tuple(columns_of(layer, share) for layer, share in zip(layers, shares, strict=True))
