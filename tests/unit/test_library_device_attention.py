@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from shared.kernel.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
 from shared.model.library.attention import PagedAttention
 from shared.model.library.device_attention import DeviceAttention
-from shared.model.library.layer_places import LayerShape, places_of
+from shared.model.library.layer_places import LatentHeads, LayerShape, places_of
 from shared.model.library.model import LibraryModel
 from tests.support.draft_trees import depths, draw_parents, visible_bits
 from tests.support.library_families import load, save
@@ -54,7 +53,20 @@ LAYERS = {
     "sinks, window": replace(PLAIN, window=9),
     "sinks, softcap": replace(PLAIN, num_kv_heads=1),
     "narrow values": replace(PLAIN, value_size=8),
+    "latents": LayerShape(1, 24, 8, torch.float32, latent=LatentHeads(HEADS, 12, 10)),
 }
+
+
+class LayerAttention(torch.nn.Module):
+    """What attention reads of a layer's module."""
+
+    def __init__(self, layer: LayerShape) -> None:
+        super().__init__()
+        self.layer_idx = 0
+        if layer.latent is not None:
+            made = layer.latent.num * (layer.latent.key_size + layer.latent.value_size)
+            torch.manual_seed(5)
+            self.kv_b_proj = torch.nn.Linear(layer.key_size, made, bias=False)
 
 
 def arguments_of(name: str) -> dict[str, Any]:
@@ -94,7 +106,8 @@ def attended(own: PagedAttention, name: str, step: DrawnStep, kv: str, *, exact:
     for plane in planes:
         numbers = pool.plane(plane.name)
         numbers.fill_(float("nan") if numbers.dtype.is_floating_point else 0)
-    module = SimpleNamespace(layer_idx=0)
+    module = LayerAttention(layer)
+    query_size = layer.key_size if layer.latent is None else layer.latent.key_size + layer.value_size
     results = []
     before = DrawnStep(tuple((0, start) for start, _ in step.rows if start))
     written = replace_table(inputs_of(before, random.Random(1), exact=exact), step)
@@ -104,10 +117,10 @@ def attended(own: PagedAttention, name: str, step: DrawnStep, kv: str, *, exact:
         q, k, v = (
             torch.randn(1, heads, num, size, generator=draw)
             for heads, size in (
-                (HEADS, layer.key_size), (layer.num_kv_heads, layer.key_size), (layer.num_kv_heads, layer.value_size)
+                (HEADS, query_size), (layer.num_kv_heads, layer.key_size), (layer.num_kv_heads, layer.value_size)
             )
         )  # fmt: skip
-        results.append(own(module, q, k, v, None, **arguments_of(name))[0])  # type: ignore[arg-type]
+        results.append(own(module, q, k, v, None, **arguments_of(name))[0].detach())
     pool.close()
     return results[-1][0]
 
@@ -151,8 +164,9 @@ def test_our_kernels_read_the_library_s_pages(name: str, step: str, kv: str, mon
 
 def test_what_kernels_lack_is_left_to_torch() -> None:
     known = {name for name, layer in LAYERS.items() if kernel_attention.kernels_know(layer)}
-    assert known == LAYERS.keys() - {"narrow values"}
+    assert known == LAYERS.keys() - {"narrow values", "latents"}
     assert not kernel_attention.kernels_know(replace(PLAIN, key_size=512, value_size=512))
+    assert not kernel_attention.kernels_know(replace(LAYERS["latents"], value_size=24))
     assert DeviceAttention([PLAIN, LAYERS["narrow values"]], use_kernels=True).gathers
     assert DeviceAttention([PLAIN], use_kernels=False).gathers
 

@@ -17,22 +17,46 @@ from shared.kv.layout import PlaneSpec
 
 
 @dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """The heads whose keys and values are made of a layer's latents. A key's rotated part isn't: it is kept."""
+
+    num: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What a layer keeps per token, and how many tokens it reads (0: all), its own included."""
+    """What a layer keeps per token, and how many tokens it reads (0: all), its own included.
+
+    With `latent`, it keeps a latent in the place of one head's key, and the rotated part in the place of its value."""
 
     num_kv_heads: int
     key_size: int
     value_size: int
     dtype: torch.dtype
     window: int = 0
+    latent: LatentHeads | None = None
 
     def __str__(self) -> str:
         window = f", and a window of {self.window}" if self.window else ""
+        if self.latent is not None:
+            return f"latents of {self.key_size} and {self.value_size} for {self.latent.num} heads{window}"
         return f"{self.num_kv_heads} heads of keys of {self.key_size} and values of {self.value_size}{window}"
 
     @property
-    def sizes(self) -> tuple[int, int, int, torch.dtype]:
-        return self.num_kv_heads, self.key_size, self.value_size, self.dtype
+    def sizes(self) -> tuple[int, int, int, torch.dtype, bool]:
+        return self.num_kv_heads, self.key_size, self.value_size, self.dtype, self.latent is not None
+
+    @property
+    def num_parts(self) -> int:
+        """Return the number of equal parts in which the layer's work falls: KV heads, or heads that share a latent."""
+        return self.num_kv_heads if self.latent is None else self.latent.num
+
+    @property
+    def output_size(self) -> int:
+        """Return how many numbers a head's output has."""
+        return self.value_size if self.latent is None else self.latent.value_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +72,18 @@ class ModelPlaces:
         for number, (layer, num_slots) in enumerate(self.planes):
             shape = (num_slots, page_size, layer.num_kv_heads * (layer.key_size + layer.value_size))
             dtype = DTYPES.get(kv_dtype, layer.dtype)
-            planes.append(PlaneSpec(plane_name(number), shape, dtype, windows=self.windows))
+            planes.append(PlaneSpec(self.name(number), shape, dtype, windows=self.windows))
             if kv_dtype != "auto":
                 scales = (*shape[:2], 2 * layer.num_kv_heads)
-                planes.append(PlaneSpec(scales_name(number), scales, torch.float32, windows=self.windows))
+                planes.append(PlaneSpec(self.scales_name(number), scales, torch.float32, windows=self.windows))
         return tuple(planes)
 
+    def name(self, plane: int) -> str:
+        """Return what a fingerprint calls a plane."""
+        return f"kv{plane}" if self.planes[plane][0].latent is None else f"latents{plane}"
 
-def plane_name(plane: int) -> str:
-    return f"kv{plane}"
-
-
-def scales_name(plane: int) -> str:
-    return f"kv{plane}_scale"
+    def scales_name(self, plane: int) -> str:
+        return f"{self.name(plane)}_scale"
 
 
 def places_of(layers: Sequence[LayerShape]) -> ModelPlaces:

@@ -34,6 +34,7 @@ from shared.model.library.attention import PagedAttention
 from shared.model.library.check import bytes_difference, check_logits
 from shared.model.library.device_attention import DeviceAttention
 from shared.model.library.kinds import LIBRARY_VERSION, check_kind
+from shared.model.library.latents import keep_latents
 from shared.model.library.layer_places import LayerShape
 from shared.model.library.mapped_tensors import as_read, mapped_bytes, mapped_tensors
 from shared.model.library.model import LibraryModel, run, use_attention
@@ -233,6 +234,7 @@ def read_network(
     if missing:  # the library would make them up
         raise ConfigError(f"{files.path} lacks tensors: {', '.join(sorted(missing)[:4])}")
     network.eval()
+    keep_latents(network)
     return network
 
 
