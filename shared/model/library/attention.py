@@ -227,7 +227,7 @@ class PagedAttention:
         """Return those of the heads whose queries come."""
         heads = self.layers[index].latent
         assert heads is not None
-        return LatentWeights.of(module, heads)
+        return LatentWeights.of_layer(module, heads)
 
     def _attend_latents(
         self, pages: PagesOfLayer, weights: LatentWeights, queries: torch.Tensor, scoring: Scoring

@@ -72,7 +72,7 @@ class LatentWeights:
     key_size: int
 
     @classmethod
-    def of(cls, attention: nn.Module, heads: LatentHeads) -> LatentWeights:
+    def of_layer(cls, attention: nn.Module, heads: LatentHeads) -> LatentWeights:
         return cls(weight_of(attention).unflatten(0, (-1, heads.key_size + heads.value_size)), heads.key_size)
 
     def of_heads(self, first: int, num: int) -> LatentWeights:
