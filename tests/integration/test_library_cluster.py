@@ -44,6 +44,7 @@ ALL_WAYS = WAYS | draw(SEED)
 
 @dataclass
 class Served:
+    family: str
     cluster: Cluster
     said: list[Said]
 
@@ -55,7 +56,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write_tokenizer(folder)
     flags = ("--model", str(folder), "--dtype", "float32", "--page-size", "8", "--chunk-size", "16")
     with baton_up(tmp_path_factory.mktemp("up") / "up.log", *flags, *ALL_WAYS[request.param]) as cluster:
-        yield Served(cluster, [generate(network, prompt, NUM_TOKENS) for prompt in PROMPTS])
+        yield Served(request.param, cluster, [generate(network, prompt, NUM_TOKENS) for prompt in PROMPTS])
 
 
 def ask(cluster: Cluster, prompt: object, **fields: Any) -> dict[str, Any]:
@@ -65,6 +66,10 @@ def ask(cluster: Cluster, prompt: object, **fields: Any) -> dict[str, Any]:
     return answer.json()
 
 
+def num_moved_bytes(cluster: Cluster) -> float:
+    return sum(value for (name, _), value in cluster.metrics().items() if name == "baton_handoff_bytes_total")
+
+
 def test_greedy_answers_are_the_library_s(served: Served) -> None:
     """All at once; then again, with prompts that are cached."""
     for _ in range(2):
@@ -72,8 +77,17 @@ def test_greedy_answers_are_the_library_s(served: Served) -> None:
         for choice, said in zip(answer["choices"], served.said, strict=True):
             said.tie(choice["token_ids"])
     served.cluster.eventually(served.cluster.at_rest, "all pages and rows are back")
-    moved = [value for (name, _), value in served.cluster.metrics().items() if name == "baton_handoff_bytes_total"]
-    assert sum(moved) > 0
+    assert num_moved_bytes(served.cluster) > 0
+
+
+def test_latents_are_what_travels(served: Served) -> None:
+    """Of 40 new tokens: 32 + 16 numbers in each of four layers, not 4 heads of 32 + 24."""
+    if served.family != "deepseek_v3":
+        pytest.skip("its layers keep keys and values")
+    before, need = num_moved_bytes(served.cluster), 40 * 4 * (32 + 16) * 4
+    ask(served.cluster, list(range(100, 140)), temperature=0)
+    served.cluster.eventually(lambda: num_moved_bytes(served.cluster) >= before + need, "all parts are counted")
+    assert num_moved_bytes(served.cluster) == before + need
 
 
 def test_an_answer_goes_on_where_its_node_died(tmp_path: Path) -> None:

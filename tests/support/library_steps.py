@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from shared.kernel.quantized import DTYPES, dequantize, quantize
 from shared.kernel.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
 from shared.model.library.attention import PagedAttention
-from shared.model.library.layer_places import LayerShape, places_of
+from shared.model.library.layer_places import LatentHeads, LayerShape, places_of
 from tests.support.draft_trees import depths, draw_parents, visible_bits
 
 PAGE, PAGES_OF_ROW, HEADS = 4, 30, 4
@@ -46,7 +45,20 @@ LAYERS = {
     "sinks, window": replace(PLAIN, window=9),
     "sinks, softcap": replace(PLAIN, num_kv_heads=1),
     "narrow values": replace(PLAIN, value_size=8),
+    "latents": LayerShape(1, 24, 8, torch.float32, latent=LatentHeads(HEADS, 12, 10)),
 }
+
+
+class LayerAttention(torch.nn.Module):
+    """What attention reads of a layer's module."""
+
+    def __init__(self, layer: LayerShape) -> None:
+        super().__init__()
+        self.layer_idx = 0
+        if layer.latent is not None:
+            made = layer.latent.num * (layer.latent.key_size + layer.latent.value_size)
+            torch.manual_seed(5)
+            self.kv_b_proj = torch.nn.Linear(layer.key_size, made, bias=False)
 
 
 @dataclass(frozen=True)
@@ -109,7 +121,8 @@ def empty_pool(layer: LayerShape, num_rows: int, kv: str) -> KVPool:
 
 
 def drawn_qkv(layer: LayerShape, num_tokens: int, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
-    heads = ((HEADS, layer.key_size), (layer.num_kv_heads, layer.key_size), (layer.num_kv_heads, layer.value_size))
+    query_size = layer.key_size if layer.latent is None else layer.latent.key_size + layer.value_size
+    heads = ((HEADS, query_size), (layer.num_kv_heads, layer.key_size), (layer.num_kv_heads, layer.value_size))
     return tuple(
         torch.randn(num, num_tokens, size, generator=draw).to(layer.dtype).transpose(0, 1) for num, size in heads
     )
@@ -120,9 +133,8 @@ def attended_once(
 ) -> torch.Tensor:
     """Return (T, heads, value_size)."""
     own.begin(inputs, pool)
-    module: Any = SimpleNamespace(layer_idx=0)
     q, k, v = (one.transpose(0, 1)[None] for one in qkv)
-    return own(module, q, k, v, None, **arguments_of(name))[0][0]
+    return own(LayerAttention(own.layers[0]), q, k, v, None, **arguments_of(name))[0][0].detach()
 
 
 def replace_table(inputs: AttentionInputs, step: DrawnStep) -> AttentionInputs:

@@ -38,7 +38,7 @@ CASES = [(name, "auto") for name in SHAPES] + [("sinks", "int8"), ("softcap", "f
 
 
 def ours(layer: LayerShape, kv: str = "auto", threads: int = 1) -> PagedAttention:
-    return PagedAttention([layer], kv, CompiledAttention(Team(threads), bool(layer.window)))
+    return PagedAttention([layer], kv, compiled=CompiledAttention(Team(threads), bool(layer.window)))
 
 
 @pytest.mark.parametrize(("name", "kv"), CASES)
@@ -92,7 +92,7 @@ def every_tanh(numbers):  # type: ignore[no-untyped-def]  # numba's
 
 def test_what_kernels_lack_is_left_to_torch() -> None:
     assert kernels_know([LAYERS["plain"], LAYERS["window"], SHAPES["softcap, sinks, wide keys"]])
-    for lacking in (replace(PLAIN, key_size=18, value_size=18), LAYERS["narrow values"]):
+    for lacking in (replace(PLAIN, key_size=18, value_size=18), LAYERS["narrow values"], LAYERS["latents"]):
         assert not kernels_know([PLAIN, lacking])
     assert PagedAttention([PLAIN]).needs_cpu_seq_lens and not ours(PLAIN).needs_cpu_seq_lens
 

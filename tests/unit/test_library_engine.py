@@ -18,6 +18,7 @@ from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.kernel.quantized import DTYPES, dequantize, quantize
 from shared.model.kernels import Formats
+from shared.model.library.latents import has_latents
 from shared.model.library.model import LibraryModel, use_attention
 from shared.model.load import load_eagle_head
 from shared.speculation.eagle import EagleWorkerV2
@@ -128,7 +129,15 @@ def test_heads_that_do_not_fit_are_refused(headed: Any, small: Family, tmp_path:
 
 
 def rounding(network: transformers.PreTrainedModel, dtype: torch.dtype) -> transformers.PreTrainedModel:
-    """Make the library's own eager attention read keys and values that were rounded to bytes: the definition."""
+    """Make the library's own eager attention read keys and values that were rounded to bytes: the definition.
+
+    Keys and values that are made of latents are made of rounded ones."""
+    latent = [module for module in network.modules() if has_latents(module)]
+    if latent:
+        for module in latent:
+            expand = module.expand_kv
+            module.expand_kv = lambda *pair, expand=expand: expand(*(dequantize(*quantize(x, dtype)) for x in pair))
+        return network
     eager = sys.modules[type(network).__module__].eager_attention_forward
 
     def attend(

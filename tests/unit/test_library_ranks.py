@@ -46,7 +46,7 @@ from tests.support.patience import HANG_GUARD_S
 from tests.support.tiny_quantized import write_quantised
 from tests.support.tp_rig import Load, followers, pair_streams, streams_of
 
-PROBED = ("deepseek_v3", "gemma3_text", "glm4_moe", "gpt_oss", "llama", "qwen3", "qwen3_moe")
+PROBED = ("deepseek_v2", "deepseek_v3", "gemma3_text", "glm4_moe", "gpt_oss", "llama", "qwen3", "qwen3_moe")
 NO_PLAN = ("bitnet", "gpt2", "gpt_bigcode", "opt", "persimmon", "stablelm")
 KNOBS = CoreKnobs(chunk_size=16, page_size=8, num_pages=60)
 

@@ -112,7 +112,7 @@ def test_pairs_of_attention_have_the_same_bits(processor: str, tmp_path: Path) -
 def softened() -> str:
     """Return digests of attention with sinks and softcaps in layers of the library."""
     layer, step = LayerShape(2, 16, 16, torch.float32, 9), library_steps.STEPS["chunks and decode"]
-    own = PagedAttention([layer], "auto", CompiledAttention(Team(1), has_window=True))
+    own = PagedAttention([layer], "auto", compiled=CompiledAttention(Team(1), has_window=True))
     found = (library_steps.attended(own, name, step, "auto", exact=True) for name in ("softcap", "sinks"))
     return " ".join(digest(one.out) for one in found)
 

@@ -14,6 +14,7 @@ from shared.core.errors import ConfigError
 from shared.device.gpu import MemoryInfo
 from shared.engine.graphs import GraphRunner
 from shared.kernel import experts
+from shared.model.library.layer_places import LayerShape
 from shared.model.load import load_model, why_on_cpu
 from shared.model.opened import LoadOptions
 from shared.node.graph_spec import why_not_captured
@@ -176,8 +177,8 @@ def test_the_check_runs_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     find = DeviceAttention._find_keys
 
-    def wider(own: Any, rows: Any, window: int, *more: Any) -> Any:
-        return find(own, rows, window + bool(window), *more)
+    def wider(own: Any, rows: Any, layer: LayerShape, *more: Any) -> Any:
+        return find(own, rows, replace(layer, window=layer.window + bool(layer.window)), *more)
 
     monkeypatch.setattr(DeviceAttention, "_find_keys", wider)
     folder = folder_of("gemma2", True)

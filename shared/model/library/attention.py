@@ -3,10 +3,11 @@
     plane:  [page][layer][slot][kv_heads * key_size, then kv_heads * value_size]
     scales (--kv-dtype int8 or fp8, where the plane holds bytes):  [page][layer][slot][kv_heads of keys, then of values]
 
-The library has already rotated queries and keys. On a CPU with numba our kernels attend (compiled_attention.py), on a
-GPU device_attention.py. The rest is plain torch: everything without numba, and what CompiledAttention leaves to torch.
-Chunks attend one by one, and neighbouring rows with equally many tokens together. The host cuts rows to their exact
-lengths. Bytes are widened after they have been gathered.
+Layers with latents (latents.py) have one such head, of a latent and a rotated part. The library has already rotated
+queries and keys. On a CPU with numba our kernels attend (compiled_attention.py), on a GPU device_attention.py. The rest
+is plain torch: everything without numba, what CompiledAttention leaves to torch, and latents. Chunks attend one by one,
+and neighbouring rows with equally many tokens together. The host cuts rows to their exact lengths. Bytes are widened
+after they have been gathered.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from shared.kernel.attention import (
     MOST_NUMBERS,
@@ -31,6 +32,7 @@ from shared.kernel.attention import (
 from shared.kernel.quantized import quantize
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks
+from shared.model.library.latents import LatentWeights
 from shared.model.library.layer_places import LayerShape, ModelPlaces, places_of
 
 if TYPE_CHECKING:
@@ -111,11 +113,13 @@ class PagesOfLayer:
 
     def read(self, keys: ReadKeys, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values, each (B, kv_heads, num, size) in `dtype`."""
-        parts = [take_tokens(plane, keys) for plane in self.planes]
-        if self.scales is not None:
-            parts = [self._widen(parts[0], take_tokens(self.scales, keys)).to(dtype)]
-        k, v = (one.transpose(1, 2) for one in self._by_head(parts))
+        k, v = (one.transpose(1, 2) for one in self._by_head(self.read_numbers(keys, dtype)))
         return k, v
+
+    def read_numbers(self, keys: ReadKeys, dtype: torch.dtype) -> list[torch.Tensor]:
+        """Return what the planes hold, each (B, num, numbers) in `dtype`."""
+        parts = [take_tokens(plane, keys) for plane in self.planes]
+        return parts if self.scales is None else [self._widen(parts[0], take_tokens(self.scales, keys)).to(dtype)]
 
     def _widen(self, data: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """(B, num, numbers) bytes, (B, num, 2 * kv_heads) -> the numbers in float32."""
@@ -209,10 +213,17 @@ class PagedAttention:
         pages = PagesOfLayer(self._own[index], place.group, planes, scales)
         scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
         q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
-        return self._write_and_attend(index, pages, q, k, v, scoring)[None], None
+        return self._write_and_attend(module, index, pages, q, k, v, scoring)[None], None
 
     def _write_and_attend(
-        self, index: int, pages: PagesOfLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scoring: Scoring
+        self,
+        module: torch.nn.Module,
+        index: int,
+        pages: PagesOfLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scoring: Scoring,
     ) -> torch.Tensor:
         if self._compiled is not None and not self._compiled.leaves_layer(q.dtype, scoring):
             out = self._compiled.attend(pages, q, k, v, scoring)
@@ -220,6 +231,8 @@ class PagedAttention:
             return out
         pages.write(*self._written[pages.group], k, v)
         self._mark_written(index)
+        if pages.layer.latent is not None:
+            return self._attend_latents(pages, self._weights_of(module, index), q, scoring)
         return self._attend_all(pages, q, scoring)
 
     def _mark_written(self, layer: int) -> None:
@@ -242,25 +255,50 @@ class PagedAttention:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend(self, pages: PagesOfLayer, rows: StepRows, q: torch.Tensor, scoring: Scoring) -> torch.Tensor:
-        """Return (B * Q, heads, value_size). q: (B * Q, heads, key_size).
+        """Return (B * Q, heads, value_size). q: (B * Q, heads, key_size)."""
+        keys = self._keys_of(rows, pages.layer, pages.group, q.dtype)
+        return attend_rows(q, *pages.read(keys, q.dtype), keys.mask, scoring)
 
-        All heads that share keys attend together, as if they were more queries: nothing is copied for them."""
-        layer = pages.layer
-        keys = self._keys_of(rows, layer, pages.group, q.dtype)
-        k, v = pages.read(keys, q.dtype)
-        if rows.num_queries == 1:
-            grouped = q.view(len(q), layer.num_kv_heads, -1, q.shape[2])
-            mask = None if keys.mask is None else keys.mask.expand(-1, -1, grouped.shape[2], -1)
-            return attend(grouped, k, v, mask, scoring).flatten(1, 2)
-        most = max(1, MOST_NUMBERS // (len(rows.lengths) * q.shape[1] * keys.num))  # queries of a row at a time
-        parts: list[torch.Tensor] = []
-        for queries in q.view(len(rows.lengths), rows.num_queries, layer.num_kv_heads, -1, q.shape[2]).split(most, 1):
-            first, (num, _, group) = sum(part.shape[1] for part in parts), queries.shape[1:4]
-            mask = None if keys.mask is None else keys.mask[:, :, first : first + num].repeat(1, 1, group, 1)
-            out = attend(queries.permute(0, 2, 3, 1, 4).flatten(2, 3), k, v, mask, scoring)
-            parts.append(out.unflatten(2, (group, num)).permute(0, 3, 1, 2, 4))
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return whole.flatten(2, 3).flatten(0, 1)
+    def _weights_of(self, module: torch.nn.Module, index: int) -> LatentWeights:
+        """Return those of the heads whose queries come."""
+        heads = self.layers[index].latent
+        assert heads is not None
+        return LatentWeights.of_layer(module, heads)
+
+    def _attend_latents(
+        self, pages: PagesOfLayer, weights: LatentWeights, queries: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
+        """Return (T, heads, value_size). queries: (T, heads, key_size + rope).
+
+        Neighbouring rows are absorbed together, because weights are larger than what most rows read."""
+        layer, found = pages.layer, []
+
+        def is_absorbed(rows: StepRows) -> bool:
+            return weights.prefers_absorbed(rows.num_queries, max(rows.lengths), layer.value_size)
+
+        for absorbed, group in itertools.groupby(self._rows, is_absorbed):
+            joined = tuple(group)
+            start = joined[0].start
+            own = queries[start : joined[-1].stop]
+            if absorbed:
+                own = weights.absorb(own)
+            parts = []
+            for rows in joined:
+                q = own[rows.start - start : rows.stop - start]
+                keys = self._keys_of(rows, layer, pages.group, q.dtype)
+                (latents,) = pages.read_numbers(keys, q.dtype)
+                if absorbed:
+                    # As wide as keys, values need no copy: outputs of rotated parts are cut off.
+                    parts.append(attend_rows(q, latents[:, None], latents[:, None], keys.mask, scoring))
+                    continue
+                heads = [
+                    attend_rows(q[:, these], k, v, keys.mask, scoring)
+                    for these, k, v in weights.expanded(latents, MOST_NUMBERS)
+                ]
+                parts.append(torch.cat(heads, dim=1))
+            out = torch.cat(parts)
+            found.append(weights.values_of(out) if absorbed else out)
+        return torch.cat(found)
 
     def _keys_of(self, rows: StepRows, layer: LayerShape, group: int, dtype: torch.dtype) -> ReadKeys:
         """All layers of a page group with the same window share the result."""
@@ -338,6 +376,28 @@ def join(rows: StepRows, row: StepRows) -> StepRows | None:
     return StepRows(rows.first, rows.start, row.stop, lengths)
 
 
+def attend_rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
+) -> torch.Tensor:
+    """Return (B * Q, heads, value_size). q (B * Q, heads, D), k and v (B, kv_heads, S, size), mask as of ReadKeys.
+
+    All heads that share keys attend together, as if they were more queries: nothing is copied for them."""
+    num_rows, num_kv_heads, num_keys = k.shape[:3]
+    by_row = q.view(num_rows, -1, num_kv_heads, q.shape[1] // num_kv_heads, q.shape[2])
+    if by_row.shape[1] == 1:
+        wide = None if mask is None else mask.expand(-1, -1, by_row.shape[3], -1)
+        return attend(by_row[:, 0], k, v, wide, scoring).flatten(1, 2)
+    most = max(1, MOST_NUMBERS // (num_rows * q.shape[1] * num_keys))  # queries of a row at a time
+    parts: list[torch.Tensor] = []
+    for queries in by_row.split(most, 1):
+        first, (num, _, group) = sum(part.shape[1] for part in parts), queries.shape[1:4]
+        wide = None if mask is None else mask[:, :, first : first + num].repeat(1, 1, group, 1)
+        out = attend(queries.permute(0, 2, 3, 1, 4).flatten(2, 3), k, v, wide, scoring)
+        parts.append(out.unflatten(2, (group, num)).permute(0, 3, 1, 2, 4))
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return whole.flatten(2, 3).flatten(0, 1)
+
+
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
 ) -> torch.Tensor:
@@ -345,8 +405,10 @@ def attend(
 
     q (B, H, Q, D), k and v (B, H, S, size), mask (B, 1, Q, S), which is added to scores."""
     if scoring.is_plain:
-        out: torch.Tensor = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale)
-        return out
+        missing = k.shape[3] - v.shape[3]  # torch is several times as fast with keys and values of one size
+        wide = pad(v, (0, missing)) if missing > 0 else v
+        out: torch.Tensor = scaled_dot_product_attention(q, k, wide, attn_mask=mask, scale=scoring.scale)
+        return out[..., : v.shape[3]]
     scores = torch.matmul(q.float(), k.transpose(2, 3).float()) * scoring.scale
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap

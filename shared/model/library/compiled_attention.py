@@ -21,6 +21,7 @@ def kernels_know(layers: Iterable[LayerShape]) -> bool:
         supports(layer.key_size, layer.value_size)
         and layer.dtype in (torch.float32, torch.bfloat16)
         and not layer.num_unread
+        and layer.latent is None
         for layer in layers
     )
 

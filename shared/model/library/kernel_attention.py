@@ -14,7 +14,7 @@ from shared.model.library.layer_places import LayerShape
 
 def kernels_know(layer: LayerShape) -> bool:
     """Return whether the kernels compute attention with heads of these sizes."""
-    return layer.key_size == layer.value_size <= MOST_DIM and not layer.num_unread
+    return layer.latent is None and layer.key_size == layer.value_size <= MOST_DIM and not layer.num_unread
 
 
 class KernelStep:

@@ -17,10 +17,20 @@ from shared.kv.layout import PlaneSpec
 
 
 @dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """The heads whose keys and values are made of a layer's latents. A key's rotated part isn't: it is kept."""
+
+    num: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerShape:
     """What a layer keeps per token, and how many tokens it reads (0: all), its own included.
 
-    `num_unread`: how many of a row's first keys no other token reads."""
+    `num_unread`: how many of a row's first keys no other token reads. With `latent`, it keeps a latent in the place of
+    one head's key, and the rotated part in the place of its value."""
 
     num_kv_heads: int
     key_size: int
@@ -28,14 +38,27 @@ class LayerShape:
     dtype: torch.dtype
     window: int = 0
     num_unread: int = 0
+    latent: LatentHeads | None = None
 
     def __str__(self) -> str:
         window = f", and a window of {self.window}" if self.window else ""
+        if self.latent is not None:
+            return f"latents of {self.key_size} and {self.value_size} for {self.latent.num} heads{window}"
         return f"{self.num_kv_heads} heads of keys of {self.key_size} and values of {self.value_size}{window}"
 
     @property
-    def sizes(self) -> tuple[int, int, int, torch.dtype]:
-        return self.num_kv_heads, self.key_size, self.value_size, self.dtype
+    def sizes(self) -> tuple[int, int, int, torch.dtype, bool]:
+        return self.num_kv_heads, self.key_size, self.value_size, self.dtype, self.latent is not None
+
+    @property
+    def num_parts(self) -> int:
+        """Return the number of equal parts in which the layer's work falls: KV heads, or heads that share a latent."""
+        return self.num_kv_heads if self.latent is None else self.latent.num
+
+    @property
+    def output_size(self) -> int:
+        """Return how many numbers a head's output has."""
+        return self.value_size if self.latent is None else self.latent.value_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +70,12 @@ class ModelPlaces:
     prefix: str = "kv"  # of the planes' names
 
     def plane_name(self, plane: int) -> str:
-        return f"{self.prefix}{plane}"
+        """Return what a fingerprint calls a plane."""
+        has_latents = self.planes[plane][0].latent is not None
+        return f"{self.prefix}_latents{plane}" if has_latents else f"{self.prefix}{plane}"
 
     def scales_name(self, plane: int) -> str:
-        return f"{self.prefix}{plane}_scale"
+        return f"{self.plane_name(plane)}_scale"
 
     def specs(self, page_size: int, kv_dtype: str = "auto") -> tuple[PlaneSpec, ...]:
         """`kv_dtype`: of ModelSpec."""

@@ -28,6 +28,7 @@ from shared.model.library.attention import PagedAttention
 from shared.model.library.check import bytes_difference, check_logits
 from shared.model.library.device_attention import DeviceAttention
 from shared.model.library.kinds import LIBRARY_VERSION, check_kind, network_kind
+from shared.model.library.latents import keep_latents
 from shared.model.library.layer_places import LayerShape, ModelPlaces
 from shared.model.library.mapped_tensors import Own, as_read, mapped_bytes, mapped_tensors
 from shared.model.library.model import LibraryModel, LoadedFrom, run, use_attention
@@ -227,6 +228,7 @@ def read_network(
     if missing:  # the library would make them up
         raise ConfigError(f"{files.path} lacks tensors: {', '.join(sorted(missing)[:4])}")
     network.eval()
+    keep_latents(network)
     return network
 
 

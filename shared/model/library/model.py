@@ -21,6 +21,7 @@ from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
 from shared.model.library.attention import PagedAttention
 from shared.model.library.captures import HiddenStates
+from shared.model.library.latents import OWN
 from shared.model.llama import check_layers
 
 
@@ -126,7 +127,7 @@ def use_attention(
     """Make the network's layers call `attention`, and its masks come from `mask`, or be None.
 
     The library finds both by a name, so each attention has a name of its own."""
-    name = f"baton_{id(attention)}"
+    name = f"{OWN}{id(attention)}"
     AttentionInterface.register(name, attention)
     if mask is not None:
         AttentionMaskInterface.register(name, mask)

@@ -25,6 +25,7 @@ from shared.kernel.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
 from shared.model.library.check import MOST_NOISE, difference
 from shared.model.library.kinds import LIBRARY_VERSION
+from shared.model.library.latents import keep_latents
 from shared.model.library.layer_places import LayerShape, in_first_group
 from shared.model.library.loading import SURVEYED, described, explained, tensors_of, whole_attention
 from shared.model.library.model import LibraryModel, use_attention
@@ -116,6 +117,7 @@ def read_layers(
         missing = ", ".join(sorted(found.missing_keys)[:4])
         raise ConfigError(f"--spec mtp: {LIBRARY_VERSION} doesn't find all of {files.path}'s MTP layers: {missing}")
     network.tie_with_main_model(target)
+    keep_latents(network)
     network.eval()
     if model.device.type != "cpu" and has_experts(network):
         network.set_experts_implementation(GROUPED)

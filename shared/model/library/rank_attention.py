@@ -3,7 +3,8 @@
     the plan divides the heads:    q k v of own heads -> own heads of the pages -> output of own heads
     every rank has all of q k v:   own heads of them  -> own heads of the pages -> all ranks' outputs, whole
 
-If the number of ranks doesn't divide the KV heads, rank 0 attends alone.
+Latents (latents.py) are of all heads. Each rank writes all of them, the same bytes as the others, and attends with its
+own queries. If the number of ranks doesn't divide the heads, rank 0 attends alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from shared.device.group import RankGroup
 from shared.model.library.attention import PagedAttention
+from shared.model.library.latents import LatentWeights
 from shared.model.library.layer_places import LayerShape
 
 if TYPE_CHECKING:
@@ -24,27 +26,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """Which KV heads of a layer a rank has. `arrive_alone`: its queries, keys and values come without the others'."""
+    """Which of a layer's parts (`num_parts`) a rank has. `arrive_alone`: they come without the others'."""
 
     first: int
     num: int
     arrive_alone: bool
 
-    def of_heads(self, x: torch.Tensor, dim: int, num_kv_heads: int) -> torch.Tensor:
-        """Return the share of a tensor whose dimension `dim` is the layer's heads, which KV heads divide evenly."""
-        group = x.shape[dim] // num_kv_heads
+    def of_heads(self, x: torch.Tensor, dim: int, num_parts: int) -> torch.Tensor:
+        """Return the share of a tensor whose dimension `dim` is the layer's heads, which parts divide evenly."""
+        group = x.shape[dim] // num_parts
         return x.narrow(dim, self.first * group, self.num * group)
 
 
 def share_of(layer: LayerShape, alone: bool, group: RankGroup) -> tuple[LayerShape, HeadShare]:
     """Return the layer as pages have it, and the rank's share. `layer`: as it asks, with own heads if `alone`."""
+    num = layer.num_parts
     if alone:
-        own = layer.num_kv_heads
-        return replace(layer, num_kv_heads=own * group.size), HeadShare(group.rank * own, own, True)
-    if layer.num_kv_heads % group.size:
-        return layer, HeadShare(0, 0 if group.rank else layer.num_kv_heads, False)
-    own = layer.num_kv_heads // group.size
+        return resized(layer, num * group.size), HeadShare(group.rank * num, num, True)
+    if num % group.size:
+        return layer, HeadShare(0, 0 if group.rank else num, False)
+    own = num // group.size
     return layer, HeadShare(group.rank * own, own, False)
+
+
+def resized(layer: LayerShape, num: int) -> LayerShape:
+    if layer.latent is None:
+        return replace(layer, num_kv_heads=num)
+    return replace(layer, latent=replace(layer.latent, num=num))
 
 
 class RankAttention(PagedAttention):
@@ -61,7 +69,7 @@ class RankAttention(PagedAttention):
     ) -> None:
         super().__init__(layers, compiled=compiled)
         self._shares, self._group = tuple(shares), group
-        self._own = tuple(replace(layer, num_kv_heads=share.num) for layer, share in zip(layers, shares, strict=True))
+        self._own = tuple(resized(layer, share.num) for layer, share in zip(layers, shares, strict=True))
         self._columns = tuple(columns_of(layer, share) for layer, share in zip(layers, shares, strict=True))
         # Only when the next layer begins have all ranks written this one: they have exchanged outputs in between.
         self._marked_late = 1
@@ -78,22 +86,29 @@ class RankAttention(PagedAttention):
         **more: Any,
     ) -> tuple[torch.Tensor, None]:
         index = int(cast(int, module.layer_idx))
-        share, num_kv_heads = self._shares[index], self.layers[index].num_kv_heads
+        share, layer = self._shares[index], self.layers[index]
         if share.arrive_alone:
             return super().__call__(module, query, key, value, attention_mask, s_aux=s_aux, **more)
         if not share.num:
-            whole = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+            whole = query.new_zeros(1, query.shape[2], query.shape[1], layer.output_size)
             return self._group.stack(whole)[0], None
-        query = share.of_heads(query, 1, num_kv_heads)
-        key, value = (share.of_heads(x, 1, num_kv_heads) for x in (key, value))
-        s_aux = None if s_aux is None else share.of_heads(s_aux, 0, num_kv_heads)
+        query = share.of_heads(query, 1, layer.num_parts)
+        if layer.latent is None:
+            key, value = (share.of_heads(x, 1, layer.num_parts) for x in (key, value))
+        s_aux = None if s_aux is None else share.of_heads(s_aux, 0, layer.num_parts)
         out, _ = super().__call__(module, query, key, value, attention_mask, s_aux=s_aux, **more)
         outputs = self._group.stack(out)
-        return outputs[0] if share.num == num_kv_heads else torch.cat(list(outputs), dim=2), None
+        return outputs[0] if share.num == layer.num_parts else torch.cat(list(outputs), dim=2), None
+
+    def _weights_of(self, module: torch.nn.Module, index: int) -> LatentWeights:
+        weights, share = super()._weights_of(module, index), self._shares[index]
+        return weights if share.arrive_alone else weights.of_heads(share.first, share.num)
 
 
-def columns_of(layer: LayerShape, share: HeadShare) -> tuple[slice, slice]:
+def columns_of(layer: LayerShape, share: HeadShare) -> tuple[slice, ...]:
     """Return where a token's keys and values of the share are in the layer's page."""
+    if layer.latent is not None:
+        return (slice(None),)
     end_of_keys = layer.num_kv_heads * layer.key_size
     sizes = ((0, layer.key_size), (end_of_keys, layer.value_size))
     keys, values = (

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from shared.model.library.latents import shape_of_layer
 from shared.model.library.layer_places import LayerShape
 
 # Arguments of the whole model that some layers pass on. None changes the weights of attention.
@@ -56,7 +57,7 @@ class LayerSurvey:
         is_causal: bool | None = None,
         **more: object,
     ) -> tuple[torch.Tensor, None]:
-        """Return zeros, (1, T, heads, value_size)."""
+        """Return zeros, (1, T, heads, output_size)."""
         layer = len(self.called)
         window = int(sliding_window or 0)
         window = window if window < self._max_context else 0
@@ -68,8 +69,8 @@ class LayerSurvey:
             self.problems.append(f"layer {layer} asks for a window of {window} (0: none), but its mask has another")
         self.called.append(getattr(module, "layer_idx", -1))
         self.modules.append(module)
-        self.layers.append(LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, window))
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+        self.layers.append(shape_of_layer(module, query, key, value, window))
+        return query.new_zeros(1, query.shape[2], query.shape[1], self.layers[-1].output_size), None
 
     def check_layers(self, num_layers: int) -> None:
         """Add a problem unless each layer has called once, in order."""
