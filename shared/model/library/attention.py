@@ -13,9 +13,8 @@ after they have been gathered.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -29,10 +28,10 @@ from shared.kernel.attention import (
     hidden_keys,
     outside_window,
 )
-from shared.kernel.quantized import quantize
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks
 from shared.model.library.latents import LatentWeights
+from shared.model.library.layer_pages import PagesOfLayer, ReadKeys
 from shared.model.library.layer_places import LayerShape, ModelPlaces, places_of
 
 if TYPE_CHECKING:
@@ -69,85 +68,6 @@ class StepRows:
     def num_queries(self) -> int:
         """Return the number of tokens per row."""
         return (self.stop - self.start) // len(self.lengths)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadKeys:
-    """The `num` keys that each of B rows reads. Behind a shorter row's end, its last one is repeated: other slots may
-    hold an earlier owner's NaN."""
-
-    pages: torch.Tensor  # (B, num) int64
-    slots: torch.Tensor  # (B, num) int64, in the page
-    mask: torch.Tensor | None  # (B, 1, Q, num): 0 where a query reads a key, else -inf; None: all read all
-    found: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
-
-    @property
-    def num(self) -> int:
-        return self.pages.shape[1]
-
-    def places(self, page: int, token: int) -> torch.Tensor:
-        """(B * num,) int64: where keys begin, if pages and tokens begin so far apart. All layers share the result."""
-        places = self.found.get((page, token))
-        if places is None:
-            places = self.found[page, token] = (self.pages * page + self.slots * token).flatten()
-        return places
-
-
-@dataclass(frozen=True, slots=True)
-class PagesOfLayer:
-    """A layer's part of all pages."""
-
-    layer: LayerShape  # with the heads that this rank has
-    group: int  # page group
-    planes: tuple[torch.Tensor, ...]  # each (pages, page_size, numbers): of keys and values; a rank's keys, its values
-    scales: torch.Tensor | None  # (pages, page_size, 2 * kv_heads) float32 if the one plane holds bytes
-
-    def write(self, page: torch.Tensor, slot: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write T tokens. page, slot: (T,) int64. key, value: (T, kv_heads, size)."""
-        if self.scales is not None:
-            (key, of_keys), (value, of_values) = (quantize(one, self.planes[0].dtype) for one in (key, value))
-            self.scales[page, slot] = torch.cat((of_keys, of_values), dim=1)
-        both = torch.cat((key.flatten(1), value.flatten(1)), dim=1)
-        for plane, numbers in zip(self.planes, both.split([one.shape[2] for one in self.planes], dim=1), strict=True):
-            plane[page, slot] = numbers
-
-    def read(self, keys: ReadKeys, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values, each (B, kv_heads, num, size) in `dtype`."""
-        k, v = (one.transpose(1, 2) for one in self._by_head(self.read_numbers(keys, dtype)))
-        return k, v
-
-    def read_numbers(self, keys: ReadKeys, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Return what the planes hold, each (B, num, numbers) in `dtype`."""
-        parts = [take_tokens(plane, keys) for plane in self.planes]
-        return parts if self.scales is None else [self._widen(parts[0], take_tokens(self.scales, keys)).to(dtype)]
-
-    def _widen(self, data: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """(B, num, numbers) bytes, (B, num, 2 * kv_heads) -> the numbers in float32."""
-        wide = data.float()
-        for part, scale in zip(self._by_head([wide]), scales.split(self.layer.num_kv_heads, dim=2), strict=True):
-            part.mul_(scale[..., None])
-        return wide
-
-    def _by_head(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return keys, then values: views (B, num, kv_heads, size)."""
-        layer, heads = self.layer, self.layer.num_kv_heads
-        if len(parts) == 1:
-            parts = parts[0].split((heads * layer.key_size, heads * layer.value_size), dim=2)
-        return [one.unflatten(2, (heads, -1)) for one in parts]
-
-
-def take_tokens(plane: torch.Tensor, keys: ReadKeys) -> torch.Tensor:
-    """Return (B, num, N) of a layer's plane (pages, page_size, N).
-
-    index_select is several times as fast as indexing by page and slot. So all places where a token may begin become
-    rows of one matrix. These rows overlap if a page is not a whole number of tokens."""
-    if plane.dtype == torch.float8_e4m3fn:  # not every device selects such numbers
-        return take_tokens(plane.view(torch.int8), keys).view(plane.dtype)
-    page, token = plane.stride(0), plane.stride(1)
-    step = math.gcd(page, token)
-    num_rows = ((plane.shape[0] - 1) * page + (plane.shape[1] - 1) * token) // step + 1
-    rows = plane.as_strided((num_rows, plane.shape[2]), (step, 1), plane.storage_offset())
-    return rows.index_select(0, keys.places(page // step, token // step)).view(*keys.pages.shape, -1)
 
 
 class PagedAttention:

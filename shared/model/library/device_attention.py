@@ -18,12 +18,11 @@ from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks
 from shared.model.library.attention import (
     PagedAttention,
-    PagesOfLayer,
-    ReadKeys,
     Scoring,
     StepRows,
     joined_rows,
 )
+from shared.model.library.layer_pages import PagesOfLayer, ReadKeys
 from shared.model.library.layer_places import LayerShape, ModelPlaces
 
 if TYPE_CHECKING:
