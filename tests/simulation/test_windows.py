@@ -37,7 +37,7 @@ def test_layers_with_unlike_windows_have_pages_of_their_own(cell: int) -> None:
     run_cell(72_000 + cell, Watch(), num_jobs=24, window=window, lower_window=lower)
 
 
-@pytest.mark.parametrize("cell", range(12))
+@pytest.mark.parametrize("cell", range(6))
 def test_a_recurrence_goes_on_from_its_last_state(cell: int) -> None:
     """The lower layer has a state after each token, in pages of its own; the upper layer has a window, or reads all.
 
