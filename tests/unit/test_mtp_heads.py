@@ -228,6 +228,19 @@ def test_incomplete_mtp_layers_are_refused_by_name(make: Make, tmp_path: Path) -
     assert "doesn't find all of" in refused(tmp_path) and "eh_proj" in refused(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda tensors: tensors.update({"mtp.fc.weight": tensors["mtp.fc.weight"][:, 1:].clone()}), "eh_proj"),
+        (lambda tensors: tensors.pop("mtp.layers.0.mlp.experts.3.down_proj.weight"), "experts.down_proj"),
+    ],
+)
+def test_mtp_layers_of_another_size_are_refused_by_name(change: Any, named: str, make: Make, tmp_path: Path) -> None:
+    """The library alone would draft with what lies in memory."""
+    change_folder(make("mellum").own.folder, tmp_path, change)
+    assert "in the config's sizes" in refused(tmp_path) and named in refused(tmp_path)
+
+
 def test_more_drafts_than_layers_are_refused(make: Make) -> None:
     sentence = "--spec mtp --spec-width 5: 3 MTP layers make 3 drafts; use --spec-width 4 or less"
     assert refused(make("step3p7").own.folder, 5) == sentence

@@ -113,9 +113,13 @@ def read_layers(
         network, {library_name(name): tensors[name] for name in tensors}, asked
     )
     network._adjust_missing_and_unexpected_keys(found)
-    if found.missing_keys:
-        missing = ", ".join(sorted(found.missing_keys)[:4])
-        raise ConfigError(f"--spec mtp: {LIBRARY_VERSION} doesn't find all of {files.path}'s MTP layers: {missing}")
+    unread = found.missing_and_mismatched()  # the library leaves such tensors as they lie in memory
+    if unread:
+        named = ", ".join(sorted(unread)[:4])
+        raise ConfigError(
+            f"--spec mtp: {LIBRARY_VERSION} doesn't find all of {files.path}'s MTP layers, in the config's sizes: "
+            f"{named}"
+        )
     network.tie_with_main_model(target)
     keep_latents(network)
     network.eval()
