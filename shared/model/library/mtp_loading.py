@@ -135,12 +135,13 @@ def library_name(name: str) -> str:
 
 def take_rows(tensors: dict[str, Any], target: PreTrainedModel, device: torch.device) -> dict[int, torch.Tensor]:
     """Take each layer's own output rows (vocab, H) out of the tensors. The library has only the target's."""
-    own = {}
+    own, wanted = {}, target.get_output_embeddings().weight.shape
     for name in [name for name in tensors if name.endswith(OWN_ROWS)]:
         number = int(name.removesuffix(OWN_ROWS).rpartition(".")[2])
-        own[number - target.config.get_text_config().num_hidden_layers] = tensors.pop(name)[...].to(
-            device, target.dtype
-        )
+        rows = tensors.pop(name)[...].to(device, target.dtype)
+        if rows.shape != wanted:
+            raise ConfigError(f"--spec mtp: {name} is {tuple(rows.shape)}, the target's output rows {tuple(wanted)}")
+        own[number - target.config.get_text_config().num_hidden_layers] = rows
     return own
 
 
