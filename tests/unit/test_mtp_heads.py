@@ -26,7 +26,7 @@ from shared.model.library.model import LibraryModel
 from shared.speculation.drafters import make_drafter
 from tests.support.core_pair import CorePair, run_pair
 from tests.support.core_rig import Job, assert_whole, make_core, run_local
-from tests.support.library_families import KNOBS, PROMPTS, generate, load, save
+from tests.support.library_families import KNOBS, PROMPTS, VOCAB, generate, load, save
 from tests.support.mtp_folders import NUM_LAYERS, MtpFolder, candidates, save_with_mtp
 
 NUM_TOKENS = 24
@@ -226,6 +226,27 @@ def test_incomplete_mtp_layers_are_refused_by_name(make: Make, tmp_path: Path) -
     own = make("mellum").own
     change_folder(own.folder, tmp_path, lambda tensors: tensors.pop("mtp.fc.weight"))
     assert "doesn't find all of" in refused(tmp_path) and "eh_proj" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda tensors: tensors.update({"mtp.fc.weight": tensors["mtp.fc.weight"][:, 1:].clone()}), "eh_proj"),
+        (lambda tensors: tensors.pop("mtp.layers.0.mlp.experts.3.down_proj.weight"), "experts.down_proj"),
+    ],
+)
+def test_mtp_layers_of_another_size_are_refused_by_name(change: Any, named: str, make: Make, tmp_path: Path) -> None:
+    """The library alone would draft with what lies in memory."""
+    change_folder(make("mellum").own.folder, tmp_path, change)
+    assert "in the config's sizes" in refused(tmp_path) and named in refused(tmp_path)
+
+
+def test_output_rows_of_another_size_are_refused(make: Make, tmp_path: Path) -> None:
+    """With more rows than the target's, a draft could be a token that the target doesn't know."""
+    own = make("step3p7").own
+    name, rows = "model.layers.5.transformer.shared_head.output.weight", torch.zeros(VOCAB + 5, 32)
+    change_folder(own.folder, tmp_path, lambda tensors: tensors.update({name: rows}))
+    assert f"{name} is ({VOCAB + 5}, 32), the target's output rows ({VOCAB}, 32)" in refused(tmp_path)
 
 
 def test_more_drafts_than_layers_are_refused(make: Make) -> None:

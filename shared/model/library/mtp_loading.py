@@ -113,9 +113,13 @@ def read_layers(
         network, {library_name(name): tensors[name] for name in tensors}, asked
     )
     network._adjust_missing_and_unexpected_keys(found)
-    if found.missing_keys:
-        missing = ", ".join(sorted(found.missing_keys)[:4])
-        raise ConfigError(f"--spec mtp: {LIBRARY_VERSION} doesn't find all of {files.path}'s MTP layers: {missing}")
+    unread = found.missing_and_mismatched()  # the library leaves such tensors as they lie in memory
+    if unread:
+        named = ", ".join(sorted(unread)[:4])
+        raise ConfigError(
+            f"--spec mtp: {LIBRARY_VERSION} doesn't find all of {files.path}'s MTP layers, in the config's sizes: "
+            f"{named}"
+        )
     network.tie_with_main_model(target)
     keep_latents(network)
     network.eval()
@@ -131,12 +135,13 @@ def library_name(name: str) -> str:
 
 def take_rows(tensors: dict[str, Any], target: PreTrainedModel, device: torch.device) -> dict[int, torch.Tensor]:
     """Take each layer's own output rows (vocab, H) out of the tensors. The library has only the target's."""
-    own = {}
+    own, wanted = {}, target.get_output_embeddings().weight.shape
     for name in [name for name in tensors if name.endswith(OWN_ROWS)]:
         number = int(name.removesuffix(OWN_ROWS).rpartition(".")[2])
-        own[number - target.config.get_text_config().num_hidden_layers] = tensors.pop(name)[...].to(
-            device, target.dtype
-        )
+        rows = tensors.pop(name)[...].to(device, target.dtype)
+        if rows.shape != wanted:
+            raise ConfigError(f"--spec mtp: {name} is {tuple(rows.shape)}, the target's output rows {tuple(wanted)}")
+        own[number - target.config.get_text_config().num_hidden_layers] = rows
     return own
 
 
