@@ -75,7 +75,7 @@ def test_a_caller_who_says_nothing_holds_nobody_up_for_long(port: ReadyPort) -> 
         assert ask(port) == (200, "yes")
 
 
-def test_callers_who_send_byte_by_byte_hold_neither_probes_nor_the_end_up() -> None:
+def test_dripping_callers_hold_up_neither_probes_nor_the_end() -> None:
     port = ReadyPort("127.0.0.1", 0, SILENCE_S)
     callers = [socket.create_connection(("127.0.0.1", port.port)) for _ in range(MOST_CALLERS + 8)]
     is_over = threading.Event()
