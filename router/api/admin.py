@@ -15,9 +15,10 @@ from router.api.parse import BodyParser
 from router.dispatch.gateway import Gateway
 from router.fleet.registry import RegisteredNode, Registry
 from router.http.connection import Connection
-from router.http.errors import AdminIsOff, Conflict, NotFound, UnknownNode
+from router.http.errors import AdminIsOff, Conflict, MissingRight, NotFound, UnknownNode
 from router.queue.rate_limit import RateLimits
 from router.requests.pairs import BrokenPair
+from router.tenants.tenant import CHANGE
 from shared.config.endpoints import KEY_MARK
 from shared.core.errors import Aborted, InvalidRequest
 from shared.core.states import NodeState
@@ -110,6 +111,8 @@ class AdminHandlers:
         self._check_on()
         body = self._drain.parse(await connection.body(MAX_BODY_BYTES)).body
         connection.subject = named_in(body)
+        if body.force and CHANGE not in connection.tenant.rights:
+            raise MissingRight("with force requests may fail, so it needs the right change")
         await self._leave(connection, self._node(body.node, body.force), body.then, body.move_after_s)
 
     async def role(self, connection: Connection) -> None:

@@ -13,7 +13,7 @@ from router.tenants.tenant import EVERYBODY, SEE
 from shared.core.trace_context import traced
 from shared.observe.log_once import LogOnce
 
-READS = ("GET", "HEAD")
+READS = ("GET", "HEAD", "OPTIONS")
 NOBODY = "none"  # instead of a key's name
 REFUSED_LINES = 10  # in a minute, about calls without a known key
 
@@ -51,7 +51,7 @@ class AdminEndpoint(Endpoint):
         if key == NOBODY and status is not None and status >= 400:
             self._refused.warning("refused", "admin call", **fields)
         elif status == MissingRight.status or self._right_for(connection) == SEE:
-            self._reads.info((key, address, call, status), "admin call", **fields)
+            self._reads.info((key, address, connection.scope["method"], status), "admin call", **fields)
         else:
             self._rules.log.info("admin call", **fields)
 

@@ -50,13 +50,16 @@ def load_certificate(cert: str, key: str) -> LoadedCertificate:
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(path_of(cert), path_of(key), password=lambda: "")  # else OpenSSL asks at the terminal
+        seen = look_as_a_client(context, path_of(cert))
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"{KEY_FLAG} {key}: it is not the key of the certificate in {cert}") from None
         if b"ENCRYPTED" in files[1]:
             raise ConfigError(f"{KEY_FLAG} {key}: it needs a passphrase; give a key without one") from None
         raise ConfigError(f"{CERT_FLAG} {cert}: OpenSSL refuses it with {key}: {error.reason or error}") from None
-    return LoadedCertificate(files, context, *look_as_a_client(context, path_of(cert)))
+    except OSError as error:  # a file has gone since it was read
+        raise ConfigError(f"{CERT_FLAG} {cert}, {KEY_FLAG} {key}: {error.strerror}") from None
+    return LoadedCertificate(files, context, *seen)
 
 
 def path_of(path: str) -> Path:
@@ -78,7 +81,7 @@ def read_file(path: str, flag: str, *, is_secret: bool = False) -> bytes:
 
 
 def look_as_a_client(server: ssl.SSLContext, cert: Path) -> tuple[str, float]:
-    """Return (doubt, until) of `LoadedCertificate`.
+    """Return (doubt, until) of `LoadedCertificate`. Raise SSLError if no handshake is possible, e.g. for its curve.
 
     A client that trusts this certificate shakes hands in memory, because the standard library reads a certificate's
     dates only of a peer."""

@@ -87,6 +87,7 @@ def make_http_server(app: ASGIApp, rules: HttpRules, certificate: Certificate | 
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # else a client behind a local proxy chooses its address in X-Forwarded-For
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
         timeout_keep_alive=rules.limits.keep_alive_s,
     )

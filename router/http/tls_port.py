@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sized
+from functools import partial
 from typing import cast
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -65,7 +66,7 @@ class TlsPort:
         self._connections = connections
         self._make_protocol, self._make_refusal = make_protocol, make_refusal
         self._loop = asyncio.get_running_loop()
-        self._handshakes: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._rest: asyncio.TimerHandle | None = None
         self._listen()
 
@@ -92,6 +93,9 @@ class TlsPort:
                 return
             except OSError as error:  # no descriptor is left
                 self._rules.once.warning("accept", "no connection can be accepted", why=error.strerror or "")
+                if self._handshakes:
+                    self._end_oldest()
+                    return
                 self._loop.remove_reader(self._listener)
                 self._rest = self._loop.call_later(REST_S, self._listen)
                 return
@@ -105,10 +109,21 @@ class TlsPort:
             if not self._handshakes:
                 accepted.close()
                 return
-            next(iter(self._handshakes)).cancel()
+            self._end_oldest()
         task = self._loop.create_task(self._shake_hands(accepted))
-        self._handshakes[task] = accepted
-        task.add_done_callback(self._handshakes.pop)
+        self._handshakes[task] = None
+        task.add_done_callback(partial(self._is_over, accepted))
+
+    def _is_over(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        self._handshakes.pop(task, None)
+        if task.cancelled():  # perhaps before its first step
+            accepted.close()
+
+    def _end_oldest(self) -> None:
+        """Forget it now, so that the next call ends another one."""
+        oldest = next(iter(self._handshakes))
+        del self._handshakes[oldest]
+        oldest.cancel()
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
         limit_s = self._rules.limits.header_timeout_s
@@ -132,10 +147,11 @@ class TlsPort:
             self._refused(TlsTimeout("the TLS handshake did not end in time"))
         except OSError as error:  # also SSLError
             accepted.close()
-            self._refused(TlsFailed(f"the TLS handshake failed: {getattr(error, 'reason', None) or error}"))
-        except asyncio.CancelledError:
-            accepted.close()
-            raise
+            self._refused(
+                TlsFailed(
+                    f"the TLS handshake failed: {getattr(error, 'reason', None) or error or type(error).__name__}"
+                )
+            )
 
     async def _first_byte(self, accepted: socket.socket) -> int | None:
         """Wait for the client's first byte and leave it to be read. Return None if the client has hung up."""

@@ -8,20 +8,22 @@ port yet.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
+from collections.abc import Callable
 
 from shared.config.endpoints import bracketed
 from shared.core.errors import ConfigError
 
 READY, LIVE = "/ready", "/live"
-SLOW_CALLER_S = 1.0  # callers are answered one after another, so none may take long
-POLL_S = 0.1  # the longest that `close` waits
+SLOW_CALLER_S = 1.0  # for a whole call
+MOST_CALLERS = 64  # at once; one more ends the oldest call, so that silent callers keep no probe out
+MAX_HEAD_BYTES = 8192
+STATUS_LINES = {200: "200 OK", 404: "404 Not Found", 503: "503 Service Unavailable"}
 NO_ROUTER, LEAVING, HANGS = "no router serves this node", "this node is draining", "this node does not respond"
+BROKEN = (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)  # calls
 
 
 class ReadyPort:
@@ -34,14 +36,17 @@ class ReadyPort:
         self._silence_s = silence_s
         self._clock = clock
         self._told: tuple[float, str] = (clock(), NO_ROUTER)
+        self._questions = {READY: self.why_not, LIVE: self.why_dead}  # "": none, the answer is 200
+        self._calls: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._server = ReadyServer(host.strip("[]"), port, {READY: self.why_not, LIVE: self.why_dead})
+            listener = socket.create_server((host.strip("[]"), port), family=family)
         except OSError as error:
             raise ConfigError(f"--ready-port {port}: can't listen on {bracketed(host)}: {error.strerror}") from None
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(POLL_S,), name="ready-port", daemon=True
-        )
+        self.port: int = listener.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._is_over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, args=(listener,), name="ready-port", daemon=True)
         self._thread.start()
 
     def tell(self, *, is_served: bool, is_leaving: bool) -> None:
@@ -56,46 +61,52 @@ class ReadyPort:
         return HANGS if self._clock() - self._told[0] > self._silence_s else ""
 
     def close(self) -> None:
-        self._server.shutdown()
+        self._loop.call_soon_threadsafe(self._is_over.set)
         self._thread.join()
-        self._server.server_close()
 
+    def _run(self, listener: socket.socket) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve(listener))
 
-class ReadyServer(HTTPServer):
-    """`questions`: path -> the reason for a 503; "": none, the answer is 200."""
+    async def _serve(self, listener: socket.socket) -> None:
+        server = await asyncio.start_server(self._take_call, sock=listener, limit=MAX_HEAD_BYTES)
+        await self._is_over.wait()
+        server.close()
+        for writer in self._calls:
+            writer.transport.abort()
+        while self._calls:
+            await asyncio.sleep(0)
 
-    def __init__(self, host: str, port: int, questions: Mapping[str, Callable[[], str]]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.questions = questions
-        super().__init__((host, port), ReadyHandler)
-
-    def server_bind(self) -> None:
-        """Bind without the look-up of the host's name that HTTPServer does, which may take long."""
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: the caller is gone, and its errors are not the node's."""
-
-
-class ReadyHandler(BaseHTTPRequestHandler):
-    server: ReadyServer
-    timeout = SLOW_CALLER_S
-
-    def do_GET(self) -> None:  # noqa: N802 - the library's name
-        if self.path not in self.server.questions:
-            self.send_error(404)
+    async def _take_call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Say nothing of errors: the caller is gone, and its errors are not the node's."""
+        if len(self._calls) >= MOST_CALLERS:
+            self._end_oldest()
+        self._calls[writer] = None
+        try:
+            async with asyncio.timeout(SLOW_CALLER_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer_to(head.decode("latin-1")))
+                await writer.drain()
+        except BROKEN:
             return
-        why_not = self.server.questions[self.path]()
-        text = f"{why_not or 'yes'}\n".encode()
-        self.send_response(503 if why_not else 200)
-        self.send_header("Content-Type", "text/plain")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
+        finally:
+            self._calls.pop(writer, None)
+            writer.close()
 
-    def version_string(self) -> str:
-        return "baton"
+    def _end_oldest(self) -> None:
+        oldest = next(iter(self._calls))
+        del self._calls[oldest]
+        oldest.transport.abort()
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log no probes."""
+    def _answer_to(self, head: str) -> bytes:
+        method, _, rest = head.partition(" ")
+        question = self._questions.get(rest.partition(" ")[0]) if method == "GET" else None
+        status, text = (404, "") if question is None else (503 if (why := question()) else 200, why or "yes")
+        lines = [
+            f"HTTP/1.1 {STATUS_LINES[status]}",
+            "Server: baton",
+            "Content-Type: text/plain",
+            f"Content-Length: {len(text) + 1}",
+            "Connection: close",
+        ]
+        return "\r\n".join([*lines, "", f"{text}\n"]).encode()

@@ -6,16 +6,18 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
+from router.tenants.keys_file import hash_of
 from shared.core import launcher
 from tests.support.cluster import ROOT, Cluster, baton_up
 from tests.support.key_folders import write_key
 from tests.support.mixed_clients import Client, make_client, stream_all, wait_until
 from tests.support.patience import HANG_GUARD_S
-from tests.support.router_process import RouterProcess
+from tests.support.router_process import RouterProcess, eventually
 
 KEY = "a-key-for-tests"
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -138,6 +140,22 @@ def test_admin_is_off_until_it_has_a_key(flags: tuple[str, ...], expected: int) 
             403 if expected == 403 else 404
         )
         assert httpx.get(router.url + "/health", timeout=HANG_GUARD_S).status_code == 200
+    finally:
+        assert router.stop() == 0
+
+
+def test_a_call_s_address_and_rights_are_no_claims_of_its_client(tmp_path: Path) -> None:
+    file = tmp_path / "admins.toml"
+    write_key(file, f'[admins.shift]\nkeys = ["{hash_of("shift")}"]\nrights = ["drain"]\n')
+    router = RouterProcess("--admin-key-file", str(file))
+    try:
+        headers = {"authorization": "Bearer shift", "x-forwarded-for": "192.0.2.7"}
+        with httpx.Client(base_url=router.url, headers=headers, timeout=HANG_GUARD_S) as http:
+            assert http.post("/admin/drain", json={"node": "d"}).status_code == 404
+            forced = http.post("/admin/drain", json={"node": "d", "force": True})
+        assert forced.status_code == 403 and forced.json()["error"]["code"] == "missing_right"
+        told = "admin call key=shift address=127.0.0.1"
+        eventually(lambda: len([line for line in router.lines if told in line and "=192.0.2.7" in line]) == 2)
     finally:
         assert router.stop() == 0
 

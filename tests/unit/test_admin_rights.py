@@ -129,12 +129,16 @@ def test_questions_and_refusals_fill_no_log() -> None:
         site.ask("POST", "/admin/role", "watch")
         site.ask("POST", "/admin/role", f"guess-{number}")
         site.ask("POST", "/admin/status")
+        site.ask("OPTIONS", "/admin/drain")
+        site.ask("DELETE", f"/admin/adapters/{number}", "watch")
     told = [(line["key"], line["call"], line["status"]) for line in site.lines()]
     assert told.count(("watch", "GET /admin/status", 202)) == 1
     assert told.count(("watch", "POST /admin/role", 403)) == 1
-    refused = [line for line in told if line[0] == "none"]
+    assert told.count(("watch", "DELETE /admin/adapters/0", 403)) == 1
+    assert told.count(("none", "OPTIONS /admin/drain", 200)) == 1
+    refused = [line for line in told if line[0] == "none" and line[2] != 200]
     assert set(refused) == {("none", "POST /admin/role", 401), ("none", "POST /admin/status", 405)}
-    assert len(refused) == 20 and len(told) == 22
+    assert len(refused) == 20 and len(told) == 24
     assert "guess" not in site.told.getvalue()
 
 

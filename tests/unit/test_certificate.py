@@ -7,6 +7,7 @@ import io
 import ssl
 import subprocess
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from deploy.cluster.local import is_ready
 from deploy.router_http import own_connection
+from router.http import certificate
 from router.http.certificate import SOON_S, Certificate, load_certificate
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
@@ -70,6 +72,23 @@ def test_what_is_no_certificate_with_its_key_is_refused(pair: Pair, tmp_path: Pa
     assert "needs a passphrase" in refusal_of(cert, secret)
     other_cert.write_text("-----BEGIN CERTIFICATE-----\nhalf")
     assert "OpenSSL refuses it" in refusal_of(other_cert, other_key)
+    openssl("ecparam", "-name", "secp256k1", "-genkey", "-noout", "-out", other_key)
+    openssl("req", "-x509", "-new", "-key", other_key, "-subj", "/CN=localhost", "-out", other_cert)
+    assert "NO_SHARED_CIPHER" in refusal_of(other_cert, other_key), "no client can use it"
+
+
+def test_a_file_that_goes_while_it_is_read_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificate, "read_file", gone_after(certificate.read_file))
+    assert refusal_of(*pair).endswith("No such file or directory")
+
+
+def gone_after(read: Callable[..., bytes]) -> Callable[..., bytes]:
+    def read_and_remove(path: str, flag: str, **how: bool) -> bytes:
+        data = read(path, flag, **how)
+        Path(path).unlink()
+        return data
+
+    return read_and_remove
 
 
 @pytest.mark.parametrize(("mode", "is_taken"), [(0o600, True), (0o640, True), (0o644, False), (0o660, False)])

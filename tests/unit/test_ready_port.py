@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import socket
+import threading
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -12,7 +15,7 @@ import pytest
 from shared.core.errors import ConfigError
 from shared.node.daemon import Daemon
 from shared.node.departure import Departure
-from shared.node.ready_port import HANGS, LEAVING, NO_ROUTER, ReadyPort
+from shared.node.ready_port import HANGS, LEAVING, MOST_CALLERS, NO_ROUTER, SLOW_CALLER_S, ReadyPort
 from shared.observe.log import Logger
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import Net, make_node, name_of
@@ -70,6 +73,34 @@ def test_a_caller_who_says_nothing_holds_nobody_up_for_long(port: ReadyPort) -> 
     port.tell(is_served=True, is_leaving=False)
     with socket.create_connection(("127.0.0.1", port.port)):
         assert ask(port) == (200, "yes")
+
+
+def test_dripping_callers_hold_up_neither_probes_nor_the_end() -> None:
+    port = ReadyPort("127.0.0.1", 0, SILENCE_S)
+    callers = [socket.create_connection(("127.0.0.1", port.port)) for _ in range(MOST_CALLERS + 8)]
+    is_over = threading.Event()
+
+    def drip() -> None:
+        while not is_over.wait(SLOW_CALLER_S / 5):
+            for caller in callers:
+                with contextlib.suppress(OSError):
+                    caller.send(b"x")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        began = time.monotonic()
+        assert ask(port) == (503, NO_ROUTER)
+        port.close()
+        assert time.monotonic() - began < HANG_GUARD_S / 2
+        callers[0].settimeout(HANG_GUARD_S)
+        with contextlib.suppress(ConnectionError):
+            assert callers[0].recv(1) == b""
+    finally:
+        is_over.set()
+        dripping.join()
+        for caller in callers:
+            caller.close()
 
 
 def test_a_port_that_is_taken_is_told_with_its_flag(port: ReadyPort) -> None:
