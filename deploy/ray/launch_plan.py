@@ -109,11 +109,12 @@ def check_config(config: RayClusterConfig) -> None:
     if config.router.port == 0:
         raise ConfigError("[router] port is 0: choose one, because clients find a Ray cluster's routers at fixed ports")
     node = config.nodes.node
-    if node.router or node.routers_file or node.node_id or node.bind_port or node.ready_port:
+    if node.router or node.routers_file or node.node_id or node.bind_port:
         raise ConfigError(
-            "[node] router, routers_file, node_id and bind_port are set when nodes are placed, and ready_port can't be "
-            "shared: leave them out"
+            "[node] router, routers_file, node_id and bind_port are set when nodes are placed: leave them out"
         )
+    if config.nodes.probe.ready_port:
+        raise ConfigError("[probe] ready_port can't be shared by the nodes of a machine: leave it out")
 
 
 def check_machines(config: RayClusterConfig, addresses: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from shared.config.http_settings import HttpConfig
 from shared.config.hub_settings import HubConfig
 from shared.config.local_settings import LocalConfig
 from shared.config.log_settings import LogConfig
+from shared.config.probe_settings import ProbeConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import (
@@ -127,6 +128,7 @@ class NodeParts:
     transfer: TransferConfig = field(default_factory=TransferConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:

@@ -304,7 +304,6 @@ class NodeConfig:
     )
     bind_host: str = option("127.0.0.1", "address at which other nodes reach this one", metavar="HOST")
     bind_port: int = option(0, "port at which other nodes reach this one; 0: any free one", low=0, high=MAX_PORT)
-    ready_port: int = option(0, "port that answers probes (GET /ready, /live) over HTTP; 0: none", low=0, high=MAX_PORT)
     transport: str = option(
         "auto",
         "how KV pages travel; auto: measure shm (one host), zmq and, with --trust-network, gloo, and take the "

@@ -46,7 +46,7 @@ class ReadyPort:
         self.port: int = listener.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._is_over = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, args=(listener,), name="ready-port", daemon=True)
+        self._thread = threading.Thread(target=self._answer_probes, args=(listener,), name="ready-port", daemon=True)
         self._thread.start()
 
     def tell(self, *, is_served: bool, is_leaving: bool) -> None:
@@ -64,7 +64,7 @@ class ReadyPort:
         self._loop.call_soon_threadsafe(self._is_over.set)
         self._thread.join()
 
-    def _run(self, listener: socket.socket) -> None:
+    def _answer_probes(self, listener: socket.socket) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._serve(listener))
 

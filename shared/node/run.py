@@ -66,8 +66,8 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             warm_up(core, log)
             cores.settle(core.model, log)
         node = build_node(parts, core, links, log, make_side, cores, routers)
-        if asked.ready_port:
-            ready = ReadyPort(asked.bind_host, asked.ready_port, asked.silence_s)
+        if parts.probe.ready_port:
+            ready = ReadyPort(asked.bind_host, parts.probe.ready_port, asked.silence_s)
         daemon = Daemon(
             node, links, log, asked.drain_s, check=others.check_ranks, cores=cores, watch=watch, ready=ready
         )

@@ -44,7 +44,7 @@ MAX_REMEMBERED = 1024  # absent nodes whose counters are kept but not shown
 
 # A `_created` sample beside each counter and histogram makes two fifths of the page, and Prometheus keeps each as a
 # series of its own. The library has one switch for the process.
-disable_created_metrics()  # type: ignore[no-untyped-call]
+disable_created_metrics()
 
 
 def render(registry: CollectorRegistry) -> bytes:

@@ -101,6 +101,7 @@ class Reader:
         self.failure: Exception | None = None
         self.was_admitted = False
         self.tenant = EVERYBODY
+        self.trace = ""
         self.data = b""
 
     def header(self, name: bytes) -> str | None:

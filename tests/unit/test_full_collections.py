@@ -118,7 +118,7 @@ def test_python_starts_no_full_collection_meanwhile() -> None:
 def test_an_answer_that_ended_leaves_no_garbage(ends: str) -> None:
     class Sink:
         status = 200 if ends == "fails" else None  # then the headers are out
-        header, tenant = staticmethod(lambda name: None), PLAN
+        header, tenant, trace = staticmethod(lambda name: None), PLAN, ""
 
         async def start(self, *given: Any) -> None:
             if ends == "hangs up":

@@ -183,7 +183,7 @@ def test_pods_have_time_to_end_and_names_of_their_keys(name: str) -> None:
             assert "--node-id=$(POD_NAME)" in first["args"]
             parts = drained(pod).parts
             assert parts.node.router == ("dns://baton-inside.baton.svc:7001",)
-            assert (parts.node.bind_port, parts.node.ready_port) == (ports(pod)["pages"], ports(pod)["ready"])
+            assert (parts.node.bind_port, parts.probe.ready_port) == (ports(pod)["pages"], ports(pod)["ready"])
             ends_s = parts.node.drain_s
         pauses = [one.get("lifecycle", {"preStop": {"sleep": {"seconds": 0}}}) for one in pod["spec"]["containers"]]
         pause_s = max(pause["preStop"]["sleep"]["seconds"] for pause in pauses)

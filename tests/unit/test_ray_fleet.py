@@ -24,6 +24,7 @@ from deploy.ray.report import (
 )
 from shared.config.core_plan import CorePlan
 from shared.config.load import load
+from shared.config.probe_settings import ProbeConfig
 from shared.config.processes import NodeParts, RayClusterConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig, environment, is_local
 from shared.config.router_settings import RouterConfig
@@ -409,7 +410,7 @@ def test_names_of_new_nodes_fill_gaps():
         (config(router=RouterConfig(node_endpoint="tcp://127.0.0.1:0")), "only its port is used"),
         (config(node=NodeConfig(bind_port=5)), "set when nodes are placed"),
         (config(node=NodeConfig(node_id="x")), "set when nodes are placed"),
-        (config(node=NodeConfig(ready_port=5)), "ready_port can't be shared"),
+        (config(probe=ProbeConfig(ready_port=5)), "ready_port can't be shared"),
     ],
 )
 def test_what_is_dealt_out_is_not_chosen(settings, message):
