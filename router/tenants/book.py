@@ -81,9 +81,15 @@ class KeysFollower:
         before, self._text = self._text, None
         try:
             self._text = read_text(self._path)
-            return None if self._text == before else (self._parse(self._text), "")
+            return None if self._text == before else (self._checked(self._parse(self._text)), "")
         except ConfigError as error:
             return self._tenants.now, f"{self._flag} {self._path}: {error.message}"
+
+    def _checked(self, found: KeysFile) -> KeysFile:
+        """Any word is a key. In a table's place, a key of nobody's making would lock all owners out."""
+        if self._tenants.now.is_table and not found.is_table:
+            raise ConfigError("it was a table and is one bare key now; if that is meant, restart the router")
+        return found
 
     def take_keys(self, found: KeysFile, complaint: str) -> None:
         if complaint and complaint != self._complaint:

@@ -68,10 +68,11 @@ class AdminsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 @dataclass(frozen=True, slots=True)
 class KeysFile:
     """`by_digest`: tenants, or operators, by their keys' SHA-256; if empty, no request needs a key. `stream_secret`
-    signs the ids of resumable streams; if "", each router draws its own secret."""
+    signs the ids of resumable streams; if "", each router draws its own secret. `is_table`: no bare key."""
 
     by_digest: Mapping[bytes, Tenant]
     stream_secret: str = ""
+    is_table: bool = False
 
 
 NO_KEYS = KeysFile({})
@@ -101,7 +102,7 @@ def parse_keys(text: str) -> KeysFile:
         return one_key(key)
     table = parse_table(text, KeysTable)
     owners = [(tenant_of(name, entry), entry.keys) for name, entry in table.tenants.items()]
-    return KeysFile(by_digest(owners, "tenant"), table.stream_secret)
+    return KeysFile(by_digest(owners, "tenant"), table.stream_secret, is_table=True)
 
 
 def parse_admins(text: str) -> KeysFile:
@@ -109,7 +110,8 @@ def parse_admins(text: str) -> KeysFile:
     if (key := only_key(text)) is not None:
         return one_key(key, ADMIN)
     admins = parse_table(text, AdminsTable).admins
-    return KeysFile(by_digest([(admin_of(name, entry), entry.keys) for name, entry in admins.items()], "admin"))
+    owners = [(admin_of(name, entry), entry.keys) for name, entry in admins.items()]
+    return KeysFile(by_digest(owners, "admin"), is_table=True)
 
 
 def only_key(text: str) -> str | None:

@@ -177,6 +177,16 @@ def test_operators_keys_change_without_a_restart(tmp_path: Path, monkeypatch: py
     assert operators.find(["chief"]) is found and f'keys stay as they were why="{ADMIN_FLAG}' in told.getvalue()
 
 
+def test_a_word_in_the_table_s_place_is_nobody_s_key(tmp_path: Path) -> None:
+    file, told = tmp_path / "admins.toml", io.StringIO()
+    write_key(file, "garbage")
+    operators = Tenants(parse_admins(ADMINS))
+    follower = KeysFollower(str(file), operators, Logger("r", told), ADMIN_FLAG)
+    follower.take_keys(*(follower.look() or pytest.fail("the file changed")))
+    assert operators.find(["garbage"]) is None and operators.find(["chief"]) is not None
+    assert "one bare key now" in told.getvalue()
+
+
 def test_the_command_makes_a_key_with_rights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "admins.toml"
     for words in (("chief", "--rights", "drain", "change"), ("watch",), ("watch",)):
