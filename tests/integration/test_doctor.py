@@ -33,8 +33,9 @@ def test_a_cluster_where_all_is_well(tmp_path: Path) -> None:
     write_key(key, "a-key-for-tests")
     with baton_up(tmp_path / "up.log", "--model", "hashlm", "--admin-key-file", str(key)) as cluster:
         status, found = doctor(cluster.url, "--admin-key-file", str(key))
-        key.write_text("another-key")
-        _, without = doctor(cluster.url, "--admin-key-file", str(key))
+        another = tmp_path / "another"  # the router follows its own file
+        write_key(another, "another-key")
+        _, without = doctor(cluster.url, "--admin-key-file", str(another))
     of_cluster = [one for one in found if one["check"] not in LOCAL]
     assert [one for one in of_cluster if one["level"] != "ok" and one["check"] != "ports"] == []
     assert not any(one["level"] == "broken" for one in of_cluster)  # a busy machine may be slow to answer
