@@ -86,7 +86,7 @@ class KeysFollower:
             return self._tenants.now, f"{self._flag} {self._path}: {error.message}"
 
     def _checked(self, found: KeysFile) -> KeysFile:
-        """Any word is a key. In a table's place, a key of nobody's making would lock all owners out."""
+        """Any word is a key. In the place of a table, a slip of the hand would lock all owners out."""
         if self._tenants.now.is_table and not found.is_table:
             raise ConfigError("it was a table and is one bare key now; if that is meant, restart the router")
         return found
