@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-RIGHTS = ("see", "drain", "change")  # as in router/tenants/tenant.py, which `--help` does not load
+from router.tenants.tenant import RIGHTS
+
 DESCRIPTION = """\
 baton keys: decide who may take part in a cluster. Every router and node has its own key, and its name is bound to that
 key. Their ZeroMQ connections are encrypted (CURVE). Make all keys in one folder on a machine that you trust, then copy:

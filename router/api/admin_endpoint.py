@@ -41,14 +41,15 @@ class AdminEndpoint(Endpoint):
 
     def _exchange_over(self, connection: Connection) -> None:
         """Write who called from where, what for, and the answer's status; None for a client that left before."""
-        key = NOBODY if connection.tenant is EVERYBODY else connection.tenant.name
+        is_known = connection.tenant is not EVERYBODY
+        key = connection.tenant.name if is_known else NOBODY
         address, forwarded = (connection.scope.get("client") or ("",))[0], connection.header(b"x-forwarded-for")
         call, status = call_of(connection), connection.status
         fields: dict[str, object] = {"key": key, "address": address, "call": call, "status": status}
         if forwarded is not None:
             fields["forwarded_for"] = forwarded  # as the client or a proxy says
         fields |= {"request": connection.request_id, **traced(connection.trace), **connection.subject}
-        if key == NOBODY and status is not None and status >= 400:
+        if not is_known and status is not None and status >= 400:
             self._refused.warning("refused", "admin call", **fields)
         elif status == MissingRight.status or self._right_for(connection) == SEE:
             self._reads.info((key, address, connection.scope["method"], status), "admin call", **fields)

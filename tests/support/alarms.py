@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from tests.support.launch_lines import LAUNCH
+from tests.support.made_parts import with_part
 
 RULES = LAUNCH / "prometheus" / "alerts.yaml"
 BEGIN, END = "<!-- made from deploy/launch/prometheus/alerts.yaml -->", "<!-- end of the alarms -->"
@@ -28,8 +29,4 @@ def row(rule: dict[str, Any]) -> str:
 
 def renewed(page: str) -> str:
     """Return the page with a new table. Raise ValueError if the page has no place for it."""
-    before, found, rest = page.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not (found and ended):
-        raise ValueError(f"docs/operations.md must have the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{HEAD}{''.join(map(row, rules()))}\n{END}{after}"
+    return with_part(page, "docs/operations.md", BEGIN, END, f"\n{HEAD}{''.join(map(row, rules()))}\n")

@@ -9,6 +9,7 @@ from shared.config.frozen import LIBRARY
 from shared.model.gguf_config import GGUF_ARCHITECTURES
 from shared.model.hf_config import HF_ARCHITECTURES
 from tests.support import gguf_families, library_families, mtp_folders, tiny_families
+from tests.support.made_parts import with_part
 from tests.support.tiny_quantized import FORMATS
 
 BEGIN = "<!-- Made by `python -m tests.support.doc_pages --write` from what the tests serve. -->"
@@ -31,11 +32,7 @@ KINDS = "\nKinds of models that the tests see refused, in one sentence each, bef
 
 def renewed(page: str) -> str:
     """Return the page with a new table. Raise ValueError if the page has no place for it."""
-    before, found, rest = page.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not (found and ended):
-        raise ValueError(f"docs/support.md must have the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{table()}{END}{after}"
+    return with_part(page, "docs/support.md", BEGIN, END, table())
 
 
 def table() -> str:

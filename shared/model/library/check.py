@@ -150,8 +150,8 @@ def noise_of_wholes(
 ) -> float:
     """Return how far the library's other attention is from `right`."""
     least = 2 * torch.finfo(network.dtype).eps
-    if not use_other_attention(network) and network.dtype == torch.float32:
-        least *= ONE_ATTENTION
+    if not use_other_attention(network):
+        return least * (ONE_ATTENTION if network.dtype == torch.float32 else 1.0)
     return max(least, difference(own_logits(network, rows, wanted), right, network.dtype))
 
 

@@ -244,12 +244,11 @@ def attention_maker(
     survey: LayerSurvey, parts: NetworkParts | None, options: LoadOptions, device: str
 ) -> Callable[[str], PagedAttention]:
     """Return what makes the attention for a `kv_dtype` of ModelSpec."""
-    kernels = options.kernels
-    if parts is not None:
-        return lambda _: rank_attention(survey, parts, compiled_attention(survey.layers, options))
-    is_compiled = device == "cpu" and kernels != "triton"
+    is_compiled = device == "cpu" and options.kernels != "triton"
     compiled = compiled_attention(survey.layers, options) if is_compiled else None
-    return functools.partial(whole_attention, survey.layers, kernels, device, compiled=compiled)
+    if parts is not None:
+        return lambda _: rank_attention(survey, parts, compiled)
+    return functools.partial(whole_attention, survey.layers, options.kernels, device, compiled=compiled)
 
 
 def whole_attention(

@@ -5,7 +5,6 @@ names of tensors -> fields of the config -> MtpModel -> survey (what do its laye
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 from dataclasses import replace
@@ -23,7 +22,7 @@ from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
 from shared.kernel.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
-from shared.model.library.check import MOST_NOISE, difference
+from shared.model.library.check import MOST_NOISE, difference, use_other_attention
 from shared.model.library.kinds import LIBRARY_VERSION
 from shared.model.library.latents import keep_latents
 from shared.model.library.layer_places import LayerShape, in_first_group
@@ -188,9 +187,9 @@ def noise_of(network: MtpModel, layer: int, ids: torch.Tensor, features: torch.T
     """Return how far the library's results differ from each other: of fewer tokens, and by its other attention."""
     few = BOUNDS[1]
     shorter = difference(own_hidden(network, layer, ids[:few], features[:few]), right[: few - layer], network.dtype)
-    with contextlib.suppress(ValueError, ImportError):  # some families have only "eager"
-        network.set_attn_implementation("sdpa")
-    other = difference(own_hidden(network, layer, ids, features), right, network.dtype)
+    other = 0.0
+    if use_other_attention(network):
+        other = difference(own_hidden(network, layer, ids, features), right, network.dtype)
     return max(2 * torch.finfo(network.dtype).eps, shorter, other)
 
 
