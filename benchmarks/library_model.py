@@ -8,7 +8,7 @@
     drafts  n-gram beside none on a text that repeats itself, and where a drafted step's time goes: the attention asks
             for exact lengths, so the host waits for the step before, then plans while the model rests
     kv      KV in bytes beside KV in the dtype, batch 8
-    start   from an empty process to a loaded model, beside our own program
+    start   from an empty process to a loaded model, beside our own program, with byte code on disk as users have it
 
 All contenders take turns, so that a busy machine hurts all; figures are medians of the rounds. The first round only
 warms up. Each measurement gets its share of --seconds: when that is over, no further round begins. A line for each
@@ -18,6 +18,7 @@ round goes to stderr.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -213,9 +214,11 @@ def bench_kv(folder: Path, args: argparse.Namespace) -> Figures:
 
 
 def bench_start(folder: Path, args: argparse.Namespace) -> Figures:
+    users = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
     def seconds(library: str) -> float:
         begin = time.perf_counter()
-        subprocess.run([sys.executable, "-c", LOAD, str(folder), args.dtype, library], check=True)
+        subprocess.run([sys.executable, "-c", LOAD, str(folder), args.dtype, library], env=users, check=True)
         return time.perf_counter() - begin
 
     rows = args.turns.medians("start", {name: lambda n=name: seconds(n) for name in ("baton", "transformers")})
