@@ -179,7 +179,8 @@ def cuts_of_files(
 ) -> dict[str, TensorCut]:
     """Return the cuts of the files' tensors (by their names there) of which the library makes cut parameters.
 
-    It renames tensors, stacks those of all experts, and joins two of these. Raises ConfigError if it does more."""
+    It renames tensors, stacks those of all experts (some files have them stacked), and joins two of these. Raises
+    ConfigError if it does more."""
     changes = get_model_conversion_mapping(outline, None, None)
     renamings = [one for one in changes if isinstance(one, WeightRenaming)]
     mergers = [one for one in changes if isinstance(one, WeightConverter)]
@@ -201,6 +202,6 @@ def cut_before(merger: WeightConverter | None, cut: TensorCut, target: str) -> T
     steps = [type(step).__name__ for step in merger.operations] if merger is not None else []
     if steps in ([], [STACK]):
         return cut
-    if merger is not None and steps == [STACK, JOIN] and cut.pieces == len(merger.source_patterns):
+    if merger is not None and steps in ([STACK, JOIN], [JOIN]) and cut.pieces == len(merger.source_patterns):
         return TensorCut(cut.dim)
     raise ConfigError(f"--tp: the library makes {target} by {', '.join(steps)}, which can't be cut before")
