@@ -19,6 +19,7 @@ from deploy.cluster.restart_policy import EXIT_CONFIG
 from deploy.hub.local_model import with_local_model, with_local_text
 from deploy.ray import command as on_ray
 from deploy.tools import ask, cache
+from deploy.tools.certify import command as certify
 from deploy.tools.doctor import command as doctor
 from deploy.tools.generate import command as generate
 from deploy.tools.head import command as head
@@ -161,6 +162,12 @@ TOOLS = {
         "find how many prefill and decode nodes to run", plan.DESCRIPTION, plan.add_arguments, plan.run
     ),
     "prove": ToolCommand("check token equality on your own model", prove.DESCRIPTION, prove.add_arguments, prove.run),
+    "replay": ToolCommand(
+        "compute certified answers again, and compare", certify.REPLAY, certify.add_replay_arguments, certify.replay
+    ),
+    "verify": ToolCommand(
+        "check certificates of answers, offline", certify.VERIFY, certify.add_verify_arguments, certify.verify
+    ),
     "ray": ToolCommand("run a cluster on Ray: up, status, down", on_ray.DESCRIPTION, on_ray.add_arguments, on_ray.run),
 }
 

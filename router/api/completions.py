@@ -109,6 +109,7 @@ class CompletionShape:
             token_ids=shown_ids(delta, self._show),
             prompt_token_ids=list_or_unset(prompt.ids),
             prompt_logprobs=prompt.logprobs,
+            certificate=delta.certificate,
         )
 
     def _logprobs(self, delta: Delta, echoed: Delta | None) -> CompletionLogprobs | None:

@@ -185,6 +185,7 @@ class GenerationFields(SamplingFields, frozen=True, kw_only=True):
     cache_salt: CacheSalt | None = None
     priority: Priority | None = None
     request_id: ShortText | None = None
+    certificate: bool | None = None
 
 
 ABOUT_PRIORITY = "of this tenant's waiting requests, those with lower numbers start first; default: 0"
@@ -221,6 +222,8 @@ ABOUT_GENERATION = {
     "cache_salt": "only requests with the same salt share cached prompts",
     "priority": ABOUT_PRIORITY,
     "request_id": "returned as X-Request-Id, and named in the router's log",
+    "certificate": "each choice ends with a signed record of what computed it; the header `X-Certificate` asks for it, "
+    "too",
 }
 IGNORED_GENERATION = {
     "metadata": "nothing is stored",

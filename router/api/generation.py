@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from router.api.certifying import Certifying
 from router.api.choice_text import ChoiceText, Delta
 from router.api.generation_plan import GenerationPlan
 from router.api.marks import Marks
 from router.api.prompts import Prompts
 from router.api.stream_start import StreamStart
 from router.api.writer import AnswerFacts, Counts, Times, Writer
+from router.certify.signing import AnswerSigner
 from router.dispatch.gateway import Gateway
 from router.http.connection import ClientGone, Connection
 from router.http.errors import internal_error
@@ -29,6 +31,7 @@ from router.text.interface import Tokenizer
 from shared.core.errors import BatonError, DeadlineExceeded, InvalidRequest
 from shared.core.states import FinishReason
 from shared.observe.metrics import RequestMetrics
+from shared.wire.messages import Fingerprint
 
 PING_S = 3.0  # because proxies and clients close silent connections
 MAX_SESSION_CHARS = 256
@@ -113,8 +116,9 @@ class Generation:
         metrics: RequestMetrics,
         arrived: float,
         start: StreamStart | None = None,
+        signer: AnswerSigner | None = None,
     ) -> None:
-        """`start`: set if the stream's events have ids."""
+        """`start`: set if the stream's events have ids. `signer`: of certificates, which only some plans ask for."""
         self._plan = plan
         self._start_ids = list(tokenizer.facts.start_ids)
         self._gateway = gateway
@@ -131,6 +135,7 @@ class Generation:
         self._cached = [0] * len(plan.jobs)
         self._job_of: dict[str, int] = {}
         self._begun: Collection[str] = ()  # rids
+        self._nodes: Mapping[str, Collection[Fingerprint]] = {}  # by rid, see Mailbox
         self._is_our_failure = False
         self._num_open = num_choices
         self._num_waiting = num_choices  # choices that wait for their first token
@@ -139,6 +144,9 @@ class Generation:
         self._counts = partial(count_tokens, plan, self._choices, self._cached)  # a method would refer to `self`
         facts = AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts, self._times)
         self._writer = make_writer(facts)
+        self._certifying: Certifying | None = None
+        if signer is not None and plan.is_certified:
+            self._certifying = Certifying(plan, self._writer.answer_id, signer)
         self._marks = start.marks(num_choices) if start is not None else None
         self._held: dict[int, Delta] = {}  # deltas of choices that wait until other choices catch up
         self._is_behind = start is not None and start.seen is not None
@@ -150,7 +158,7 @@ class Generation:
         requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
         mailbox = self._gateway.open(requests, self._writer.answer_id)
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
-        self._begun = mailbox.begun
+        self._begun, self._nodes = mailbox.begun, mailbox.nodes
         self._metrics.started()
         self._metrics.for_model(self._plan.model)
         connection.was_admitted = self.was_admitted = True
@@ -315,6 +323,8 @@ class Generation:
         if update.end is not None and choice.finish_reason is None:
             reason = FinishReason.LENGTH if self._plan.show.hides_answer else FinishReason(update.end.reason)
             delta.add(choice.finish(reason))
+        if self._certifying is not None:
+            self._certifying.take_delta(index, delta, self._nodes[update.rid])
         if choice.finish_reason is not None:
             self._num_open -= 1
             if update.end is None:

@@ -89,6 +89,7 @@ class GenerationPlan:
     cache_salt: int = 0  # only prompts of one salt share cached pages
     rank: int = 0  # among the tenant's waiting requests: lower ranks start first
     headers: Mapping[bytes, bytes] = field(default_factory=dict)  # of the response: what was changed in the request
+    is_certified: bool = False  # whether each choice ends with a certificate
 
     @property
     def cost(self) -> int:

@@ -29,6 +29,8 @@ from router.api.stream_start import StreamStart, begin_stream, digest_of_body
 from router.api.stream_token import Signer
 from router.api.structured import asks_for_grammar
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized, tokenizer_info
+from router.certify.signing import FLAG as CERTIFICATE_FLAG
+from router.certify.signing import AnswerSigner
 from router.dispatch.gateway import Gateway
 from router.fleet.registry import Registry
 from router.http.body_budget import BodyHold
@@ -42,11 +44,16 @@ from router.queue.desk import Desk
 from router.tenants.book import Tenants
 from router.tenants.tenant import Tenant
 from router.tools.declared import skipped_tools
-from shared.core.errors import BatonError
+from shared.core.errors import BatonError, InvalidRequest
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
+CERTIFICATE = b"x-certificate"
 STREAM_IDS = b"x-stream-ids"  # event ids are opt-in, because many clients expect one data line per event
 APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses(), OllamaChat(), OllamaGenerate())
+NO_CERTIFICATES = (
+    f"this server signs no certificates: its operator must start the router with {CERTIFICATE_FLAG} FILE, which `baton "
+    "keys certificate FILE` makes"
+)
 KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE, SHOW])
 
 
@@ -95,8 +102,10 @@ class Handlers:
         operators: Tenants,
         desk: Desk,
         signer: Signer,
+        answers: AnswerSigner | None = None,
     ) -> None:
-        self._signer = signer
+        """`answers`: signs certificates of answers; None if the router has no key for them."""
+        self._signer, self._answers = signer, answers
         self._kept = KeptAnswers(time.monotonic)
         self._resolver = resolver
         self._tokenizer = resolver.text.tokenizer
@@ -139,6 +148,8 @@ class Handlers:
 
         def parse() -> None:
             asked.body = self._parsed(parser, asked.raw, connection, api.skipped)
+            if connection.header(CERTIFICATE) is not None:
+                asked.body = with_certificate(asked.body, api.table.path)
             connection.name(asked.body.request_id)
 
         async def work() -> None:
@@ -165,6 +176,8 @@ class Handlers:
 
         def plan() -> tuple[GenerationPlan, StreamStart | None]:
             made = api.plan(body, resolver, contexts)
+            if made.is_certified and self._answers is None:
+                raise InvalidRequest(NO_CERTIFICATES, param="certificate")
             if not made.show.stream or not is_resumable:
                 return made, None
             return begin_stream(api.table.path, body, made, self._signer, last_event_id)
@@ -176,7 +189,9 @@ class Handlers:
         asked.drop_raw()
         connection.more_headers.update(planned.headers)
         writer = partial(api.writer, body)
-        generation = Generation(planned, writer, self._tokenizer, self._gateway, self._metrics, asked.arrived, start)
+        generation = Generation(
+            planned, writer, self._tokenizer, self._gateway, self._metrics, asked.arrived, start, self._answers
+        )
         with self._desk.charged(connection.tenant, planned.cost, connection.more_headers.update) as bill:
             try:
                 await generation.run(connection)
@@ -343,3 +358,11 @@ class Handlers:
             "sampling_defaults": asdict(self._resolver.defaults),
             "weights": weights and msgspec.structs.asdict(weights),
         }
+
+
+def with_certificate(body: Any, path: str) -> Any:
+    """Return the body as if its field `certificate` asked for what the header asks for."""
+    if "certificate" not in body.__struct_fields__:
+        where = "/v1/chat/completions and /v1/completions"
+        raise InvalidRequest(f"the header X-Certificate has no meaning at {path}: {where} answer with certificates")
+    return msgspec.structs.replace(body, certificate=True)

@@ -222,6 +222,7 @@ class Resolver:
                 form=form,
             ),
             headers={**cap.headers, **(headers or {})},
+            is_certified=bool(body.certificate),
         )
 
     def _check_scores(self, body: GenerationFields, num_scores: int, num_tokens: int) -> None:

@@ -97,6 +97,7 @@ class Attempts:
         attempt.occupy(placement.prefill, placement.decode)
         attempt.is_alone, attempt.sent_at = placement.is_alone, now
         self._placer.pairs.sent(attempt)
+        effects.placed.append((request.rid, [node.hello.fingerprint for node in attempt.nodes]))
         first = attempt.prefiller
         assert first is not None
         generate = self._generate(request, now, effects)

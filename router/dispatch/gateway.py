@@ -379,6 +379,9 @@ class Gateway:
         for rid in effects.begun:
             if (mailbox := self._mailboxes.get(rid)) is not None:
                 mailbox.begun.add(rid)
+        for rid, fingerprints in effects.placed:
+            if (mailbox := self._mailboxes.get(rid)) is not None:
+                mailbox.nodes.setdefault(rid, {}).update(dict.fromkeys(fingerprints))
         for news in effects.news:
             mailbox = self._mailboxes.get(news.rid)
             if mailbox is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.core.errors import BatonError
-from shared.wire.messages import Message, SequenceEnd, TokenLogprob
+from shared.wire.messages import Fingerprint, Message, SequenceEnd, TokenLogprob
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -54,5 +54,6 @@ class Effects:
     picks: list[tuple[str, str]] = field(default_factory=list)  # (role, reason) of each picked node
     sought: list[str] = field(default_factory=list)  # outcomes of searches for cached prefixes
     begun: list[str] = field(default_factory=list)  # rids, see Mailbox
+    placed: list[tuple[str, Sequence[Fingerprint]]] = field(default_factory=list)  # rid, of its attempt's nodes
     queue_waits: list[float] = field(default_factory=list)  # seconds that each started request waited
     num_moved: int = 0

@@ -49,6 +49,12 @@ class RouterConfig:
         "keys admin`); read again when it changes; empty: /admin is off (`baton up` makes a file with one key)",
         metavar="FILE",
     )
+    certificate_key: str = option(
+        "",
+        "file with the key that signs certificates of answers (made by `baton keys certificate`); empty: requests for "
+        "a certificate are refused",
+        metavar="FILE",
+    )
     strict_fields: bool = option(
         False,
         "refuse unknown fields of requests, and a max_tokens that does not fit after the prompt; else response headers "

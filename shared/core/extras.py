@@ -16,7 +16,14 @@ from shared.core.errors import ConfigError
 
 DISTRIBUTION = "baton-serve"
 # extra -> its main package
-PACKAGES = {"gpu": "flashinfer", "load": "matplotlib", "models": "transformers", "ray": "ray", "nixl": "nixl"}
+PACKAGES = {
+    "certificates": "cryptography",
+    "gpu": "flashinfer",
+    "load": "matplotlib",
+    "models": "transformers",
+    "nixl": "nixl",
+    "ray": "ray",
+}
 ON_INDEX = {"flashinfer": "flashinfer-python"}  # packages whose distributions have other names
 OURS = frozenset({"decode_node", "deploy", "prefill_node", "router", "shared"})
 

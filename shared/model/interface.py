@@ -58,6 +58,7 @@ class ModelSpec:
     needs_cpu_seq_lens: bool = False  # whether attention needs exact lengths on the host
     has_grouped_experts: bool = False  # whether torch's grouped product runs experts; some GPUs have no kernel for it
     library: str = ""  # the library that runs the layers, and its version; "": Baton does
+    tie: float = 0.0  # logits that are nearer may change places with the batch; 0: none do
 
 
 class LayerMarks:

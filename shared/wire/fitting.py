@@ -13,6 +13,7 @@ PREFILL = "prefill"
 NO_DRAFT_STATE = "none"
 NO_GRAMMAR = "none"
 PLANE_SEPARATOR = ";"
+BY_LIBRARY = " by "  # in the name of weights that a library's layers run: then comes the library's version
 WINDOWS = "window "  # begins a page layout with windows; then the window of each page group
 
 
@@ -42,6 +43,11 @@ def apart(role: str, first: Fingerprint, other_role: str, second: Fingerprint) -
         return misfit(first, second) if role == PREFILL else misfit(second, first)
     name = misfit(first, second)
     return name and misfit(second, first) and name
+
+
+def runs_by_library(fingerprint: Fingerprint) -> bool:
+    """Return whether a library's layers run the model: their rounding depends on the batch, so near ties may flip."""
+    return BY_LIBRARY in fingerprint.weights
 
 
 def num_page_groups(fingerprint: Fingerprint) -> int:

@@ -115,7 +115,10 @@ def imports_of(folders: tuple[str, ...]) -> set[str]:
 @pytest.mark.parametrize(
     ("folders", "declared"),
     [
-        (PACKAGES, PROJECT["dependencies"] + EXTRAS["load"] + EXTRAS["models"] + EXTRAS["ray"]),
+        (
+            PACKAGES,
+            PROJECT["dependencies"] + EXTRAS["load"] + EXTRAS["models"] + EXTRAS["ray"] + EXTRAS["certificates"],
+        ),
         (BESIDE, PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["load"]),
     ],
 )

@@ -41,15 +41,21 @@ MOST_NOISE_OF_RANKS = 8.0  # their sums, one part from each rank, round in still
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Differences are shares of the largest logit."""
+    """Differences are shares of `largest`, the largest logit."""
 
     difference: float
     noise: float
     most_noise: float = MOST_NOISE
+    largest: float = 0.0
 
     @property
     def bound(self) -> float:
         return self.most_noise * self.noise
+
+    @property
+    def tie(self) -> float:
+        """Return how far two logits may be apart and still change places: each may move by the bound."""
+        return 2 * self.bound * self.largest
 
     def __str__(self) -> str:
         return (
@@ -75,7 +81,8 @@ def check_logits(network: PreTrainedModel, model: LibraryModel, parts: NetworkPa
                 right = own_logits(network, rows, wanted)
         model.attach()
         most = MOST_NOISE if parts is None else MOST_NOISE_OF_RANKS
-        result = CheckResult(difference(paged_logits(model, rows, wanted), right, network.dtype), noise, most)
+        found = difference(paged_logits(model, rows, wanted), right, network.dtype)
+        result = CheckResult(found, noise, most, float(right.abs().max()))
         if parts is not None or not result.difference <= result.bound:
             use_other_attention(network)
             chunked = difference(chunked_logits(network, rows, wanted), own, network.dtype)

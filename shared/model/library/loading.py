@@ -40,6 +40,7 @@ from shared.model.library.survey import LayerSurvey
 from shared.model.opened import DTYPES, LoadOptions, settled
 from shared.model.quantized_folder import QuantizedFiles, open_tensors
 from shared.model.tensor_files import TensorFiles
+from shared.wire.fitting import BY_LIBRARY
 
 if TYPE_CHECKING:
     from shared.model.library.compiled_attention import CompiledAttention
@@ -94,6 +95,7 @@ def load_library_model(
         own_bytes = sum(parameter.nbytes for parameter in network.parameters())
         report += f"; each of {group.size} ranks has {own_bytes / num_bytes:.0%} of the weights"
     model.report = report
+    model.spec = replace(model.spec, tie=found.tie)
     if group is not None and group.rank:  # rank 0 tells it
         return model
     logger.info("checked against the library: %s", model.report)
@@ -187,7 +189,7 @@ def spec_of(
         vocab_size=text.vocab_size,
         max_context=max_context,
         dtype=dtype,
-        weights_hash=f"{files.content_hash()} by {LIBRARY_VERSION}",  # another version may round in another way
+        weights_hash=f"{files.content_hash()}{BY_LIBRARY}{LIBRARY_VERSION}",  # another version may round in another way
         eos_ids=eos_ids_of(folder, text.eos_token_id),
         stored=stored,
         library=LIBRARY_VERSION,

@@ -1,0 +1,1 @@
+"""Certificates of answers: what they say, how they are signed and checked, and the keys that sign them."""

@@ -1,0 +1,300 @@
+"""Certified answers are computed again: by whatever way they came, one plain engine gives the same tokens."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from deploy.tools.certify.replay import Replayer, ReplayTask, ReplayVerdict
+from router.certify.record import ShownAnswer
+from router.certify.signing import verified
+from shared.core.errors import ConfigError
+from shared.core.keys import sequence_seed
+from shared.core.sampling_params import SamplingParams
+from shared.node.core import NodeCore
+from shared.node.fingerprint import make_fingerprint
+from tests.support.certified import choice_facts, keys_of, new_signer, shown_of
+from tests.support.core_pair import make_pair, run_pair
+from tests.support.core_rig import (
+    CoreKnobs,
+    Job,
+    Outcome,
+    draw_jobs,
+    make_core,
+    name_of,
+    run_local,
+    some_follow_grammars,
+)
+
+PAGE = 16
+PLAIN = CoreKnobs(spec="none", page_size=PAGE)
+SIGNER = new_signer()
+BY_LIBRARY = "hashlm-1-96 by a library 1.0"
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[NodeCore]:
+    core = make_core(PLAIN)
+    yield core
+    core.close()
+
+
+def certified(core: NodeCore, jobs: Sequence[Job], outcome: Outcome, **changes: Any) -> list[ReplayTask]:
+    """What a client would hold of these streams, and the replay reads of it."""
+    node = make_fingerprint(core.spec, core.pool.planes, PAGE, core.engine.worker.drafter, "other build")
+    node = msgspec.structs.replace(node, **changes)
+    tasks = []
+    for job in jobs:
+        name = name_of(job.request().key)
+        facts = choice_facts(
+            job.prompt,
+            outcome.streams[name],
+            node=node,
+            sampling=job.sampling,
+            seed=job.seed,
+            finish_reason=outcome.ends[name].reason.value,
+        )
+        tasks.append(task_of(shown_of(SIGNER, facts), name))
+    return tasks
+
+
+def task_of(shown: ShownAnswer, name: str) -> ReplayTask:
+    record = verified(shown.record, keys_of(SIGNER))
+    shown.check_shown(record)
+    assert shown.prompt_token_ids is not None
+    sampling = record.sampling_params(shown.grammar)
+    return ReplayTask(name, record, shown.prompt_token_ids, sampling, shown.salt_bytes, shown.token_ids)
+
+
+def verdicts(core: NodeCore, tasks: Sequence[ReplayTask]) -> dict[str, ReplayVerdict]:
+    found = {task.name: verdict for task, verdict in Replayer(core, PAGE).run(tasks)}
+    assert found.keys() == {task.name for task in tasks}
+    return found
+
+
+def workload(seed: int, count: int = 12) -> list[Job]:
+    return some_follow_grammars(draw_jobs(random.Random(seed), count, max_prompt=60))
+
+
+def one_answer(plain: NodeCore, sampling: SamplingParams, **changes: Any) -> ReplayTask:
+    job = Job(0, (5, 6, 7, 8), sampling, 11)
+    outcome = run_local(plain, [job])
+    (task,) = certified(plain, [job], outcome, **changes)
+    return task
+
+
+WAYS = {
+    "plain, with retractions": PLAIN,
+    "n-gram drafts": CoreKnobs(spec="ngram", width=4, page_size=PAGE),
+    "a head's drafts": CoreKnobs(spec="eagle", width=4, page_size=PAGE, draw_widths=True),
+    "a tree of drafts": CoreKnobs(spec="eagle", width=5, topk=2, steps=2, page_size=PAGE),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_drafted_and_retracted_answers_replay_equal(plain: NodeCore, way: str) -> None:
+    core, jobs = make_core(WAYS[way]), workload(3)
+    try:
+        tasks = certified(core, jobs, run_local(core, jobs, retract_every=7, rng=random.Random(1)))
+    finally:
+        core.close()
+    assert {verdict for verdict in verdicts(plain, tasks).values()} == {ReplayVerdict(True, "equal")}
+
+
+def test_handed_over_answers_replay_equal(plain: NodeCore) -> None:
+    """Without grammars, which the pair of cores knows nothing of."""
+    pair, jobs = make_pair(WAYS["a head's drafts"]), draw_jobs(random.Random(4), 12, max_prompt=60)
+    try:
+        outcome = run_pair(pair, jobs, retract_every=9, rng=random.Random(2))
+        tasks = certified(pair.decode, jobs, outcome)
+    finally:
+        pair.close()
+    assert {verdict for verdict in verdicts(plain, tasks).values()} == {ReplayVerdict(True, "equal")}
+
+
+def test_answers_resumed_after_a_kill_replay_equal(plain: NodeCore) -> None:
+    """Each answer's beginning comes from one node, and the rest from another, as the router asks for it."""
+    jobs, outcome = workload(5), Outcome()
+    dead = make_core(WAYS["n-gram drafts"])
+    try:
+        for job in jobs:
+            dead.submit(job.request())
+        for _ in range(9):
+            dead.step(block=True)
+            outcome.take(dead)
+    finally:
+        dead.close()
+    left = [job for job in jobs if name_of(job.request().key) not in outcome.ends]
+    begun = [len(outcome.streams[name_of(job.request().key)]) for job in left]
+    assert any(begun), "the node died before or after all of its work"
+    heir = make_core(WAYS["a head's drafts"])
+    try:
+        for job in left:
+            request = job.request()
+            request.output_ids = list(outcome.streams[name_of(request.key)])
+            heir.submit(request)
+        run_local(heir, [], outcome=outcome)
+        tasks = certified(heir, jobs, outcome)
+    finally:
+        heir.close()
+    assert {verdict for verdict in verdicts(plain, tasks).values()} == {ReplayVerdict(True, "equal")}
+
+
+def test_each_of_n_answers_has_its_own_seed(plain: NodeCore) -> None:
+    sampling = SamplingParams(max_tokens=12, temperature=1.0)
+    jobs = [Job(n, (1, 2, 3), sampling, sequence_seed(77, n)) for n in range(3)]
+    outcome = run_local(plain, jobs)
+    tasks = []
+    for n, job in enumerate(jobs):
+        (task,) = certified(plain, [job], outcome)
+        record = msgspec.structs.replace(task.record, seed=77, sequence=n)
+        tasks.append(replace(task, record=record))
+    assert len({tuple(task.token_ids or ()) for task in tasks}) == 3
+    assert all(verdict.is_equal for verdict in verdicts(plain, tasks).values())
+    moved = replace(tasks[1], record=msgspec.structs.replace(tasks[1].record, sequence=2))
+    (verdict,) = verdicts(plain, [moved]).values()
+    assert verdict.is_equal is False
+
+
+# What differs
+
+
+def with_tokens(task: ReplayTask, ids: Sequence[int], **changes: Any) -> ReplayTask:
+    """The same certificate as if these were the tokens."""
+    facts = choice_facts(
+        task.prompt_ids, ids, sampling=task.sampling, seed=task.record.seed, finish_reason=task.record.finish_reason
+    )
+    shown = shown_of(SIGNER, msgspec.structs.replace(facts, **changes))
+    other = task_of(shown, task.name)
+    return replace(other, record=msgspec.structs.replace(other.record, nodes=task.record.nodes))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("place", [0, 5, 11])
+def test_the_first_token_that_differs_is_named(plain: NodeCore, temperature: float, place: int) -> None:
+    task = one_answer(plain, SamplingParams(max_tokens=12, temperature=temperature))
+    ids = list(task.token_ids or ())
+    wrong = [*ids[:place], (ids[place] + 1) % 90, *ids[place + 1 :]]
+    (verdict,) = verdicts(plain, [with_tokens(task, wrong)]).values()
+    assert verdict.is_equal is False
+    assert f"token {place} is {wrong[place]} in the certificate and {ids[place]} here" in verdict.text
+    (unshown,) = verdicts(plain, [replace(with_tokens(task, wrong), token_ids=None)]).values()
+    assert unshown.is_equal is False and "can't be said where" in unshown.text
+    (right,) = verdicts(plain, [replace(task, token_ids=None)]).values()
+    assert right == ReplayVerdict(True, "equal")
+
+
+def test_another_seed_or_prompt_differs(plain: NodeCore) -> None:
+    task = one_answer(plain, SamplingParams(max_tokens=12, temperature=1.0))
+    other_seed = replace(task, record=msgspec.structs.replace(task.record, seed=12))
+    for other in (other_seed, replace(task, prompt_ids=[5, 6, 7, 9])):
+        (verdict,) = verdicts(plain, [other]).values()
+        assert verdict.is_equal is False
+
+
+def test_an_end_that_the_engine_does_not_reach_differs(plain: NodeCore) -> None:
+    """A stop token ends the engine's answer; the certified one goes on, or is said to have another end."""
+    free = one_answer(plain, SamplingParams(max_tokens=12, temperature=0.8))
+    ids = list(free.token_ids or ())
+    stops = replace(free.sampling, stop_token_ids=(ids[4],))
+    cut = ids[: ids.index(ids[4]) + 1]
+    longer = with_tokens(free, ids, sampling=stops)
+    (verdict,) = verdicts(plain, [longer]).values()
+    assert verdict.is_equal is False and f"ends after {len(cut)} tokens" in verdict.text
+    for reason, stop_strings, is_equal in (
+        ("stop", (), True), ("length", (), False), ("length", ("x",), True),
+    ):  # fmt: skip
+        task = with_tokens(free, cut, sampling=stops, finish_reason=reason, stops=stop_strings)
+        (verdict,) = verdicts(plain, [task]).values()
+        assert verdict.is_equal is is_equal, verdict
+
+
+def test_an_answer_of_no_tokens_and_one_too_long_are_told(plain: NodeCore) -> None:
+    task = one_answer(plain, SamplingParams(max_tokens=3))
+    (empty,) = verdicts(plain, [with_tokens(task, [])]).values()
+    assert empty.is_equal is True
+    long = replace(task, prompt_ids=[1] * 600)
+    (untold,) = verdicts(plain, [long]).values()
+    assert untold.is_equal is None and "not computed" in untold.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"numerics": 1}, "numerics"),
+        ({"weights": "others"}, "weights"),
+        ({"dtype": "bfloat16"}, "dtype"),
+        ({"model": "another"}, "model"),
+        ({"page_layout": "kv:2x16:torch.int8"}, "pages"),
+    ],
+)
+def test_another_fingerprint_is_named(plain: NodeCore, changes: dict[str, Any], name: str) -> None:
+    task = one_answer(plain, SamplingParams(max_tokens=3), **changes)
+    with pytest.raises(ConfigError, match=f"another fingerprint: {name} is"):
+        verdicts(plain, [task])
+
+
+def test_nodes_of_two_kinds_and_a_missing_adapter_are_named(plain: NodeCore) -> None:
+    task = one_answer(plain, SamplingParams(max_tokens=3))
+    other = msgspec.structs.replace(task.record.nodes[0], numerics=99)
+    two = msgspec.structs.replace(task.record, nodes=[*task.record.nodes, other])
+    with pytest.raises(ConfigError, match="nodes of different kinds"):
+        verdicts(plain, [replace(task, record=two)])
+    with pytest.raises(ConfigError, match="--lora NAME=PATH"):
+        verdicts(plain, [replace(task, record=msgspec.structs.replace(task.record, adapter="abc"))])
+
+
+# Near ties
+
+
+def with_ties(core: NodeCore, tie: float) -> NodeCore:
+    """The core as if a library ran its model, whose logits may move by half of `tie`."""
+    core.model.spec = replace(core.model.spec, weights_hash=BY_LIBRARY, tie=tie)  # type: ignore[misc]
+    return core
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_library_s_near_ties_are_no_differences(temperature: float) -> None:
+    """Two certified tokens are not the engine's. Behind each, the engine goes on from the certified one."""
+    core = make_core(PLAIN)
+    try:
+        right = one_answer(core, SamplingParams(max_tokens=12, temperature=temperature))
+        ids: list[int] = []
+        for place, token in enumerate(one := list(right.token_ids or ())):
+            if place in (3, 7):
+                ids.append((token + 1) % 90)
+                one[place + 1 :] = continued(core, right, ids)
+            else:
+                ids.append(one[place])
+        wrong = with_tokens(right, ids)
+        assert right.record.replays == "exact" and verdicts(core, [wrong])["r0"].is_equal is False
+        for tie, is_equal in ((1000.0, True), (1e-9, False)):
+            with_ties(core, tie)
+            record = msgspec.structs.replace(wrong.record, replays="near-ties", nodes=[Replayer(core, PAGE).numerics])
+            (verdict,) = verdicts(core, [replace(wrong, record=record)]).values()
+            assert verdict.is_equal is is_equal, verdict
+            assert not is_equal or ("2 near ties" in verdict.text and "token 7 is" in verdict.text)
+            exact = replace(wrong, record=msgspec.structs.replace(record, replays="exact"))
+            assert verdicts(core, [exact])["r0"].is_equal is False
+    finally:
+        core.close()
+
+
+COUNTER = itertools.count(100)
+
+
+def continued(core: NodeCore, task: ReplayTask, ids: Sequence[int]) -> list[int]:
+    """What the engine says behind these tokens."""
+    job = Job(next(COUNTER), tuple(task.prompt_ids), task.sampling, task.record.seed)
+    request = job.request()
+    request.output_ids = list(ids)
+    core.submit(request)
+    outcome = Outcome()
+    outcome.streams[name_of(request.key)] = list(ids)
+    return run_local(core, [], outcome=outcome).streams[name_of(request.key)][len(ids) :]
