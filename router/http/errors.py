@@ -91,24 +91,27 @@ class NoWebSockets(InvalidRequest):
     status = 426
 
 
-class UnknownStream(InvalidRequest):
+class NamedRefusal(InvalidRequest):
+    """Its message begins with its code: Anthropic's form has no field for a code."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{self.code}: {why}")
+
+
+class UnknownStream(NamedRefusal):
     """No router with this key began the stream that Last-Event-ID names."""
 
     code = "unknown_stream"
 
 
-class ResumeMismatch(InvalidRequest):
+class ResumeMismatch(NamedRefusal):
     """The resumed request or its tokens differ from the broken stream's. Clients don't retry this status."""
 
     code = "resume_mismatch"
     status = 422
 
-    def __init__(self, why: str) -> None:
-        """Put the code into the message: Anthropic's form has no field for a code."""
-        super().__init__(f"{self.code}: {why}")
 
-
-class KeyReused(InvalidRequest):
+class KeyReused(NamedRefusal):
     code = "idempotency_key_reused"
     status = 422
 

@@ -13,6 +13,10 @@ import httpx
 import pytest
 
 from router.api.marks import read_id
+from stream_conformance.apis import APIS
+from stream_conformance.client import Asker
+from stream_conformance.rules import judge
+from stream_conformance.run import Options, Run
 from tests.support.lost_streams import Event, last_id
 from tests.support.patience import HANG_GUARD_S
 from tests.support.router_fake_node import FakeNode
@@ -140,6 +144,14 @@ def test_events_have_ids_for_who_asks_for_them(routers: list[RouterProcess]) -> 
     answer = httpx.post(routers[0].url + path, json=body, headers=plain, timeout=HANG_GUARD_S)
     assert not any(event.id for event in events_of(answer))
     assert all(event.id for event in events_of(stream(routers[0], path, BODIES[path])))
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_baton_keeps_the_contract_for_streams(routers: list[RouterProcess], api: str) -> None:
+    """docs/spec/exactly-once-streaming.md. Faults are a long test's: the nodes here are no processes."""
+    asker = Asker([router.url for router in routers], APIS[api].path, "sesame", HANG_GUARD_S)
+    verdicts = list(judge(Run(asker, APIS[api], Options("hashlm", has_key=True))))
+    assert [verdict for verdict in verdicts if verdict.result != "pass" and verdict.rule != "faults lose nothing"] == []
 
 
 # ---- whole answers

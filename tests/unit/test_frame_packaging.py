@@ -30,7 +30,7 @@ FOR_TESTS = [
 ]
 # These run in an environment of their own: the mutation library's, each client's.
 CLIENT_PROGRAMS = {ROOT / "tests" / "clients" / client.program for client in CLIENTS if client.kind is Kind.PIP}
-BESIDE = ("benchmarks", "tests")  # beside what ships
+BESIDE = ("benchmarks", "conformance", "tests")  # beside what ships
 ELSEWHERE = {ROOT / "tests" / "mutants" / "draw.py", *CLIENT_PROGRAMS}
 TARGETS = (
     "help",
