@@ -1,7 +1,7 @@
 """Notices when a model's files change while this node computes with their mapped pages.
 
 Weights that need no conversion stay in the mapped files. A file that another one replaces by its name stays as it is
-for those who have mapped it. A file that is written in place changes the weights under running steps.
+for each process that has mapped it. A file that is written in place changes the weights under running steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ModelFiles:
             found = stamp_of(path)
             if found != stamp and found[:2] == stamp[:2]:  # else the path leads to another file, or nowhere
                 raise ModelChanged(
-                    f"{path} was written while this node used it, so its weights are no longer those that were loaded; "
+                    f"{path} was written while this node used it, so its weights are no longer the loaded ones; "
                     "start the node again, and next time write new files beside the old ones, then rename them"
                 )
 

@@ -45,7 +45,7 @@ def asked(app: ASGIApp, method: str, path: str, **headers: str) -> tuple[int, di
 def whole_router() -> ASGIApp:
     handlers = Mock()
     handlers.generating.return_value = {"/v1/chat/completions": Mock()}
-    return build_routes(make_rules(), handlers, Mock(), Mock(), Tenants.with_key("other"))
+    return build_routes(make_rules(), handlers, Mock(), Tenants.with_key("other"))
 
 
 @pytest.mark.parametrize("method", METHODS)
