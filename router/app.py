@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 from router.api.admin import AdminHandlers
 from router.api.endpoint import EndpointRules
 from router.api.handlers import Handlers
-from router.api.playground import Playground
 from router.api.resolve import Resolver
 from router.api.routes import build_routes
 from router.api.sampling_defaults import load_sampling_defaults
@@ -50,6 +49,7 @@ from shared.config.http_settings import ANY
 from shared.config.processes import RouterProcessConfig
 from shared.core.sampling_params import SamplingValues
 from shared.device.malloc import share_one_heap
+from shared.observe.last_faults import LastFaults
 from shared.observe.library_logs import capture_libraries
 from shared.observe.log import Logger, open_log
 from shared.observe.log_once import LogOnce
@@ -81,7 +81,8 @@ def run(config: RouterProcessConfig) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code. Raise ConfigError for unusable settings."""
     ring = ring_of_router(config.security.keys, config.router.router_id)
     config = replace(config, router=replace(config.router, router_id=own_name(config, ring)))
-    log = open_log(config.router.router_id, config.log)
+    faults = LastFaults()
+    log = open_log(config.router.router_id, config.log, faults.heed)
     capture_libraries(log)
     share_one_heap()
     keys = RouterKeys(
@@ -104,7 +105,7 @@ def run(config: RouterProcessConfig) -> int:
         link = open_link(config, ring)  # opened last, because unread connections have no limits
         try:
             gc.freeze()  # exempt the constant vocabulary from garbage collection
-            return uvloop.run(serve_all(config, listener, link, text, defaults.values, log, keys, certificate))
+            return uvloop.run(serve_all(config, listener, link, text, defaults.values, log, faults, keys, certificate))
         finally:
             link.close()
     finally:
@@ -133,6 +134,7 @@ async def serve_all(
     text: TextModel,
     defaults: SamplingValues,
     log: Logger,
+    faults: LastFaults,
     keys: RouterKeys,
     certificate: Certificate | None,
 ) -> int:
@@ -173,9 +175,9 @@ async def serve_all(
     )
     is_on = keys.operators.asks_for_keys or config.router.admin_without_key
     admin = AdminHandlers(
-        gateway, registry, config.timeouts.move_after_s, is_on, desk.limits, config.model.public_names
+        gateway, registry, config.timeouts.move_after_s, is_on, desk.limits, config.model.public_names, faults
     )
-    app = build_routes(rules, handlers, Playground(), admin, keys.operators)
+    app = build_routes(rules, handlers, admin, keys.operators)
     times = config.timeouts
     http_rules = HttpRules(config.http, metrics, LogOnce(log), times.retry_after_s, times.slow_reader_s)
     tasks = start_background(config, keys, log, lambda: gateway.num_open, certificate)

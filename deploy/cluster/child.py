@@ -16,6 +16,10 @@ from shared.observe.log import JSON, foreign_line
 READ_BYTES = 1 << 16
 LONGEST_LINE = 1 << 16
 LONGEST_HEAD = 256  # characters of a log line up to its message
+LIKELY = {
+    -signal.SIGKILL: "the system ended it because memory ran out, unless somebody sent the signal",
+    -signal.SIGBUS: "a mapped file, such as the model's, was cut off",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +134,8 @@ def describe_end(status: int) -> str:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"was killed by signal {-status}"
+
+
+def likely_cause(status: int) -> dict[str, object]:
+    """Return a log line's field for an end whose status says too little."""
+    return {"likely": LIKELY[status]} if status in LIKELY else {}

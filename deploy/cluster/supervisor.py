@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from deploy.cluster.child import Child, ChildSpec, describe_end
+from deploy.cluster.child import Child, ChildSpec, describe_end, likely_cause
 from deploy.cluster.restart_policy import RestartPolicy
 from shared.core.exit_codes import EXIT_DRAINED
 from shared.observe.log import Logger
@@ -123,10 +123,10 @@ class Supervisor:
 
     def _after_death(self, child: Child, status: int, now: float) -> None:
         delay = child.policy.delay_after_death(now, status)
-        how = describe_end(status)
+        how, likely = describe_end(status), likely_cause(status)
         if delay is not None and (self._ready or not child.spec.vital):
             child.restart_at = now + delay
-            self._log.warning(f"{child.spec.name} {how}; it is started again", in_s=delay)
+            self._log.warning(f"{child.spec.name} {how}; it is started again", in_s=delay, **likely)
             return
         child.given_up = True
         if status == EXIT_DRAINED:
@@ -135,7 +135,7 @@ class Supervisor:
         kind = [other for other in self.children if other.spec.vital is child.spec.vital]
         last = all(other.given_up for other in kind)
         self._failed = self._failed or not self._ready or last
-        self._log.error(f"{child.spec.name} {how} and stays down" + ("; stopping" if self._failed else ""))
+        self._log.error(f"{child.spec.name} {how} and stays down" + ("; stopping" if self._failed else ""), **likely)
 
     @property
     def children_not_vital(self) -> list[Child]:
@@ -154,7 +154,8 @@ class Supervisor:
             self._readiness.announce()
         elif time.monotonic() > deadline:
             self._failed = True
-            self._log.error("not ready in time; stopping", timeout_s=self._readiness.timeout_s)
+            limit_s = self._readiness.timeout_s
+            self._log.error("not ready in time (a slow disk? see --start-timeout-s); stopping", timeout_s=limit_s)
 
     def _stop(self) -> None:
         """Stop vital children first: routers finish open requests while nodes still serve."""

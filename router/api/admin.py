@@ -22,6 +22,7 @@ from router.tenants.tenant import CHANGE
 from shared.config.endpoints import KEY_MARK
 from shared.core.errors import Aborted, InvalidRequest
 from shared.core.states import NodeState
+from shared.observe.last_faults import LastFaults
 from shared.wire.messages import Drain
 
 MAX_BODY_BYTES = 4096
@@ -77,6 +78,7 @@ class AdminHandlers:
         is_on: bool,
         limits: RateLimits,
         names: Collection[str],
+        faults: LastFaults,
     ) -> None:
         """`names`: of the model itself."""
         self._gateway = gateway
@@ -84,6 +86,7 @@ class AdminHandlers:
         self._move_after_s = move_after_s
         self._is_on = is_on
         self._limits = limits
+        self._faults = faults
         self.adapters = AdapterAdmin(gateway, registry, names, move_after_s, self._check_on)
         self._drain = BodyParser(DRAIN, strict=True)
         self._role = BodyParser(ROLE, strict=True)
@@ -104,6 +107,7 @@ class AdminHandlers:
             "nodes": nodes,
             "unreachable": unreachable,
             **self._registry.misfit_status(now),
+            "faults": self._faults.newest_first(),
         }
         await connection.answer(200, msgspec.json.encode(answer))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ from router.http.errors import (
 )
 from router.http.web_rules import WebRules, is_preflight
 from router.tenants.book import Tenants
-from shared.core.errors import BatonError
+from shared.core.errors import BatonError, NoNodes
 from shared.core.trace_context import traced
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
@@ -79,6 +80,15 @@ class Endpoint:
             connection.id_headers = (REQUEST_ID, b"request-id")
         connection.name(connection.header(REQUEST_ID))
         try:
+            await self._exchange(connection)
+        except asyncio.CancelledError:  # the server's end, which waits no longer for this client
+            await self._break_off(connection)
+        finally:
+            connection.body_hold.let_go()
+            self._exchange_over(connection)
+
+    async def _exchange(self, connection: Connection) -> None:
+        try:
             await self._serve(connection)
         except ClientGone:
             return
@@ -89,15 +99,24 @@ class Endpoint:
         except Exception as error:
             self._rules.log.error(
                 "a request failed unexpectedly",
-                path=scope["path"],
+                path=connection.scope["path"],
                 request=connection.request_id,
                 **traced(connection.trace),
                 error=error,
             )
             await self._refuse(connection, internal_error())
-        finally:
-            connection.body_hold.let_go()
-            self._exchange_over(connection)
+
+    async def _break_off(self, connection: Connection) -> None:
+        """Answer a client that has not sent its whole body, or end an answer, without waiting for the client."""
+        error, data = NoNodes("this server is shutting down"), b""
+        with contextlib.suppress(ClientGone):
+            if connection.status is None:
+                data = error_body(connection.scope["path"], error, connection.request_id)
+                headers = [*error_headers(error, self._rules.retry_after_s), (b"connection", b"close")]
+                headers.append((b"content-length", b"%d" % len(data)))
+                await connection.start(error.status, headers)
+            if not connection.is_answered:
+                await connection.write(data, last=True)
 
     def _exchange_over(self, connection: Connection) -> None:
         """Do nothing: only /admin keeps account."""

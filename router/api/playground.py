@@ -1,4 +1,6 @@
-"""The playground at `/`: a static page without outside resources."""
+"""Static pages without outside resources: the playground at `/`, and `/status`.
+
+The page `/status` holds no state itself. It asks /admin/status, with the admin key that its user types in."""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ PAGE_HEADERS = [
 ]
 
 
-class Playground:
-    def __init__(self) -> None:
-        self._page = files("router").joinpath("static", "index.html").read_bytes()
+class StaticPage:
+    def __init__(self, name: str) -> None:
+        self._page = files("router").joinpath("static", name).read_bytes()
 
     async def page(self, connection: Connection) -> None:
         await connection.answer(200, self._page, PAGE_HEADERS)

@@ -13,14 +13,12 @@ from router.api.handlers import Handlers
 from router.api.missing import MissingPaths
 from router.api.ollama_models import version
 from router.api.openapi import OpenApi
-from router.api.playground import Playground
+from router.api.playground import StaticPage
 from router.tenants.book import Tenants
 from router.tenants.tenant import CHANGE, DRAIN, SEE
 
 
-def build_routes(
-    rules: EndpointRules, handlers: Handlers, playground: Playground, admin: AdminHandlers, operators: Tenants
-) -> Router:
+def build_routes(rules: EndpointRules, handlers: Handlers, admin: AdminHandlers, operators: Tenants) -> Router:
     """Paths that compute or show texts need the API key, if set; /admin needs the operators' key."""
     generating = [
         Route(path, Endpoint(rules, "POST", handler, needs_key=True, counts=True))
@@ -41,7 +39,8 @@ def build_routes(
         Route("/health", Endpoint(rules, "GET", handlers.health)),
         Route("/ready", Endpoint(rules, "GET", handlers.ready)),
         Route("/metrics", Endpoint(rules, "GET", handlers.metrics)),
-        Route("/", Endpoint(rules, "GET", playground.page)),
+        Route("/", Endpoint(rules, "GET", StaticPage("index.html").page)),
+        Route("/status", Endpoint(rules, "GET", StaticPage("status.html").page)),
     ]
     missing = MissingPaths(route.path for route in (*generating, *others) if "{" not in route.path).handle
     whole_server = Route("/*", Endpoint(rules, "*", missing))  # WHOLE_SERVER: there is only OPTIONS

@@ -147,6 +147,12 @@ class RankLost(BatonError):
     code = "rank_lost"
 
 
+class ModelChanged(BatonError):
+    """The model's files changed under the node that uses them."""
+
+    code = "model_changed"
+
+
 class KernelRefused(BatonError):
     """A kernel can't run with these arguments on this device. The message names the kernel and the remedy."""
 

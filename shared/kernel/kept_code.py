@@ -3,10 +3,13 @@
 numba has one index for all variants of a function, and takes no lock. If two processes saved different variants at the
 same time, one could later load the other's code. So here each variant has its own index and its own file of code. A
 variant is a signature with the values in the closure and the processor's features.
+
+A full disk, or a folder that can't be written any more, costs only time: the next process compiles again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from typing import Any
@@ -29,7 +32,8 @@ class VariantFiles:
         try:
             return file.load(key)
         except Exception:  # a loss of power leaves incomplete files, for which pickle raises any error
-            file.flush()  # `save` reads the index too
+            with contextlib.suppress(OSError):
+                file.flush()  # `save` reads the index too
             return None
 
     def save(self, key: Any, code: Any) -> None:
@@ -47,6 +51,12 @@ class KeptCode(FunctionCache):
         files: Any = VariantFiles(self.cache_path, self._impl.filename_base, stamp)  # numba calls `load` and `save`
         self._cache_file = files
 
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            tell_not_kept(error)
+
 
 def keep_code(compiled: Any, function: Any) -> None:
     """Let `compiled`, which numba made from the function, load and save its code on disk."""
@@ -55,5 +65,9 @@ def keep_code(compiled: Any, function: Any) -> None:
         settings.CACHE_DIR = str(kernels_folder())
     try:
         compiled._cache = KeptCode(function)
-    except RuntimeError as error:
-        logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
+    except (RuntimeError, OSError) as error:
+        tell_not_kept(error)
+
+
+def tell_not_kept(error: Exception) -> None:
+    logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)

@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
+from functools import partial
 
 from shared.config.processes import NodeProcessConfig
-from shared.core.errors import BatonError, DeviceLost, RankLost
+from shared.core.errors import BatonError, DeviceLost, ModelChanged, RankLost
 from shared.device.cpu import do_nothing
 from shared.device.faults import blames_device
 from shared.device.malloc import keep_freed_memory
@@ -26,6 +27,7 @@ from shared.node.compiling import KernelLog, tell_of_kernels
 from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
 from shared.node.daemon import Daemon
+from shared.node.model_files import ModelFiles, files_of_model
 from shared.node.node import Node
 from shared.node.ready_port import ReadyPort
 from shared.node.routers.early_peers import drop_early_messages
@@ -60,26 +62,27 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     kernels = KernelLog(log)
     forget_kernels = tell_of_kernels(kernels, parts.sched.device)
     try:
+        files = ModelFiles(files_of_model(parts.model.model, parts.spec))
         with drop_early_messages(links):
             others.start()
             core = build_core(config, log, links.wakeup.set, others, cores)
+            files.keep_mapped()
             warm_up(core, log)
             cores.settle(core.model, log)
         node = build_node(parts, core, links, log, make_side, cores, routers)
         if parts.probe.ready_port:
             ready = ReadyPort(asked.bind_host, parts.probe.ready_port, asked.silence_s)
-        daemon = Daemon(
-            node, links, log, asked.drain_s, check=others.check_ranks, cores=cores, watch=watch, ready=ready
-        )
+        check = partial(check_parts, others, files)
+        daemon = Daemon(node, links, log, asked.drain_s, check=check, cores=cores, watch=watch, ready=ready)
         watch.start()
         kernels.serving()
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
         code = daemon.run()
         check_at_exit(node, log)
     except Exception as error:  # routers get no message: the links close, and routers use other nodes
-        if not (isinstance(error, RankLost | DeviceLost) or blames_device(error)):
+        if not (isinstance(error, RankLost | DeviceLost | ModelChanged) or blames_device(error)):
             raise
-        log.error("this node can't go on", error=error)
+        log.error("this node can't go on", error=error.message if isinstance(error, ModelChanged) else error)
         return EXIT_FAILED
     finally:
         with ExitStack() as ends:  # the callbacks run in reverse order, each even if others raise
@@ -95,6 +98,12 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             ends.callback(ready.close if ready is not None else do_nothing)
     log.info("stopped")
     return code
+
+
+def check_parts(others: RankProcesses, files: ModelFiles) -> None:
+    """Raise RankLost or ModelChanged if the node can't go on."""
+    others.check_ranks()
+    files.check()
 
 
 def check_at_exit(node: Node, log: Logger) -> None:

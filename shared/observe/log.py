@@ -32,15 +32,19 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def open_log(part: str, settings: LogConfig) -> Logger:
+Heed = Callable[[str, str, dict[str, object]], None]  # gets level, message and fields
+
+
+def open_log(part: str, settings: LogConfig, heed: Heed | None = None) -> Logger:
     """Return a process's log, on stderr."""
-    return Logger(part, sys.stderr, level=settings.log_level, form=settings.log_format, color=settings.log_color)
+    form, color = settings.log_format, settings.log_color
+    return Logger(part, sys.stderr, level=settings.log_level, form=form, color=color, heed=heed)
 
 
 class Logger:
     """Writes whole lines, so that processes on one pipe never mix their lines. Any thread may use it.
 
-    `form`: "text" or "json". `color` is for text only."""
+    `form`: "text" or "json". `color` is for text only. `heed` gets each line too, of all levels."""
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class Logger:
         form: str = "text",
         color: bool = False,
         now: Callable[[], datetime] = utc_now,
+        heed: Heed | None = None,
     ) -> None:
         self.node = node
         self._stream = stream
@@ -58,6 +63,7 @@ class Logger:
         self._form = form
         self._color = color
         self._now = now
+        self._heed = heed
 
     def debug(self, message: str, /, **fields: object) -> None:
         self.write("debug", message, fields)
@@ -76,6 +82,8 @@ class Logger:
 
     def write(self, level: str, message: str, fields: dict[str, object]) -> None:
         """Ignore a closed stream, because daemons outlive terminals."""
+        if self._heed is not None:
+            self._heed(level, message, fields)
         if not self.enabled(level):
             return
         try:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from deploy.cluster.child import ChildSpec, describe_end
+from deploy.cluster.child import ChildSpec, describe_end, likely_cause
 from deploy.cluster.restart_policy import EXIT_CONFIG, LONGEST_DELAY_S, WINDOW_S, RestartPolicy
 from deploy.cluster.supervisor import Readiness, Supervisor
 from shared.observe.log import Logger
@@ -110,7 +110,8 @@ def test_a_node_that_dies_is_started_again():
 
     run = Run(child("node", OBEDIENT + SLEEP), ready=up_as_often_as_started, when_ready=again)
     assert run.status == 0 and len(set(pids)) == 2
-    assert "node was killed by SIGKILL; it is started again in_s=0.5" in run.log.getvalue()
+    assert "node was killed by SIGKILL; it is started again in_s=0.5 likely=" in run.log.getvalue()
+    assert "memory ran out" in run.log.getvalue()
 
 
 def test_a_router_that_can_not_start_ends_all_of_it():
@@ -158,7 +159,7 @@ def test_a_configuration_that_can_not_work_is_not_tried_again():
 
 def test_not_ready_in_time_is_a_failure():
     run = Run(child("node", OBEDIENT + SLEEP), ready=lambda run: False, start_timeout_s=0.0)
-    assert run.status == 1 and "not ready in time" in run.log.getvalue()
+    assert run.status == 1 and "not ready in time (a slow disk? see --start-timeout-s)" in run.log.getvalue()
 
 
 def test_an_error_in_the_supervisor_leaves_no_child():
@@ -220,6 +221,11 @@ def test_too_many_deaths_are_final():
 )
 def test_ends_in_words(status, text):
     assert describe_end(status) == text
+
+
+@pytest.mark.parametrize(("status", "words"), [(-9, "memory ran out"), (-7, "was cut off"), (1, ""), (-15, "")])
+def test_an_end_that_says_too_little_has_a_likely_cause(status, words):
+    assert words in likely_cause(status).get("likely", "") and bool(likely_cause(status)) == bool(words)
 
 
 PARENT = """

@@ -13,8 +13,10 @@ from starlette.types import ASGIApp, Message
 from router.api.endpoint import Endpoint, EndpointRules
 from router.api.missing import NOT_SERVED, MissingPaths
 from router.api.routes import build_routes
+from router.http.connection import Connection
 from router.http.heads import WHOLE_SERVER
 from router.tenants.book import Tenants
+from shared.core.errors import InvalidRequest
 from shared.observe.log import Logger
 from shared.observe.metrics import RequestMetrics
 
@@ -45,7 +47,7 @@ def asked(app: ASGIApp, method: str, path: str, **headers: str) -> tuple[int, di
 def whole_router() -> ASGIApp:
     handlers = Mock()
     handlers.generating.return_value = {"/v1/chat/completions": Mock()}
-    return build_routes(make_rules(), handlers, Mock(), Mock(), Tenants.with_key("other"))
+    return build_routes(make_rules(), handlers, Mock(), Tenants.with_key("other"))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -70,6 +72,41 @@ def test_a_path_names_its_methods(path: str, allowed: str, method: str) -> None:
     assert bool(body) is (method != "OPTIONS")
     taken = " and ".join(name for name in allowed.split(", ") if name not in ("HEAD", "OPTIONS"))
     assert method == "OPTIONS" or f"takes {taken} only" in body.decode()
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["the handler reads it", "it is refused"])
+def test_the_server_s_end_answers_who_has_sent_half_a_body(refused: bool) -> None:
+    """uvicorn cancels what takes too long. Else it would log a traceback, and answer 500."""
+    sent: list[Message] = []
+
+    async def half(connection: Connection) -> None:
+        if refused:
+            raise InvalidRequest("no")
+        await connection.body(1000)
+
+    async def broken_off(endpoint: Endpoint) -> None:
+        parts = asyncio.Queue[Message]()
+        parts.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
+        headers = [(b"content-length", b"100"), (b"host", b"localhost")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        task = asyncio.create_task(endpoint(scope, parts.get, send))
+        while not parts.empty():
+            await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    asyncio.run(broken_off(Endpoint(make_rules(), "POST", half)))
+    start, *bodies = sent
+    assert not bodies[-1]["more_body"]
+    if refused:
+        assert start["status"] == 400 and b"no" in bodies[0]["body"]
+        return
+    assert start["status"] == 503 and (b"connection", b"close") in start["headers"]
+    assert b"this server is shutting down" in bodies[0]["body"]
 
 
 def test_the_whole_server_names_all_methods() -> None:

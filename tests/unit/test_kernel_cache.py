@@ -3,15 +3,18 @@ keeps the date of a file that it leaves alone."""
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from numba.core.caching import IndexDataCacheFile
 
 from shared.core import sampling_params
 from shared.kernel.jit import stamp_name
+from shared.kernel.kept_code import VariantFiles
 from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,6 +71,35 @@ kind(compiled.address)(ctypes.addressof(words), 0, 0)
 print(words[0], twice(number))
 """
 
+FAULTY = """
+import logging
+import resource
+import shutil
+from pathlib import Path
+from shared.kernel.jit import kernel
+
+logging.basicConfig(format="%(message)s")
+
+@kernel()
+def twice(x):
+    return 2 * x
+
+cache = Path(__file__).with_name("cache")
+
+def say(number):
+    print(twice(number), len([*cache.rglob("*.nbc")]), len([*cache.rglob("*.tmp.*")]))
+
+say(3)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, -1))  # like a full disk, an OSError
+say(3.5)
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+shutil.rmtree(cache)
+say(3j)
+shutil.rmtree(cache)
+cache.touch()
+say(True)
+"""
+
 
 INSTALLED = """
 from pathlib import Path
@@ -78,6 +110,10 @@ launcher.CODE = Path("/nowhere")
 
 
 def answer_of(folder: Path, *arguments: str, variable: str = "NUMBA_CACHE_DIR") -> str:
+    return run_caller(folder, *arguments, variable=variable).stdout.strip()
+
+
+def run_caller(folder: Path, *arguments: str, variable: str = "NUMBA_CACHE_DIR") -> subprocess.CompletedProcess[str]:
     run = subprocess.run(
         [sys.executable, "caller.py", *arguments],
         cwd=folder,
@@ -87,7 +123,7 @@ def answer_of(folder: Path, *arguments: str, variable: str = "NUMBA_CACHE_DIR") 
         timeout=HANG_GUARD_S,
     )
     assert run.returncode == 0, run.stderr
-    return run.stdout.strip()
+    return run
 
 
 @pytest.mark.parametrize("caller", [CALLER, CFUNC], ids=["kernel", "task"])
@@ -156,3 +192,28 @@ def test_an_installation_keeps_no_code_among_its_files(tmp_path: Path) -> None:
     (tmp_path / "caller.py").write_text(VARIANTS)
     assert answer_of(tmp_path, "3", variable="XDG_CACHE_HOME") == "3 6"
     assert {path.parent for path in {*tmp_path.rglob("*.nb[ci]")} - set(kept)} == {tmp_path / "__pycache__"}
+
+
+def test_a_disk_that_keeps_no_code_costs_only_time(tmp_path: Path) -> None:
+    """It is full, then its folder is removed, then it can't be written. Each line: the answer, codes, drafts."""
+    (tmp_path / "caller.py").write_text(FAULTY)
+    run = run_caller(tmp_path)
+    assert run.stdout.splitlines() == ["6 1 0", "7.0 1 0", "6j 1 0", "2 0 0"]
+    told = run.stderr.splitlines()
+    assert len(told) == 2 and all("compiled kernels can't be kept on disk" in line for line in told), told
+    assert "File too large" in told[0] and "Not a directory" in told[1]
+
+
+def test_broken_code_on_a_full_disk_is_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broken index can't be replaced."""
+    files = VariantFiles(str(tmp_path), "twice", "stamp")
+    files.save("key", "code")
+    assert files.load("key") == "code"
+    (index,) = tmp_path.glob("*.nbi")
+    index.write_bytes(b"")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(IndexDataCacheFile, "flush", full)
+    assert files.load("key") is None

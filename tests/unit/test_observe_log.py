@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from shared.core.keys import RequestKey
+from shared.observe.last_faults import MOST, LastFaults
 from shared.observe.library_logs import capture_libraries
 from shared.observe.log import HEAD, Logger
 from shared.observe.log_once import LogOnce
@@ -231,3 +232,22 @@ def test_memory_of_kinds_is_bounded():
     assert once.warning("a", "a again")  # forgotten, so written
     assert not once.warning("c", "c again")
     assert len(stream.getvalue().splitlines()) == 4
+
+
+def test_the_newest_faults_are_kept_for_the_status() -> None:
+    faults = LastFaults(now=noon)
+    log, stream = make(heed=faults.heed, level="error")
+    log.info("nothing wrong")
+    log.warning("node is lost", node="decode-0", ids=[1, 2], silent_s=5.25)
+    log.error("a request failed", error=ValueError("a prompt"))
+    time = "2026-01-31T12:00:00.123+00:00"
+    lost = {"node": "decode-0", "ids": "<list of 2>", "silent_s": 5.25}
+    assert faults.newest_first() == [
+        {"time": time, "level": "error", "message": "a request failed", "fields": {"error": "ValueError"}},
+        {"time": time, "level": "warning", "message": "node is lost", "fields": lost},
+    ]
+    assert "node is lost" not in stream.getvalue(), "also what the log's level leaves out"
+    for number in range(MOST + 1):
+        log.warning("again", number=number)
+    numbers = [fault["fields"]["number"] for fault in faults.newest_first()]
+    assert numbers == list(range(MOST, 0, -1))

@@ -26,7 +26,7 @@ from tests.support.responses_rows import RESPONSES_ROWS
 
 Json = dict[str, Any]
 COMPONENT = re.compile(r"[a-zA-Z0-9._-]+")  # what the standard allows as a name
-NOT_LISTED = {"/", "/*", "/api/{rest:path}"}  # a page, the server as a whole, and refusals
+NOT_LISTED = {"/", "/status", "/*", "/api/{rest:path}"}  # pages, the server as a whole, and refusals
 
 
 def parts_of(value: Any) -> Iterator[Any]:
@@ -95,7 +95,7 @@ def test_generated_clients_may_leave_fields_out() -> None:
 
 def test_it_has_the_paths_that_are_served() -> None:
     rules = EndpointRules(Mock(), Mock(), Tenants(), 1, 1.0)
-    router = build_routes(rules, Mock(generating=dict), Mock(), Mock(), Tenants())
+    router = build_routes(rules, Mock(generating=dict), Mock(), Tenants())
     served = {one.path: one.app._methods for one in router.routes if isinstance(one, Route)}  # type: ignore[attr-defined]
     listed = {path.replace("{model}", "{model:path}"): next(iter(item)) for path, item in document()["paths"].items()}
     generating = {api.table.path for api in APIS}
@@ -106,7 +106,7 @@ def test_it_has_the_paths_that_are_served() -> None:
 
 def test_what_needs_no_key_says_so() -> None:
     rules = EndpointRules(Mock(), Mock(), Tenants(), 1, 1.0)
-    router = build_routes(rules, Mock(generating=dict), Mock(), Mock(), Tenants())
+    router = build_routes(rules, Mock(generating=dict), Mock(), Tenants())
     is_open = {one.path: not one.app._needs_key for one in router.routes if isinstance(one, Route)}  # type: ignore[attr-defined]
     for path, item in document()["paths"].items():
         without_key = next(iter(item.values())).get("security") == []
