@@ -13,7 +13,7 @@ import bisect
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,7 +31,7 @@ HEAP_SLACK = 64
 
 
 class CachedPage:
-    """A page in the tree. `identity` is computed on demand.
+    """A page in the tree. `identity` is computed on demand. A WindowCache's have no parent.
 
     `stamp`: logical time when the last lock ended. `used`: the same for uses by requests; eviction goes by it.
     `is_due`: a use has ended, and the node becomes cold when it is unlocked. An unlock sets
@@ -40,7 +40,7 @@ class CachedPage:
 
     __slots__ = ("children", "identity", "is_due", "key", "page", "parent", "refs", "stamp", "used")
 
-    def __init__(self, key: bytes, page: int, parent: CachedPage | None) -> None:
+    def __init__(self, key: bytes, page: int, parent: CachedPage | None, identity: bytes = b"") -> None:
         self.key = key
         self.page = page
         self.parent = parent
@@ -49,7 +49,7 @@ class CachedPage:
         self.stamp = 0
         self.used = 0
         self.is_due = False
-        self.identity = b""
+        self.identity = identity
 
 
 @dataclass(slots=True, eq=False)
@@ -103,9 +103,8 @@ class PrefixCache:
         self.page_size = page_size
         self.windows = (0,)  # of its page group; 0: its layers read all tokens
         self.enabled = enabled
-        self._root = CachedPage(b"", 0, None)
+        self._root = CachedPage(b"", 0, None, ROOT)
         self._nodes: dict[int, CachedPage] = {}  # by page id
-        self._root.identity = ROOT
         self._locks: set[Lock] = set()
         self._num_evictable = 0
         self.num_pins = 0  # how often a request or a copy has locked evictable pages
@@ -158,12 +157,13 @@ class PrefixCache:
             node = child
         return node.identity
 
-    def pin(self, node: CachedPage, owner: str) -> Lock:
-        """Lock the path from the root to a node while the path's pages are copied.
+    def pin(self, nodes: Sequence[CachedPage], owner: str) -> Lock:
+        """Lock the path from the root to the first node while the path's pages are copied.
 
         This lock does not count as a use: otherwise a tier smaller than the cache would copy pages forever, and pages
         would leave in an order in which they are not copied.
         """
+        node = nodes[0]
         depth, walk = 1, node.parent
         while walk is not None and walk is not self._root:
             depth, walk = depth + 1, walk.parent

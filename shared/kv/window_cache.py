@@ -9,7 +9,8 @@ An identity covers all earlier pages (`shared.core.page_identity`), so a page ca
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import itertools
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ from shared.core.errors import IntegrityError
 from shared.core.page_identity import ROOT, identities
 from shared.kv.accounting import raise_problems
 from shared.kv.pages import PageIds
-from shared.kv.prefix_cache import Firsts, Found, Keys, Listener, Lock, Match
+from shared.kv.prefix_cache import CachedPage, Firsts, Found, Keys, Listener, Lock, Match
 
 
 class WindowCache:
@@ -34,8 +35,10 @@ class WindowCache:
         self._num_needed = -(-(window - 1) // page_size)
         self._page_of: dict[bytes, int] = {}
         self._identity_of: dict[int, bytes] = {}
-        self._refs: dict[int, int] = {}  # number of locks of each pinned page
-        self._idle: OrderedDict[int, None] = OrderedDict()  # unpinned pages, least recently unpinned first
+        self._refs: dict[int, int] = {}  # number of requests' locks of each page that has some
+        self._idle: OrderedDict[int, None] = OrderedDict()  # all other pages, least recently unpinned first
+        self._copied: set[int] = set()  # pages of either kind that copies pin
+        self._cold: dict[int, None] = {}  # of the idle pages those for `take_cold`, in that order
         self._locks: set[Lock] = set()
         self.listener: Listener | None = None
         self.num_pins = 0  # how often a request has locked evictable pages
@@ -47,7 +50,7 @@ class WindowCache:
 
     @property
     def num_evictable(self) -> int:
-        return len(self._idle)
+        return len(self._idle) - sum(page in self._idle for page in self._copied)
 
     def first_needed(self, num_tokens: int) -> Firsts:
         """Return the index of the first page that any token at a position >= num_tokens reads."""
@@ -60,7 +63,27 @@ class WindowCache:
         return list(self._page_of)
 
     def is_locked(self, page: int) -> bool:
-        return page in self._refs
+        return page in self._refs or page in self._copied
+
+    def take_cold(self, most: int) -> list[CachedPage]:
+        """Return up to `most` pages that requests held to their ends, the longest unused first, and each once a use.
+
+        Pages that a row left behind are not among them: only a prompt that leaves its prompt there would need them.
+        """
+        pages = list(itertools.islice((page for page in self._cold if page not in self._copied), most))
+        for page in pages:
+            del self._cold[page]
+        return [CachedPage(b"", page, None, self._identity_of[page]) for page in pages]
+
+    def identity_of(self, node: CachedPage) -> bytes:
+        return node.identity
+
+    def pin(self, nodes: Sequence[CachedPage], owner: str) -> Lock:
+        """Pin pages from `take_cold` while they are copied. This does not count as a use, as in PrefixCache."""
+        lock = Lock(None, 0, owner, pages={node.page: node.page for node in nodes}, is_copy=True)
+        self._copied |= lock.pages.keys()
+        self._locks.add(lock)
+        return lock
 
     def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", firsts: Firsts = ()) -> Match:
         """Return and pin the longest match that has every needed page, at most max_tokens tokens long."""
@@ -91,7 +114,7 @@ class WindowCache:
         pages = np.zeros(best, np.int32)
         first = max(first_needed, best - self._num_needed)
         pages[first:] = found[first:best]
-        num_idle = sum(page in self._idle for page in found[first:best])
+        num_idle = sum(page in self._idle and page not in self._copied for page in found[first:best])
         end = min(best, limit)
         return Found(pages, num_idle, end, identity=names[end - 1] if end else ROOT, num_added=self._num_added)
 
@@ -142,6 +165,7 @@ class WindowCache:
         lock.pages[index] = page
         self._refs[page] = self._refs.get(page, 0) + 1
         self._idle.pop(page, None)
+        self._cold.pop(page, None)
 
     def _unpin(self, page: int) -> None:
         self._refs[page] -= 1
@@ -155,18 +179,28 @@ class WindowCache:
             self._unpin(lock.pages.pop(index))
 
     def unlock(self, lock: Lock) -> None:
-        self.trim(lock, (1 << 62,))
+        self._require_held(lock)
+        pages = list(lock.pages.values())
+        lock.pages.clear()
+        if lock.is_copy:
+            self._copied.difference_update(pages)
+        else:
+            for page in pages:
+                self._unpin(page)
+            self._cold |= {page: None for page in pages if page in self._idle}
         lock.held = False
         self._locks.discard(lock)
 
     def num_freed_by(self, lock: Lock) -> int:
         """Return how many pages no other lock pins."""
-        return sum(self._refs[page] == 1 for page in lock.pages.values())
+        return sum(self._refs[page] == 1 and page not in self._copied for page in lock.pages.values())
 
     def evict(self, n: int) -> PageIds:
         """The caller frees the pages."""
-        pages = [self._idle.popitem(last=False)[0] for _ in range(min(n, len(self._idle)))]
+        pages = list(itertools.islice((page for page in self._idle if page not in self._copied), n))
         for page in pages:
+            del self._idle[page]
+            self._cold.pop(page, None)
             identity = self._identity_of.pop(page)
             del self._page_of[identity]
             if self.listener is not None:
@@ -174,7 +208,7 @@ class WindowCache:
         return np.array(pages, dtype=np.int32)
 
     def flush(self) -> PageIds:
-        return self.evict(len(self._idle))
+        return self.evict(self.num_evictable)
 
     def _require_held(self, lock: Lock) -> None:
         if not lock.held or lock not in self._locks:
@@ -186,10 +220,12 @@ class WindowCache:
     def problems(self, expect_idle: bool = False) -> list[str]:
         held = self._locks if expect_idle else ()
         found = [f"lock of {lock.owner!r} on {len(lock.pages)} pages is still held" for lock in held]
-        refs: dict[int, int] = {}
-        for lock in self._locks:
-            for page in lock.pages.values():
-                refs[page] = refs.get(page, 0) + 1
+        refs = Counter(page for lock in self._locks if not lock.is_copy for page in lock.pages.values())
+        copied = {page for lock in self._locks if lock.is_copy for page in lock.pages}
+        if copied != self._copied or not copied <= self._identity_of.keys():
+            found.append(f"copied pages are {sorted(self._copied)}, and the copies' locks say {sorted(copied)}")
+        if not self._cold.keys() <= self._idle.keys():
+            found.append(f"cold pages {sorted(self._cold.keys() - self._idle.keys())} are pinned or gone")
         if refs != self._refs:
             found.append(f"pages {sorted(refs.keys() ^ self._refs.keys())} or their counts differ from the locks'")
         if self._idle.keys() & refs.keys() or self._idle.keys() | refs.keys() != self._identity_of.keys():

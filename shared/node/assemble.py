@@ -89,8 +89,6 @@ def boundary_of(device: str, gpu: Gpu | None = None) -> Boundary:
 def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None:
     if not sizes.cold_pages:
         return None
-    if any(page_windows(pool.planes)):
-        raise ConfigError("layers of this model have a sliding window, so its pages can't have a cold tier yet")
     store = ColdStore(pool.page_bytes, sizes.cold_pages, sizes.cold_file_pages, sizes.cold_dir)
     return ColdTier(store, pool, TransferJobs(engine, is_cold=True))
 

@@ -1,6 +1,6 @@
 """Copy KV pages from the pool to the cold tier, and back, so that they need not be computed again.
 
-    save      copies out cached pages that no request uses
+    save      copies out cached pages that no request uses; of a windowed page group only those at a request's end
     park      copies out the pages of a retracted running request
     restore   copies in the pages after the cached prefix, at admission
 
@@ -17,7 +17,7 @@ computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -28,9 +28,10 @@ from shared.core.states import PageState
 from shared.engine.transfer_jobs import JobDone, TransferJobs
 from shared.kv.accounting import raise_problems
 from shared.kv.cold_store import ColdPage, ColdStore, Filing
+from shared.kv.group_cache import by_group
 from shared.kv.manager import KVManager
 from shared.kv.pool import KVPool
-from shared.kv.prefix_cache import CachedPage, Lock, PrefixCache
+from shared.kv.prefix_cache import CachedPage, Lock
 from shared.sched.events import SchedCounters
 from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings
@@ -40,8 +41,12 @@ MOST_SAVED_AT_ONCE = 32  # pages in one copy, so that the next copy does not wai
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A copy of cached pages to the cold tier. `lock` pins the pages, of which `num_pinned` were evictable."""
+    """A copy of cached pages to the cold tier.
 
+    `lock`: of the page group's cache; it pins the pages, of which `num_pinned` were evictable.
+    """
+
+    group: int
     lock: Lock
     num_pinned: int
 
@@ -93,6 +98,11 @@ class ColdTier:
         self.jobs.launch(tag, run, "restore", after_newest_step=True)
 
 
+def cold_name(identity: bytes, group: int) -> bytes:
+    """Return the tier's name of a page group's page."""
+    return identity + bytes([group])
+
+
 class NoOffload:
     num_jobs = 0
     restoring: Mapping[RequestKey, Restore] = MappingProxyType({})
@@ -133,8 +143,7 @@ class Offload:
         self._settings = settings
         self._budget = budget
         self._counters = counters
-        assert isinstance(kv.cache, PrefixCache)  # window pools have no cold tier
-        self._cache = kv.cache
+        self._caches = by_group(kv.cache)
         self._is_saving = False
         self.restoring: dict[RequestKey, Restore] = {}
 
@@ -157,11 +166,11 @@ class Offload:
         store, ids = self._tier.store, req.all_ids()[: req.computed]
         pages = self._kv.rows.pages_of(req.row).tolist()
         keys = self._budget.prefix_keys(req, ids)
-        wanted = dict(zip(identities(keys.tobytes(), self._settings.page_size), pages, strict=False))
-        missing = {identity: page for identity, page in wanted.items() if identity not in store}
+        wanted = zip(self._names(keys), pages, strict=False)
+        missing = {name: page for name, page in wanted if page and name not in store}
         if not missing or len(missing) > store.num_host + store.num_disk:
             return False
-        filings = [(store.add_page(identity), page) for identity, page in missing.items()]
+        filings = [(store.add_page(name), page) for name, page in missing.items()]
         tag = Park(self._budget.hold(req), keys)
         self._tier.save(tag, filings, "park", after_newest_step=True)
         self._counters.offloaded_pages += len(filings)
@@ -170,31 +179,38 @@ class Offload:
     def save_cold(self) -> None:
         """Copy unused pages to the tier, longest unused first, one copy at a time.
 
-        Copying starts before memory is short, because evictions do not wait for copies.
+        Copying starts before memory is short, because evictions do not wait for copies. Windowed groups come first:
+        they have few such pages, and without these the other groups' are of no use.
         """
-        while not self._is_saving:
-            nodes = self._cache.take_cold(MOST_SAVED_AT_ONCE)
-            if not nodes:
-                return
-            unsaved = [node for node in nodes if self._cache.identity_of(node) not in self._tier.store]
-            if unsaved:
-                self._save(unsaved)
+        for group in reversed(range(len(self._caches))):
+            cache = self._caches[group]
+            while not self._is_saving and (nodes := cache.take_cold(MOST_SAVED_AT_ONCE)):
+                names = {node: cold_name(cache.identity_of(node), group) for node in nodes}
+                unsaved = {node: name for node, name in names.items() if name not in self._tier.store}
+                if unsaved:
+                    self._save(group, unsaved)
 
-    def _save(self, nodes: Sequence[CachedPage]) -> None:
-        cache, store = self._cache, self._tier.store
+    def _save(self, group: int, names: Mapping[CachedPage, bytes]) -> None:
+        cache, store = self._caches[group], self._tier.store
         before = cache.num_evictable
-        lock = cache.pin(nodes[0], "offload")
+        lock = cache.pin(list(names), "offload")
         num_pinned = before - cache.num_evictable
-        filings = [(store.add_page(cache.identity_of(node)), node.page) for node in nodes]
+        filings = [(store.add_page(name), node.page) for node, name in names.items()]
         self._is_saving = True
         self._budget.num_saving += num_pinned
-        self._tier.save(Save(lock, num_pinned), filings, "save", after_newest_step=False)
+        self._tier.save(Save(group, lock, num_pinned), filings, "save", after_newest_step=False)
         self._counters.offloaded_pages += len(filings)
+
+    def _names(self, keys: TokenIds) -> Iterator[bytes]:
+        """Yield the tier's names of a row's pages, as the row lists them."""
+        for identity in identities(keys.tobytes(), self._settings.page_size):
+            for group in range(len(self._caches)):
+                yield cold_name(identity, group)
 
     # ---- back
 
     def restore(self, req: Request, ids: TokenIds, num_cached: int) -> bool:
-        """Copy the pages after the first `num_cached` tokens back from the tier. Return False if the tier has none.
+        """Copy the pages after the first `num_cached` tokens back from the tier. Return False if the tier has too few.
 
         The request's row and pages must be reserved. A request without output, or with relayed drafts, gets only
         full pages. Other requests need KV for all tokens except the last, so a partly full last page is restored too.
@@ -204,21 +220,39 @@ class Offload:
         page_size, most = self._settings.page_size, len(ids) - 1
         if not req.output_ids or self._settings.relays_drafts:
             most -= most % page_size
-        keys, first = self._budget.prefix_keys(req, ids)[:most], num_cached // page_size
-        found: list[tuple[bytes, ColdPage]] = []
-        for identity in list(identities(keys.tobytes(), page_size))[first:]:
-            cold = self._tier.store.find(identity)
-            if cold is None:
-                break
-            found.append((identity, cold))
-        if not found:
+        names, first = list(self._names(self._budget.prefix_keys(req, ids)[:most])), num_cached // page_size
+        end = self._longest(names, first, most)
+        if end == first:
             return False
-        restore = Restore(req, req.row, num_cached, min(most, (first + len(found)) * page_size), found)
-        pages = self._kv.rows.pages_of(req.row)[first:].tolist()
+        num_tokens, num_groups = min(most, end * page_size), len(self._caches)
+        entries = self._kv.entries(first * num_groups, end * num_groups, self._kv.cache.first_needed(num_tokens))
+        pages = self._kv.rows.pages_of(req.row)[entries].tolist()
+        found = [(name, cold) for name in (names[entry] for entry in entries) if (cold := self._tier.store.find(name))]
+        restore = Restore(req, req.row, num_cached, num_tokens, found)
         self.restoring[req.key] = restore
         self._kv.set_tag(req.row, PageState.GRANTED)
-        self._tier.load(restore, [(cold, cold.place, page) for (_, cold), page in zip(found, pages, strict=False)])
+        self._tier.load(restore, [(cold, cold.place, page) for (_, cold), page in zip(found, pages, strict=True)])
         return True
+
+    def _longest(self, names: Sequence[bytes], first: int, most: int) -> int:
+        """Return the most pages of tokens that a row with the first `first` ones can have.
+
+        Groups without a window need all pages, windowed ones only those that the next token reads. `most`: how many
+        tokens `names` cover.
+        """
+        store, windows = self._tier.store, self._kv.cache.windows
+        whole = [group for group, window in enumerate(windows) if not window]
+        num_groups, end = len(windows), first
+        while end * num_groups < len(names) and all(names[end * num_groups + group] in store for group in whole):
+            end += 1
+        while end > first:
+            needed = self._kv.cache.first_needed(min(most, end * self._settings.page_size))
+            firsts = tuple(page if window else end for page, window in zip(needed, windows, strict=True))
+            entries = self._kv.entries(max(first, min(firsts)) * num_groups, end * num_groups, firsts)
+            if all(names[entry] in store for entry in entries):
+                break
+            end -= 1
+        return end
 
     def revoke(self, req: Request) -> None:
         """Cancel a restore. The row is freed once the copy has ended."""
@@ -235,7 +269,7 @@ class Offload:
         if isinstance(tag, Save):
             self._is_saving = False
             self._budget.num_saving -= tag.num_pinned
-            self._cache.unlock(tag.lock)
+            self._caches[tag.group].unlock(tag.lock)
         elif isinstance(tag, Park):
             self._kv.insert_prefix(tag.row, tag.keys, len(tag.keys))
             self._budget.release_held(tag.row)
@@ -252,7 +286,9 @@ class Offload:
         if restore.revoked:
             self._budget.release_held(restore.row)
             return []
-        self._counters.restored_pages += 0 if failed else len(restore.pages)
+        if not failed:
+            self._counters.restored_pages += len(restore.pages)
+            self._kv.leave_behind(restore.row, restore.num_tokens)  # pages that were not copied, and are not read
         del self.restoring[restore.request.key]
         self._kv.set_tag(restore.row, PageState.ACTIVE)
         return [restore]

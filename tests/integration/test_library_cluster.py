@@ -18,7 +18,7 @@ from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.struck_stream import struck_stream
 
 WAYS = {
-    "gpt_oss": ("--transport", "shm", "--layer-parts", "3", "--decode-tp", "2"),
+    "gpt_oss": ("--transport", "shm", "--layer-parts", "3", "--decode-tp", "2", "--offload-bytes", "1MiB"),
     "deepseek_v3": (
         *("--transport", "zmq", "--spec", "ngram", "--layer-parts", "3", "--tp", "2", "--decode-tp", "1"),
         *("--offload-bytes", "1MiB"),

@@ -244,3 +244,71 @@ def test_one_restoring_hand_off_gives_way_not_all() -> None:
         core.queues.abort(req.key)
     script.finish()
     assert_whole(core)
+
+
+# ---- layers with windows: `lower` 0 has two page groups, of which one reads everything; None has one
+
+KINDS = pytest.mark.parametrize("lower", [None, 0])
+
+
+def windowed(one: Job, lower: int | None) -> Job:
+    return replace(one, window=9, lower_window=lower)
+
+
+@KINDS
+def test_a_windowed_row_goes_on_with_what_it_reads(lower: int | None) -> None:
+    """The tier gets three pages of the windowed group, whatever the row's length, and of the other one all eight."""
+    script = cold_script(prefix_cache=False, window=9, lower_window=lower)
+    one = windowed(job(1, 30, 20), lower)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    script.core.queues.retract(req)
+    script.step_done()
+    script.step()
+    held = script.core.kv.num_held(req.row)
+    finish(script, one)
+    counters = script.core.queues.counters
+    assert counters.prompt_tokens == 30 and counters.readmissions == 1
+    assert counters.offloaded_pages == counters.restored_pages == (3 if lower is None else 3 + 8)
+    assert held == counters.restored_pages, "what was not copied is free again"
+
+
+@KINDS
+def test_cached_pages_of_windows_return_for_who_goes_on(lower: int | None) -> None:
+    script = cold_script(window=9, lower_window=lower)
+    first = windowed(job(0, 20, 8), lower)
+    longer = windowed(replace(job(2, 1, 8), prompt=(*first.prompt, *first.expected(), *range(9))), lower)
+    fill_the_tier(script, first)
+    script.core.kv.flush_cache()
+    script.submit(longer)
+    finish(script, first, longer)
+    assert script.core.queues.counters.restored_pages == (2 if lower is None else 2 + 6), "24 tokens"
+
+
+@KINDS
+def test_a_prompt_that_leaves_another_s_middle_is_computed(lower: int | None) -> None:
+    """Its window's pages were left behind on the way, so they are not in the tier."""
+    script = cold_script(window=9, lower_window=lower)
+    first = windowed(job(0, 56, 8), lower)
+    leaving = windowed(replace(job(2, 40, 8), prompt=first.prompt[:28] + job(2, 20, 8).prompt), lower)
+    fill_the_tier(script, first)
+    script.core.kv.flush_cache()
+    script.submit(leaving)
+    finish(script, first, leaving)
+    counters = script.core.queues.counters
+    assert counters.offloaded_pages > 0 and counters.restored_pages == 0
+
+
+@KINDS
+def test_a_windowed_row_that_comes_back_damaged_is_computed(lower: int | None) -> None:
+    script = cold_script(prefix_cache=False, max_running=1, window=9, lower_window=lower)
+    one, other = windowed(job(1, 30, 20), lower), windowed(job(0, 9, 6), lower)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    script.core.queues.retract(req)
+    (before,) = script.submit(other)
+    script.run_until_running(before)
+    spoil_memory(script)
+    finish(script, one, other)
+    counters = script.core.queues.counters
+    assert (counters.offload_failures, counters.readmissions) == (1, 0)

@@ -25,7 +25,7 @@ NUM_SEEDS = 24
 
 @pytest.mark.parametrize("cell", range(NUM_SEEDS))
 def test_streams_are_the_windowed_reference_s(cell: int) -> None:
-    """The matrix of test_equivalence, without draft heads and cold tier."""
+    """The matrix of test_equivalence, without draft heads."""
     run_cell(70_000 + cell, Watch(), num_jobs=24, window=WINDOWS[cell % len(WINDOWS)])
 
 

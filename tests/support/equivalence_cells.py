@@ -211,18 +211,19 @@ def run_cell(
     encoder: bool = False,
 ) -> Cell:
     """Draw everything from the seed, run it, compare every stream with the reference, look for leaks. With a `window`
-    or an `encoder` no draft head and no cold tier, which are for models that read everything, and that as text."""
+    or an `encoder` no draft head, and with an encoder no cold tier."""
     rng = random.Random(seed)
     cell = draw_cell(rng)
     if window or lower_window or encoder:
-        cell = replace(cell, spec=rng.choice(["off", "ngram"]), offload="off")
+        cell = replace(cell, spec=rng.choice(["off", "ngram"]))
     if encoder:
-        cell = replace(cell, stages=1, grammar="none")
+        cell = replace(cell, stages=1, grammar="none", offload="off")
     knobs, jobs = knobs_of(cell, rng, seed), draw_jobs(rng, num_jobs, cell.temperature)
     jobs = [under_grammar(job, cell.grammar, rng) for job in jobs]
     model = {"window": window, "lower_window": lower_window, "encoder": encoder}
-    num_pages = knobs.num_pages * (1 if lower_window is None else 2)  # of two page groups
-    knobs, jobs = replace(knobs, num_pages=num_pages, **model), [replace(job, **model) for job in jobs]
+    num_groups = 1 if lower_window is None else 2
+    sizes = {name: num_groups * getattr(knobs, name) for name in ("num_pages", "cold_pages", "cold_file_pages")}
+    knobs, jobs = replace(knobs, **sizes, **model), [replace(job, **model) for job in jobs]
     every = rng.choice([5, 9, 14]) if cell.retract else 0
     run = run_disaggregated if cell.mode == "disaggregated" else run_alone
     run(knobs, jobs, every, rng, watch)

@@ -93,7 +93,7 @@ def draw_cell(rng: random.Random, seed: int) -> StreamCell:
     family, spec = FAMILIES[seed % len(FAMILIES)], list(SPECS)[seed % len(SPECS)]
     dtype, formats = rng.choice(FORMATS)
     page_size = rng.choice(list(NUM_PAGES))
-    num_groups, is_windowed = (2 if family == GROUPED else 1), family in ("mistral", GROUPED)
+    num_groups = 2 if family == GROUPED else 1
     knobs = CoreKnobs(
         backend=rng.choice(["simulated", "cpu", "inline"]),
         overlap=rng.random() < 0.7,
@@ -105,7 +105,7 @@ def draw_cell(rng: random.Random, seed: int) -> StreamCell:
         prefix_cache=rng.random() < 0.8,
         width=SpecConfig(**SPECS[spec]).width,
         growth_reserve=rng.choice([0.0, 0.0, 1.0]),
-        cold_pages=0 if is_windowed else rng.choice([0, 160 // page_size]),
+        cold_pages=num_groups * rng.choice([0, 160 // page_size]),
         layer_ends=rng.choice([(), (1,), (1, 2)])[: 3 - num_groups],
         needs_cpu_seq_lens=rng.random() < 0.2,
         seed=seed,

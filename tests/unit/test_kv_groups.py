@@ -98,7 +98,7 @@ def test_a_match_ends_where_a_window_s_pages_are_gone() -> None:
     """Group 1 keeps pages 2 to 5 only if nobody evicts them: without page 3, prefixes of 4 and 5 pages are none."""
     kv = manager()
     kv.release(cached(kv, 6))
-    windowed = kv.cache._caches[1]  # type: ignore[union-attr]
+    windowed = kv.cache.by_group[1]  # type: ignore[union-attr]
     gone = next(page for page, name in windowed._identity_of.items() if page == 8)
     windowed._idle.move_to_end(gone, last=False)
     kv.allocator.free(windowed.evict(1))
@@ -137,7 +137,7 @@ def test_evicted_pages_keep_the_groups_shares() -> None:
         row = started(kv, 10)
         kv.insert_prefix(row, KEYS + 1000 * first, 40)
         kv.release(row)
-    whole, windowed = kv.cache._caches  # type: ignore[union-attr]
+    whole, windowed = kv.cache.by_group  # type: ignore[union-attr]
     assert whole.num_evictable == windowed.num_evictable == 40
     kv.allocator.free(kv.cache.evict(30))
     assert (whole.num_evictable, windowed.num_evictable) == (40, 10)

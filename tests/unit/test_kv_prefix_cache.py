@@ -128,10 +128,10 @@ def test_pages_used_since_are_cold_again_and_copied_ones_are_not() -> None:
     put_unlocked(cache, (1, 2, 3), ids(11, 12, 13))
     cold = cache.take_cold(9)
     assert [node.page for node in cold] == [13, 12, 11]
-    cache.unlock(cache.pin(cold[0], "the tier"))
+    cache.unlock(cache.pin(cold, "the tier"))
     assert cache.take_cold(9) == []
     cache.unlock(cache.match(keys_of(1, 2, 3), 99).lock)
-    cache.unlock(cache.pin(cold[0], "the tier"))
+    cache.unlock(cache.pin(cold, "the tier"))
     assert [node.page for node in cache.take_cold(9)] == [13, 12, 11]
     cache.check_integrity(expect_idle=True)
 
@@ -142,7 +142,7 @@ def test_a_copy_does_not_change_the_order_of_eviction() -> None:
     for name in range(1, 7):
         put_unlocked(cache, (name,), ids(10 + name))
     for node in cache.take_cold(1) + cache.take_cold(1):
-        cache.unlock(cache.pin(node, "the tier"))
+        cache.unlock(cache.pin([node], "the tier"))
     assert cache.evict(3).tolist() == [11, 12, 13]
     cache.check_integrity(expect_idle=True)
 
@@ -151,7 +151,7 @@ def test_a_use_during_a_copy_makes_a_page_young() -> None:
     cache = PrefixCache(PAGE)
     for name in (1, 2):
         put_unlocked(cache, (name,), ids(10 + name))
-    copy = cache.pin(cache.take_cold(1)[0], "the tier")
+    copy = cache.pin(cache.take_cold(1), "the tier")
     cache.unlock(cache.match(keys_of(1), 99).lock)
     cache.unlock(copy)
     assert cache.evict(1).tolist() == [12]
@@ -162,7 +162,7 @@ def test_a_use_during_a_copy_makes_the_whole_path_due(copy_ends_first: bool) -> 
     cache = PrefixCache(PAGE)
     put_unlocked(cache, (1, 2, 3), ids(11, 12, 13))
     put_unlocked(cache, (4,), ids(14))
-    copy = cache.pin(cache.take_cold(3)[0], "the tier")
+    copy = cache.pin(cache.take_cold(3), "the tier")
     use = cache.match(keys_of(1, 2, 3), 99).lock
     for lock in (copy, use) if copy_ends_first else (use, copy):
         cache.unlock(lock)
@@ -176,10 +176,10 @@ def test_a_use_during_a_copy_makes_the_whole_path_young() -> None:
     cache = PrefixCache(PAGE)
     put_unlocked(cache, (1, 2), ids(11, 12))
     put_unlocked(cache, (3,), ids(13))
-    copy = cache.pin(cache.take_cold(2)[0], "the tier")
+    copy = cache.pin(cache.take_cold(2), "the tier")
     cache.unlock(cache.match(keys_of(1, 2), 99).lock)
     cache.unlock(copy)
-    other = cache.pin(cache.take_cold(1)[0], "the tier")
+    other = cache.pin(cache.take_cold(1), "the tier")
     assert other.node is not None and other.node.page == 13
     assert cache.evict(1).tolist() == [12]
     cache.unlock(other)
@@ -191,7 +191,7 @@ def test_pages_whose_last_use_ends_during_a_copy_are_cold() -> None:
     first, second = put(cache, (1, 2, 3), ids(11, 12, 13)), put(cache, (1, 2, 4), ids(11, 12, 14))
     cache.unlock(first)
     (own,) = cache.take_cold(9)
-    copy = cache.pin(own, "the tier")
+    copy = cache.pin([own], "the tier")
     cache.unlock(second)
     cache.unlock(copy)
     cold = [cache.take_cold(9), cache.take_cold(9)]
@@ -204,7 +204,7 @@ def test_a_pin_holds_the_whole_path_down_to_its_page() -> None:
     put_unlocked(cache, (1, 2, 3), ids(11, 12, 13))
     path = cache.take_cold(9)[::-1]
     for depth, node in enumerate(path, start=1):
-        lock = cache.pin(node, "the tier")
+        lock = cache.pin([node], "the tier")
         assert lock.num_pages == depth and cache.num_evictable == 3 - depth
         assert [page for page in (11, 12, 13) if cache.is_locked(page)] == [11, 12, 13][:depth]
         cache.check_integrity()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shared.core.errors import IntegrityError
+from shared.kv.group_cache import by_group
 from shared.kv.manager import KVManager
 from shared.kv.pages import PageAllocator
 from shared.kv.rows import ReqToTokenPool
@@ -81,6 +82,50 @@ def test_the_same_page_of_two_owners() -> None:
     cache.check_integrity(expect_idle=True)
 
 
+def cold_pages(cache: WindowCache, most: int = 9) -> list[int]:
+    return [node.page for node in cache.take_cold(most)]
+
+
+def test_pages_that_a_request_held_to_its_end_are_cold_once() -> None:
+    cache = cache_of([11, 12, 13, 14])
+    assert cold_pages(cache, 3) == [11, 12, 13] and cold_pages(cache) == [14] and cold_pages(cache) == []
+    cache.unlock(cache.match(KEYS, 16).lock)
+    assert cold_pages(cache) == [13, 14], "the last window"
+    moving = cache.match(KEYS, 16).lock
+    cache.trim(moving, (3,))
+    cache.unlock(moving)
+    assert cold_pages(cache) == [14], "13 was left behind"
+    cache.check_integrity(expect_idle=True)
+
+
+def test_a_copy_pins_pages_and_is_no_use() -> None:
+    cache = cache_of([11, 12, 13, 14])
+    nodes = cache.take_cold(2)
+    assert [cache.identity_of(node) for node in nodes] == cache.cached_names()[:2]
+    copy = cache.pin(nodes, "the tier")
+    assert cache.num_evictable == 2 and cache.is_locked(11) and not cache.is_locked(13)
+    assert cache.find(KEYS, 12).num_evictable == 1, "13; the copy has 12"
+    assert cache.evict(1).tolist() == [13]
+    with pytest.raises(IntegrityError, match="still held"):
+        cache.check_integrity(expect_idle=True)
+    cache.unlock(copy)
+    assert cache.num_evictable == 3 and cold_pages(cache) == [14]
+    assert cache.evict(9).tolist() == [11, 12, 14], "the order did not change"
+    cache.check_integrity(expect_idle=True)
+
+
+def test_a_use_while_pages_are_copied_makes_them_cold_again() -> None:
+    cache = cache_of([11, 12, 13, 14])
+    copy = cache.pin(cache.take_cold(9), "the tier")
+    use = cache.match(KEYS, 12).lock
+    assert cache.num_freed_by(use) == 0, "the copy keeps them"
+    cache.unlock(use)
+    assert cold_pages(cache) == [], "not before the copy has ended"
+    cache.unlock(copy)
+    assert cold_pages(cache) == [12, 13] and cache.evict(2).tolist() == [11, 14]
+    cache.check_integrity(expect_idle=True)
+
+
 def manager(num_pages: int = 12, window: int = 9) -> KVManager:
     return KVManager(ReqToTokenPool(4, 12), PageAllocator(num_pages), WindowCache(4, window))
 
@@ -122,7 +167,12 @@ def test_random_lives_add_up() -> None:
     rng, kv = random.Random(5), manager(num_pages=30)
     prompts = [np.asarray([rng.randrange(3) for _ in range(40)], np.int64) for _ in range(4)]
     rows: dict[int, tuple[np.ndarray, int]] = {}
+    copies = []
     for _ in range(800):
+        if rng.random() < 0.1 and (nodes := by_group(kv.cache)[0].take_cold(3)):
+            copies.append(by_group(kv.cache)[0].pin(nodes, "the tier"))
+        if copies and rng.random() < 0.1:
+            kv.cache.unlock(copies.pop(rng.randrange(len(copies))))
         if rng.random() < 0.3 and kv.rows.num_free:
             keys = rng.choice(prompts)
             row = kv.alloc_row("r")
@@ -145,4 +195,6 @@ def test_random_lives_add_up() -> None:
         kv.check_integrity()
     for row in rows:
         kv.release(row)
+    for copy in copies:
+        kv.cache.unlock(copy)
     kv.check_integrity(idle=True)
