@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from router.api.answer_span import AnswerSpan, Arrival, begin_answer
 from router.api.chat import Chat
 from router.api.completions import Completions
 from router.api.endpoint import Handler, keys_of, until_hang_up
@@ -44,6 +45,7 @@ from router.tenants.tenant import Tenant
 from router.tools.declared import skipped_tools
 from shared.core.errors import BatonError
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
+from shared.observe.tracer import Tracer
 
 STREAM_IDS = b"x-stream-ids"  # event ids are opt-in, because many clients expect one data line per event
 APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses(), OllamaChat(), OllamaGenerate())
@@ -55,7 +57,7 @@ class Asked:
     api: GenerationApi[Any]
     raw: bytes
     hold: BodyHold  # ends when `raw` is dropped
-    arrived: float
+    times: Arrival
     body: Any = None
 
     def drop_raw(self) -> None:
@@ -95,8 +97,10 @@ class Handlers:
         operators: Tenants,
         desk: Desk,
         signer: Signer,
+        tracer: Tracer | None = None,
     ) -> None:
         self._signer = signer
+        self._tracer = tracer
         self._kept = KeptAnswers(time.monotonic)
         self._resolver = resolver
         self._tokenizer = resolver.text.tokenizer
@@ -134,7 +138,7 @@ class Handlers:
     async def _generate(self, api: GenerationApi[Any], parser: BodyParser[Any], connection: Connection) -> None:
         arrived = time.monotonic()
         raw = await connection.body(self._resolver.limits.max_body_bytes)
-        asked = Asked(api, raw, connection.body_hold, arrived)
+        asked = Asked(api, raw, connection.body_hold, Arrival(arrived, time.monotonic()))
         del raw
 
         def parse() -> None:
@@ -176,12 +180,21 @@ class Handlers:
         asked.drop_raw()
         connection.more_headers.update(planned.headers)
         writer = partial(api.writer, body)
-        generation = Generation(planned, writer, self._tokenizer, self._gateway, self._metrics, asked.arrived, start)
+        span = self._begin_span(planned, asked, connection)
+        generation = Generation(
+            planned, writer, self._tokenizer, self._gateway, self._metrics, asked.times.arrived, start, span
+        )
         with self._desk.charged(connection.tenant, planned.cost, connection.more_headers.update) as bill:
             try:
                 await generation.run(connection)
             finally:
                 bill.was_admitted, bill.num_used = generation.was_admitted, generation.num_used
+
+    def _begin_span(self, plan: GenerationPlan, asked: Asked, connection: Connection) -> AnswerSpan | None:
+        if self._tracer is None:
+            return None
+        path, request_id = asked.api.table.path, connection.request_id
+        return begin_answer(self._tracer, path, plan, asked.times, request_id, connection.trace)
 
     async def _answer_once(self, asked: Asked, connection: Connection, key: str) -> None:
         """A hang-up does not stop the work, so a retry gets the answer."""

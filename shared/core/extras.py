@@ -17,14 +17,23 @@ from shared.core.errors import ConfigError
 DISTRIBUTION = "baton-serve"
 # extra -> its main package
 PACKAGES = {"gpu": "flashinfer", "load": "matplotlib", "models": "transformers", "ray": "ray", "nixl": "nixl"}
-ON_INDEX = {"flashinfer": "flashinfer-python"}  # packages whose distributions have other names
+PACKAGES |= {"otel": "opentelemetry.sdk"}  # without its exporter it is half installed; pip's line brings both
+# packages whose distributions have other names
+ON_INDEX = {"flashinfer": "flashinfer-python", "opentelemetry.sdk": "opentelemetry-sdk"}
 OURS = frozenset({"decode_node", "deploy", "prefill_node", "router", "shared"})
 
 
 def require(extra: str, user: str) -> None:
     """Raise ConfigError unless the extra is installed. `user`: the flag or command that needs it."""
-    if importlib.util.find_spec(PACKAGES[extra]) is None:
+    if not is_here(extra):
         raise ConfigError(missing(PACKAGES[extra], user))
+
+
+def is_here(extra: str) -> bool:
+    try:
+        return importlib.util.find_spec(PACKAGES[extra]) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
 
 
 def missing(package: str, user: str) -> str:
