@@ -48,7 +48,7 @@ setup:
 	@$(PYTHON) deploy/setup_env.py --venv $(VENV)
 
 setup-dev:
-	@$(PYTHON) deploy/setup_env.py --venv $(VENV) --extras dev load models ray
+	@$(PYTHON) deploy/setup_env.py --venv $(VENV) --extras dev load models otel ray
 
 run: setup
 	@exec $(BIN)/baton up --host 127.0.0.1 --port 8000

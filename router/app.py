@@ -55,6 +55,7 @@ from shared.observe.log import Logger, open_log
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import ClusterMetrics, RequestMetrics
 from shared.observe.tenant_metrics import TenantMetrics
+from shared.observe.tracer import open_tracer
 from shared.wire.codec import AT_ROUTER
 from shared.wire.descriptors import raise_limit
 from shared.wire.keyring import KeyRing, ring_of_router
@@ -148,6 +149,7 @@ async def serve_all(
     GatewayMetrics(
         prometheus, registry, lambda: sum(row.requests for row in gateway.waiting()), registry.adapters, time.time
     )
+    tracer = open_tracer(router_id, config.trace, log, config.router.trace_sample)
     handlers = Handlers(
         make_resolver(config, registry, text, defaults),
         gateway,
@@ -162,6 +164,7 @@ async def serve_all(
         desk=desk,
         signer=Signer(keys.tenants.now.stream_secret or keys.operators.now.stream_secret),  # equal on all routers
         answers=None if keys.answers is None else AnswerSigner(keys.answers, text.template.sources),
+        tracer=tracer,
     )
     bodies = BodyBudget(config.http.max_bodies_bytes, config.limits.max_body_bytes)
     rules = EndpointRules(
@@ -186,6 +189,8 @@ async def serve_all(
     finally:
         for task in tasks:
             task.cancel()
+        if tracer is not None:
+            tracer.close()
 
 
 def allowed_hosts(config: RouterProcessConfig) -> tuple[str, ...]:

@@ -197,6 +197,7 @@ def router_config(config: ClusterConfig, router: RouterConfig, cores: CorePlan) 
         cores=cores,
         security=config.nodes.security,
         log=config.nodes.log,
+        trace=config.nodes.trace,
     )
 
 

@@ -177,6 +177,7 @@ def router_config(config: RayClusterConfig, name: str, place: ActorPlace, cores:
         cores=cores,
         security=config.nodes.security,
         log=config.nodes.log,
+        trace=config.nodes.trace,
     )
 
 

@@ -48,7 +48,8 @@ Made from the parser's own tables (`python -m router.api.field_page`).
 - The router returns the request's `X-Request-Id`, cut to 128 printable characters. If the request has none, the router
   makes one. The router's log names this id with every failure. The field `request_id` wins over the header.
 - A `traceparent` of W3C Trace Context goes with the request to the node that begins it. Log lines about the request
-  have its trace id as `trace_id`. Baton writes no spans of its own yet. Other forms of the header are ignored.
+  have its trace id as `trace_id`. With [`--otlp-endpoint`](operations.md#traces) and a traceparent that is sampled,
+  Baton's spans are below the client's. Other forms of the header are ignored.
 - With the header `X-Stream-Ids` (any value) each event of a stream has an `id`. Errors, `ping` and the comment
   `: waiting` have none. The first id is `TOKEN/POSITION`; later ids have only the position. TOKEN is signed, and holds
   the seed, the limit on the answer's length, the sampling values and a digest of the request. POSITION holds the number

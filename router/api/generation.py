@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 
+from router.api.answer_span import AnswerSpan
 from router.api.certifying import Certifying
 from router.api.choice_text import ChoiceText, Delta
 from router.api.generation_plan import GenerationPlan
@@ -24,6 +25,7 @@ from router.dispatch.gateway import Gateway
 from router.http.connection import ClientGone, Connection
 from router.http.errors import internal_error
 from router.requests.effects import Failure, News, ScoredPrompt, Update
+from router.requests.journey import UNTRACED
 from router.requests.mailbox import Mailbox
 from router.requests.new_request import NewRequest
 from router.tenants.tenant import EVERYBODY, Tenant
@@ -117,12 +119,15 @@ class Generation:
         arrived: float,
         start: StreamStart | None = None,
         signer: AnswerSigner | None = None,
+        span: AnswerSpan | None = None,
     ) -> None:
-        """`start`: set if the stream's events have ids. `signer`: of certificates, which only some plans ask for."""
+        """`start`: set if the stream's events have ids. `signer`: of certificates, which only some plans ask for.
+        `span`: set if the request is traced."""
         self._plan = plan
         self._start_ids = list(tokenizer.facts.start_ids)
         self._gateway = gateway
         self._metrics = metrics
+        self._span = span
         self._arrived = arrived
         self._times = Times(arrived, arrived, arrived)
         num_choices = len(plan.jobs) * plan.num_sequences
@@ -137,6 +142,7 @@ class Generation:
         self._begun: Collection[str] = ()  # rids
         self._nodes: Mapping[str, Collection[Fingerprint]] = {}  # by rid, see Mailbox
         self._is_our_failure = False
+        self._ended_as: str = FinishReason.ABORT
         self._num_open = num_choices
         self._num_waiting = num_choices  # choices that wait for their first token
         self._prompts = Prompts(plan, tokenizer)
@@ -154,7 +160,20 @@ class Generation:
 
     async def run(self, connection: Connection) -> None:
         """Send the answer. Raise errors before the headers; write a later error into the stream."""
-        asker = Asker(session_of(connection), connection.tenant, time_left(connection, self._arrived), connection.trace)
+        if self._span is None:
+            await self._run(connection, connection.trace)
+            return
+        try:
+            await self._run(connection, self._span.traceparent)
+        except BatonError as error:
+            self._ended_as = error.code
+            raise
+        finally:
+            reasons = [choice.finish_reason for choice in self._choices if choice.finish_reason is not None]
+            self._span.over(self._writer.answer_id, self._ended_as, reasons, self._counts(), self._times)
+
+    async def _run(self, connection: Connection, trace: str) -> None:
+        asker = Asker(session_of(connection), connection.tenant, time_left(connection, self._arrived), trace)
         requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
         mailbox = self._gateway.open(requests, self._writer.answer_id)
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
@@ -162,15 +181,14 @@ class Generation:
         self._metrics.started()
         self._metrics.for_model(self._plan.model)
         connection.was_admitted = self.was_admitted = True
-        outcome: str = FinishReason.ABORT
         try:
             if self._plan.show.stream:
                 await self._stream(connection, mailbox)
             else:
                 await self._whole(connection, mailbox)
-            outcome = self._outcome()
+            self._ended_as = self._outcome()
         except BatonError as error:
-            outcome = error.code
+            self._ended_as = error.code
             self._is_our_failure = not (isinstance(error, DeadlineExceeded) and asker.within_s is not None)
             if connection.status is None:
                 raise
@@ -179,14 +197,14 @@ class Generation:
         except ClientGone:
             raise
         except Exception:
-            outcome = BatonError.code
+            self._ended_as = BatonError.code
             self._is_our_failure = True
             if connection.status is not None:
                 await connection.write(self._writer.failed(internal_error()), last=True)
             raise
         finally:
             self._gateway.close(mailbox)
-            self._metrics.ended(outcome, time.monotonic() - self._arrived)
+            self._metrics.ended(self._ended_as, time.monotonic() - self._arrived)
 
     def _new_request(self, job: int, asker: Asker) -> NewRequest:
         """Append the decoder's start tokens, which are neither shown nor counted."""
@@ -205,6 +223,7 @@ class Generation:
             asker.within_s,
             plan.rank,
             asker.trace,
+            UNTRACED if self._span is None else self._span.begin_journey(),
         )
 
     @property

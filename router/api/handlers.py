@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from router.api.answer_span import AnswerSpan, Arrival, begin_answer
 from router.api.chat import Chat
 from router.api.completions import Completions
 from router.api.endpoint import Handler, keys_of, until_hang_up
@@ -46,6 +47,7 @@ from router.tenants.tenant import Tenant
 from router.tools.declared import skipped_tools
 from shared.core.errors import BatonError, InvalidRequest
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
+from shared.observe.tracer import Tracer
 
 CERTIFICATE = b"x-certificate"
 STREAM_IDS = b"x-stream-ids"  # event ids are opt-in, because many clients expect one data line per event
@@ -62,7 +64,7 @@ class Asked:
     api: GenerationApi[Any]
     raw: bytes
     hold: BodyHold  # ends when `raw` is dropped
-    arrived: float
+    times: Arrival
     body: Any = None
 
     def drop_raw(self) -> None:
@@ -103,9 +105,11 @@ class Handlers:
         desk: Desk,
         signer: Signer,
         answers: AnswerSigner | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """`answers`: signs certificates of answers; None if the router has no key for them."""
         self._signer, self._answers = signer, answers
+        self._tracer = tracer
         self._kept = KeptAnswers(time.monotonic)
         self._resolver = resolver
         self._tokenizer = resolver.text.tokenizer
@@ -143,7 +147,7 @@ class Handlers:
     async def _generate(self, api: GenerationApi[Any], parser: BodyParser[Any], connection: Connection) -> None:
         arrived = time.monotonic()
         raw = await connection.body(self._resolver.limits.max_body_bytes)
-        asked = Asked(api, raw, connection.body_hold, arrived)
+        asked = Asked(api, raw, connection.body_hold, Arrival(arrived, time.monotonic()))
         del raw
 
         def parse() -> None:
@@ -189,14 +193,29 @@ class Handlers:
         asked.drop_raw()
         connection.more_headers.update(planned.headers)
         writer = partial(api.writer, body)
+        span = self._begin_span(planned, asked, connection)
         generation = Generation(
-            planned, writer, self._tokenizer, self._gateway, self._metrics, asked.arrived, start, self._answers
+            planned,
+            writer,
+            self._tokenizer,
+            self._gateway,
+            self._metrics,
+            asked.times.arrived,
+            start,
+            self._answers,
+            span,
         )
         with self._desk.charged(connection.tenant, planned.cost, connection.more_headers.update) as bill:
             try:
                 await generation.run(connection)
             finally:
                 bill.was_admitted, bill.num_used = generation.was_admitted, generation.num_used
+
+    def _begin_span(self, plan: GenerationPlan, asked: Asked, connection: Connection) -> AnswerSpan | None:
+        if self._tracer is None:
+            return None
+        path, request_id = asked.api.table.path, connection.request_id
+        return begin_answer(self._tracer, path, plan, asked.times, request_id, connection.trace)
 
     async def _answer_once(self, asked: Asked, connection: Connection, key: str) -> None:
         """A hang-up does not stop the work, so a retry gets the answer."""

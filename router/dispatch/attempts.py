@@ -128,7 +128,7 @@ class Attempts:
             scored=len(request.scores) + 1,
             ticket=ticket,
             source=self._sources.choose(request, key, effects) if self._sources is not None else None,
-            trace=asked.trace,
+            trace=asked.journey.sent(request.attempt.number, request.attempt.nodes) or asked.trace,
         )
 
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
@@ -181,7 +181,7 @@ class Attempts:
         if request.num_failed >= self._max_attempts:
             self.fail(request, given_up(error, request.num_failed), effects)
             return
-        self.withdraw(request, effects)
+        self.withdraw(request, error.code, effects)
         effects.num_resumed += 1
         if request.is_done:
             self.forget(request, effects.now)
@@ -193,7 +193,7 @@ class Attempts:
 
     def move(self, request: OpenRequest, decode: RegisteredNode, effects: Effects) -> None:
         prefill = request.attempt.prefill
-        self.withdraw(request, effects)
+        self.withdraw(request, "moved", effects)
         request.num_moves += 1
         effects.num_moved += 1
         if request.is_done:
@@ -208,7 +208,9 @@ class Attempts:
         else:
             request.num_failed += 1
 
-    def withdraw(self, request: OpenRequest, effects: Effects) -> None:
+    def withdraw(self, request: OpenRequest, reason: str, effects: Effects) -> None:
+        """`reason`: an error's code, or a word of ours."""
+        request.asked.journey.attempt_over(reason)
         self._stop_everywhere(request, effects)
         self._no_verdict(request)
         request.begin_next_attempt()
@@ -230,6 +232,7 @@ class Attempts:
         request.avoid.update(node.peer for node in nodes if node is not None)
 
     def fail(self, request: OpenRequest, error: BatonError, effects: Effects) -> None:
+        request.asked.journey.over(error)
         self.abandon(request, effects)
         effects.news.append(Failure(request.rid, error))
 
@@ -255,6 +258,7 @@ class Attempts:
         for node in request.attempt.nodes:
             self._aborts.remember(node.peer, to_wire(self.key(request, 0)), now)
         request.attempt.release()
+        request.asked.journey.over(None)
         self._suspects.forget(request)
         self._journal.remove(request.rid)
 

@@ -107,6 +107,7 @@ class Dispatcher:
         now = effects.now
         while (request := self._admission.next(now)) is not None:
             effects.queue_waits.append(now - request.queued_at)
+            request.asked.journey.left_queue()
             if self._admission.is_hopeless(request, now):
                 self._attempts.fail(request, DeadlineExceeded("the request waited too long to end in time"), effects)
             else:
@@ -208,7 +209,7 @@ class Dispatcher:
             if request is not None and request.attempt.number == message.key.attempt:
                 self._attempts.avoid(request, request.attempt.prefiller)
                 if request.attempt.number:  # an unsent attempt did not fail; the next tick tries again
-                    self._attempts.withdraw(request, effects)
+                    self._attempts.withdraw(request, "unsent", effects)
                     request.attempt.parked_until = now + self._limits.resume_wait_s
                 else:
                     self._attempts.resume_or_fail(request, NodeLost(f"node {peer} takes no messages"), effects)

@@ -184,6 +184,7 @@ class Progress:
         attempt = request.attempt
         if attempt.waits_for_prefill and request.has_started:
             attempt.prompt_done()
+            request.asked.journey.first_token()
             if attempt.prefill is not None:
                 attempt.prefill.breaker.succeeded()
         if request.is_done:

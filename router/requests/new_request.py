@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from router.requests.journey import UNTRACED, Untraced
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.sampling_params import SamplingParams
 from shared.wire.sampling import version_for
@@ -22,7 +23,8 @@ class NewRequest:
     tenant: Tenant = EVERYBODY
     within_s: float | None = None  # how long the client waits for the whole answer
     rank: int = 0  # among the tenant's waiting requests: lower ranks start first
-    trace: str = ""  # the client's W3C traceparent; "": none
+    trace: str = ""  # the client's W3C traceparent, or that of its answer's span; "": none
+    journey: Untraced = UNTRACED
 
     def cost(self, expected_answer: float) -> int:
         return cost_of(len(self.prompt_ids), self.num_sequences, self.sampling, expected_answer)

@@ -27,6 +27,7 @@ from shared.config.settings import (
     TimeoutsConfig,
 )
 from shared.config.text_settings import TextConfig
+from shared.config.trace_settings import TraceConfig
 from shared.config.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
 
@@ -109,6 +110,7 @@ class RouterProcessConfig:
     cores: CorePlan = field(default_factory=CorePlan)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
 
     def __post_init__(self) -> None:
         self.router.check_addresses(self.http, has_keys=self.security.has_keys)
@@ -130,6 +132,7 @@ class NodeParts:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
 
     def __post_init__(self) -> None:
         check_scripted(self)

@@ -66,6 +66,14 @@ class RouterConfig:
         "the model reads a placeholder for them, and in the newest message they are refused; refuse: they always are",
         choices=("placeholder", "refuse"),
     )
+    trace_sample: float = option(
+        0.01,
+        "with --otlp-endpoint: share of requests that get spans, besides those whose client's traceparent asks for "
+        "them; nodes follow",
+        low=0.0,
+        high=1.0,
+        metavar="SHARE",
+    )
     admin_without_key: bool = option(False, "let every client of the API drain nodes and change roles")
 
     def __post_init__(self) -> None:

@@ -22,16 +22,25 @@ PACKAGES = {
     "load": "matplotlib",
     "models": "transformers",
     "nixl": "nixl",
+    "otel": "opentelemetry.sdk",  # without its exporter it is half installed; pip's line brings both
     "ray": "ray",
 }
-ON_INDEX = {"flashinfer": "flashinfer-python"}  # packages whose distributions have other names
+# packages whose distributions have other names
+ON_INDEX = {"flashinfer": "flashinfer-python", "opentelemetry.sdk": "opentelemetry-sdk"}
 OURS = frozenset({"decode_node", "deploy", "prefill_node", "router", "shared"})
 
 
 def require(extra: str, user: str) -> None:
     """Raise ConfigError unless the extra is installed. `user`: the flag or command that needs it."""
-    if importlib.util.find_spec(PACKAGES[extra]) is None:
+    if not is_here(extra):
         raise ConfigError(missing(PACKAGES[extra], user))
+
+
+def is_here(extra: str) -> bool:
+    try:
+        return importlib.util.find_spec(PACKAGES[extra]) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
 
 
 def missing(package: str, user: str) -> str:

@@ -27,3 +27,8 @@ def traceparent_of(given: Sequence[str]) -> str:
 def traced(traceparent: str) -> dict[str, str]:
     """Return the field of a log line, or none. A node's peer may have sent any text."""
     return {"trace_id": traceparent[3:35]} if traceparent and FORM.fullmatch(traceparent) else {}
+
+
+def is_sampled(traceparent: str) -> bool:
+    """Return whether the caller records its trace. Other texts than a traceparent are not sampled."""
+    return bool(FORM.fullmatch(traceparent)) and bool(int(traceparent[-2:], 16) & 1)

@@ -18,6 +18,7 @@ from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
 from shared.node.fingerprint import build_name, make_fingerprint
 from shared.node.node import Node
+from shared.node.request_spans import RequestSpans
 from shared.node.routers.dialled import Routers
 from shared.node.side import Side
 from shared.node.tombstones import Tombstones
@@ -54,6 +55,7 @@ def build_node(
     make_side: SideOf,
     cores: NodeCores,
     routers: tuple[str, ...],
+    spans: RequestSpans,
 ) -> Node:
     facts = node_facts(parts, core, links)
     ctx = NodeContext(
@@ -67,6 +69,7 @@ def build_node(
         wire_counts=links.counts,
         wake=links.wakeup.set,
         cores=cores.describe_cores,
+        spans=spans,
         make_group=partial(open_group, host=parts.node.bind_host, device=core.pool.device, wake=links.wakeup.set),
     )
     return Node(ctx, make_side(ctx))

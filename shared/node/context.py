@@ -14,6 +14,7 @@ from shared.device.cpu import do_nothing
 from shared.node.core import NodeCore
 from shared.node.departure import Departure
 from shared.node.mail import Outbox
+from shared.node.request_spans import RequestSpans
 from shared.node.routers.dialled import Routers
 from shared.node.tombstones import Tombstones
 from shared.observe.log_once import LogOnce
@@ -63,6 +64,7 @@ class NodeContext:
     make_group: Callable[[str, int], Group] = no_group  # makes a group for a transport and a rank
     wire_counts: Counter[str] = field(default_factory=Counter)  # the links' counts of dropped messages
     cores: Callable[[], str] = str  # describes the CPU cores in use
+    spans: RequestSpans = field(default_factory=RequestSpans)
     outbox: Outbox = field(default_factory=Outbox)
     ends: list[Ended] = field(default_factory=list)  # ends of requests that the scheduler doesn't know
     leaving: Departure | None = None  # set: the node takes no new requests

@@ -65,7 +65,7 @@ class Node:
         self.busy = False
         self.next_heartbeat = 0.0
         self._teller = CacheTeller(ctx.core.kv, ctx.facts.node_id, ctx.facts.epoch)
-        self._watch = StepWatch(ctx.core, ctx.metrics, ctx.clock)
+        self._watch = StepWatch(ctx.core, ctx.metrics, ctx.clock, ctx.spans)
         self._waiting_since: dict[RequestKey, tuple[Request, float]] = {}
         self._runs: dict[str, list[TokenRun]] = {}
         self._ends: dict[str, list[SequenceEnd]] = {}
@@ -168,6 +168,7 @@ class Node:
 
     def _report_end(self, event: Ended) -> None:
         """Report an end, except an abort: the router knows about aborts."""
+        self.ctx.spans.ended(event)
         peer = self.ctx.routers.peer_of(event.key)
         if peer is not None and event.reason is not FinishReason.ABORT:
             self._report(peer, event)
@@ -292,6 +293,8 @@ class Node:
             self.ctx.drop(peer, "Generate of an aborted, ended or known request")
             return
         self.ctx.log.debug("a request has come", peer=peer, key=requests[0].key, **traced(generate.trace))
+        for req in requests:
+            self.ctx.spans.follow(req.key, generate.trace, hands_over=bool(generate.decode_node))
         refusal = self._refusal(requests)
         if refusal is not None:
             for req in requests:
@@ -353,6 +356,7 @@ class Node:
             if not req.row and not req.finished:
                 continue
             self.ctx.metrics.observe_queue(QueueStage.WAITING, now - since)
+            self.ctx.spans.add_span(key, "wait", since, now, {})
             del self._waiting_since[key]
             peer = self.ctx.routers.peer_of(key)
             if peer is not None and not req.finished:

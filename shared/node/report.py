@@ -10,6 +10,7 @@ from shared.core.states import PageState, RowState
 from shared.device.events import Event
 from shared.engine.plan import StepPlan
 from shared.node.core import NodeCore
+from shared.node.request_spans import RequestSpans
 from shared.observe.node_metrics import NodeMetrics
 from shared.wire.messages import NodeLoad
 from shared.wire.ranges import MAX_NAMES
@@ -59,15 +60,19 @@ class WatchedStep:
     done: Event
     before: WatchedStep | None
     ended_at: float | None = None
+    traced: StepPlan | None = None  # set if a request of the step may have spans
+
+    @property
+    def began_at(self) -> float:
+        """Return when the step's own time began: after its wait for the previous step."""
+        if self.before is None or self.before.ended_at is None:
+            return self.launched_at
+        return max(self.launched_at, self.before.ended_at)
 
     @property
     def seconds(self) -> float:
-        """Return the step's own time, without its wait for the previous step."""
         assert self.ended_at is not None
-        began = self.launched_at
-        if self.before is not None and self.before.ended_at is not None:
-            began = max(began, self.before.ended_at)
-        return max(0.0, self.ended_at - began)
+        return max(0.0, self.ended_at - self.began_at)
 
 
 class StepWatch:
@@ -77,8 +82,9 @@ class StepWatch:
     `clock`.
     """
 
-    def __init__(self, core: NodeCore, metrics: NodeMetrics, clock: Callable[[], float]) -> None:
+    def __init__(self, core: NodeCore, metrics: NodeMetrics, clock: Callable[[], float], spans: RequestSpans) -> None:
         self._core = core
+        self._spans = spans
         self._metrics = metrics
         self._clock = clock
         self._open: dict[int, WatchedStep] = {}
@@ -102,6 +108,7 @@ class StepWatch:
         if before is not None and before.ended_at is not None and self._busy_before:
             self._metrics.count("device_idle_seconds", max(0.0, now - before.ended_at))
         began = WatchedStep(now, plan.prompt_tokens, done, before)
+        began.traced = plan if self._spans.is_tracing else None
         self._open[step] = self._newest = began
         done.add_callback(lambda _: self._ended(began))
 
@@ -115,6 +122,8 @@ class StepWatch:
             self._metrics.count("prompt_steps")
             self._metrics.count("prompt_step_tokens", step.prompt_tokens)
             self._metrics.count("prompt_step_seconds", step.seconds)
+        if step.traced is not None and step.ended_at is not None:
+            self._spans.step_over(step.traced.row_ids, step.traced.num_prefill, step.began_at, step.ended_at)
         step.before = None
 
     def count(self) -> None:

@@ -30,12 +30,14 @@ from shared.node.daemon import Daemon
 from shared.node.model_files import ModelFiles, files_of_model
 from shared.node.node import Node
 from shared.node.ready_port import ReadyPort
+from shared.node.request_spans import RequestSpans
 from shared.node.routers.early_peers import drop_early_messages
 from shared.node.routers.sources import sources_of
 from shared.node.routers.watch import RouterWatch
 from shared.node.warm_up import warm_up
 from shared.observe.library_logs import capture_libraries
 from shared.observe.log import Logger, open_log
+from shared.observe.tracer import Tracer, open_tracer
 from shared.ranks.leader import RankProcesses
 from shared.wire.keyring import ring_of_node
 
@@ -59,6 +61,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     others = RankProcesses(config, node_id)
     node: Node | None = None
     ready: ReadyPort | None = None
+    tracer: Tracer | None = None
     kernels = KernelLog(log)
     forget_kernels = tell_of_kernels(kernels, parts.sched.device)
     try:
@@ -69,7 +72,8 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             files.keep_mapped()
             warm_up(core, log)
             cores.settle(core.model, log)
-        node = build_node(parts, core, links, log, make_side, cores, routers)
+        tracer = open_tracer(node_id, parts.trace, log)
+        node = build_node(parts, core, links, log, make_side, cores, routers, RequestSpans(tracer))
         if parts.probe.ready_port:
             ready = ReadyPort(asked.bind_host, parts.probe.ready_port, asked.silence_s)
         check = partial(check_parts, others, files)
@@ -96,6 +100,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             ends.callback(forget_kernels)
             ends.callback(watch.close)
             ends.callback(ready.close if ready is not None else do_nothing)
+            ends.callback(tracer.close if tracer is not None else do_nothing)
     log.info("stopped")
     return code
 

@@ -7,8 +7,7 @@
     D -> P           Grant, Wait, FramesTaken, Refuse, Installed, Failed
     P -> P           Pull, FramesTaken, Returned
     P -> P, answers  Lent, Ready
-    D -> P           Join, Take                              only for transports with a process group per pair
-    P and D          StoreEntry, Broken                      only for these transports
+    D -> P, both     Join, Take; StoreEntry, Broken          only for transports with a process group per pair
 
 P is a prefill node, D is a decode node. Pages never travel inside a message.
 """
@@ -220,7 +219,7 @@ class Generate(Message, frozen=True):
     ticket: NodeTicket | None = None  # ticket for the decode node; None means no hand-off
     source: PrefixSource | None = None  # None: the node computes all uncached tokens itself
     tenant: Unsigned = 0  # a hash of its name, because answers of one tenant have similar lengths; 0: unknown
-    trace: TraceParent = ""  # the client's W3C traceparent; "": none
+    trace: TraceParent = ""  # the W3C traceparent of the attempt's span, or the client's; "": none
 
 
 class Abort(Message, frozen=True):
@@ -277,6 +276,7 @@ class Offer(Message, frozen=True):
     cache_salt: Unsigned
     ticket: NodeTicket | None
     tenant: Unsigned = 0
+    trace: TraceParent = ""  # "": the decode node writes no spans of the request
 
 
 class Grant(Message, frozen=True):

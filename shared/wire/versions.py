@@ -21,6 +21,7 @@ SINCE: dict[str, int] = {
     "LoadAdapter": 15,
     "NodeLoad.kept_pages": 15,
     "Offer.tenant": 15,
+    "Offer.trace": 15,
     "RemoveAdapter": 15,
 }
 # Fields that senders still write, and the version whose readers no longer need them. The next version deletes them.

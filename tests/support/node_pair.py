@@ -212,6 +212,7 @@ class Net:
         attempt: int = 0,
         endpoint: str | None = None,
         source: PrefixSource | None = None,
+        trace: str = "",
     ) -> Key:
         key = Key(ROUTER_ID, ROUTER_EPOCH, f"r{job.rid}", attempt, 0)
         facts = decode_node.ctx.facts if decode_node is not None else None
@@ -233,6 +234,7 @@ class Net:
             ticket=ticket_for(key, name_of(node), name_of(decode_node), job, num_sequences) if decode_node else None,
             source=source,
             tenant=job.tenant,
+            trace=trace,
         )
         self.to_node(name_of(node), message)
         return key

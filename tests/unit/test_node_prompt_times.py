@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.core.sampling_params import SamplingParams
 from shared.node.report import StepWatch
+from shared.node.request_spans import RequestSpans
 from shared.observe.node_metrics import NodeMetrics
 from tests.support.core_rig import CoreKnobs, Job, make_core
 from tests.support.simulated_streams import World
@@ -21,7 +22,7 @@ class Watched:
     def __init__(self) -> None:
         self.world, self.metrics, self.now = World.script(), NodeMetrics(), 0.0
         self.core = make_core(CoreKnobs(backend="simulated", chunk_size=32), self.world)
-        self.watch = StepWatch(self.core, self.metrics, lambda: self.now)
+        self.watch = StepWatch(self.core, self.metrics, lambda: self.now, RequestSpans())
 
     def round(self, at: float) -> None:
         self.now = at

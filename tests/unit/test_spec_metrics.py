@@ -10,6 +10,7 @@ from shared.engine.lease import StepTimes
 from shared.model.hashlm.draft import expected_accept_len
 from shared.node.core import NodeCore
 from shared.node.report import StepWatch, node_load
+from shared.node.request_spans import RequestSpans
 from shared.observe.metrics import ClusterMetrics, NodeReport
 from shared.observe.node_metrics import NodeMetrics
 from tests.support.core_rig import CoreKnobs, Job, make_core, run_local
@@ -20,7 +21,7 @@ HIT_RATE = 70
 def page_of(core: NodeCore) -> CollectorRegistry:
     """What a node's heartbeat makes of it on the router."""
     metrics, registry = NodeMetrics(), CollectorRegistry()
-    watch = StepWatch(core, metrics, lambda: 0.0)
+    watch = StepWatch(core, metrics, lambda: 0.0, RequestSpans())
     watch.count()
     watch.count()  # nothing is counted twice
     load = node_load(core, metrics, (), {})
