@@ -5,16 +5,22 @@ Baton is not on a package index, so the command names the checkout, wheel or fol
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import shlex
 import sys
 import urllib.parse
+from typing import TYPE_CHECKING
 
 from shared.core import launcher
 from shared.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from importlib import metadata
+
 DISTRIBUTION = "baton-serve"
+ROUTER, ROUTER_FOLDER = "baton-router", "/deploy/router"  # the same code with only a router's packages
 # extra -> its main package
 PACKAGES = {
     "certificates": "cryptography",
@@ -59,7 +65,13 @@ def install_line(extra: str = "") -> str:
     wanted = f"[{extra}]" if extra else ""
     if launcher.is_checkout():  # install a link to the checkout, as `make setup` does
         return pip_line("--editable", f"{launcher.CODE}{wanted}")
-    return pip_line(f"{origin()}{wanted}")
+    own = installed()
+    if own is None:  # a bare copy of the source
+        return pip_line(f"{launcher.CODE}{wanted}")
+    if own.name == DISTRIBUTION:
+        return pip_line(f"{origin(own)}{wanted}")
+    remove = shlex.join([sys.executable, "-m", "pip", "uninstall", "--yes", ROUTER])  # both own the same files
+    return f"{remove} && {pip_line(f'{origin(own)}{wanted}')}"
 
 
 def pip_line(*args: str) -> str:
@@ -67,16 +79,23 @@ def pip_line(*args: str) -> str:
     return shlex.join([sys.executable, "-m", "pip", "install", *args])
 
 
-def origin() -> str:
-    """Return the wheel or folder that Baton came from, as pip recorded it (PEP 610)."""
+def installed() -> metadata.Distribution | None:
+    """Return what pip knows of this installation. Return None if pip did not install it."""
     from importlib import metadata  # a slow import, needed only here
 
-    try:
-        own = metadata.distribution(DISTRIBUTION)
-    except metadata.PackageNotFoundError:  # a bare copy of the source
-        return str(launcher.CODE)
+    for name in (DISTRIBUTION, ROUTER):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.distribution(name)
+    return None
+
+
+def origin(own: metadata.Distribution) -> str:
+    """Return the wheel or folder of the whole of Baton, as pip recorded its origin (PEP 610)."""
     address: str = json.loads(own.read_text("direct_url.json") or "{}").get("url", "")
     url = urllib.parse.urlsplit(address)
-    if url.scheme == "file":
-        return urllib.parse.unquote(url.path)
+    path = urllib.parse.unquote(url.path)
+    if url.scheme == "file" and own.name == DISTRIBUTION:
+        return path
+    if url.scheme == "file" and path.endswith(ROUTER_FOLDER):
+        return path.removesuffix(ROUTER_FOLDER)
     return f"./{DISTRIBUTION.replace('-', '_')}-{own.version}-py3-none-any.whl"

@@ -16,12 +16,26 @@ import httpx
 import pytest
 
 from shared.core.sampling_params import SamplingParams
+from tests.support.chaos_cluster import Endpoint
 from tests.support.cluster import Cluster, baton_up
 from tests.support.hashlm_reference import reference_stream
 from tests.support.install_lines import dry_run
-from tests.support.installed import BESIDE, FOLDERS, ROOT, Environment, build_sdist, build_wheel, other_project, sources
+from tests.support.installed import (
+    BESIDE,
+    FOLDERS,
+    ROOT,
+    ROUTER,
+    Environment,
+    build_sdist,
+    build_wheel,
+    copy_sources,
+    other_project,
+    sources,
+)  # fmt: skip
 from tests.support.mixed_clients import text_of
-from tests.support.patience import HANG_GUARD_S
+from tests.support.patience import HANG_GUARD_S, ON_CPU
+from tests.support.procs import NodeProcess
+from tests.support.router_process import RouterProcess, eventually
 
 PROMPT = "One name in site-packages. " * 4
 FLAGS = ("--model", "hashlm", "--tp", "2", "--kv-bytes", "4MiB")
@@ -101,6 +115,33 @@ def test_it_serves_in_a_clone_and_beside_another_project(
     assert "code of" not in log and str(hostile) not in log
     env.uninstall()
     assert env.files() == env.before
+
+
+def test_a_router_s_own_wheel_serves_with_nodes_of_the_whole(installed: Environment, tmp_path: Path) -> None:
+    """It has no heads, and its environment neither torch nor numpy."""
+    wheel = build_wheel(tmp_path, copy_sources(tmp_path / "source") / ROUTER)
+    alone = Environment(tmp_path, wheel, ROUTER)
+    names = {file.relative_to(alone.site).as_posix() for file in alone.files() if file.is_relative_to(alone.site)}
+    assert not [name for name in names if "/heads/" in name] and "baton_serve/_code/router/app.py" in names
+    assert not {"torch", "numpy", "numba"} & {path.name for path in (tmp_path / "dependencies").iterdir()}
+    installed.use_kernels_of_checkout()
+    router = RouterProcess(program=[str(alone.bin / "baton"), "router"])
+    nodes = [
+        NodeProcess(role, role, Endpoint(router.nodes), tmp_path, *ON_CPU, baton=[str(installed.bin / "baton")])  # type: ignore[arg-type]
+        for role in ("prefill", "decode")
+    ]
+    try:
+        eventually(lambda: httpx.get(f"{router.url}/ready", timeout=HANG_GUARD_S).json().get("pair"))
+        body = {"model": "hashlm", "prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+        answer = httpx.post(f"{router.url}/v1/completions", json=body, timeout=HANG_GUARD_S).json()
+        expected = reference_stream([ord(char) - 32 for char in PROMPT], SamplingParams(16, temperature=0.0), 0, 16)
+        assert answer["choices"][0]["text"] == text_of(expected)
+        eventually(lambda: router.metric('baton_handoffs_total{node="decode"}'))
+        assert router.stop() == 0
+    finally:
+        for node in nodes:
+            node.close()
+        router.process.kill()
 
 
 def test_a_clone_s_processes_are_the_clone_s(installed: Environment, clone: Path, tmp_path: Path) -> None:

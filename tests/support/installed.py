@@ -19,6 +19,7 @@ from tests.support.small_site import closure, link_site
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("baton_serve", "router", "prefill_node", "decode_node", "shared", "deploy")
 BESIDE = ("pyproject.toml", "README.md", "LICENSE")
+ROUTER = Path("deploy", "router")  # the folder of the router's own distribution
 OUTSIDE = ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV")
 MAKE_SDIST = "import setuptools.build_meta as build; build.build_sdist('.')"
 
@@ -51,10 +52,10 @@ def copy_sources(folder: Path) -> Path:
 
 
 def build_wheel(folder: Path, source: Path | None = None) -> Path:
-    """Of this tree, or of the tree in `source`."""
+    """Of this tree, or of the project in `source`."""
     words = ("--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder))
     pip(sys.executable, "wheel", *words, str(source or copy_sources(folder / "source")))
-    (wheel,) = folder.glob("baton_serve-*.whl")
+    (wheel,) = folder.glob("baton_*.whl")
     return wheel
 
 
@@ -71,11 +72,13 @@ def pip(python: str, *words: str) -> None:
 
 
 class Environment:
-    """A virtual environment with a wheel of Baton, and links to the packages that it needs."""
+    """A virtual environment with a wheel of Baton, and links to the packages that it needs.
 
-    def __init__(self, folder: Path, wheel: Path) -> None:
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-        dependencies = link_site(folder / "dependencies", closure([*project["dependencies"], "pip"]))
+    `project`: the folder in the repository whose pyproject.toml lists these packages."""
+
+    def __init__(self, folder: Path, wheel: Path, project: Path = Path()) -> None:
+        table = tomllib.loads((ROOT / project / "pyproject.toml").read_text("utf-8"))["project"]
+        dependencies = link_site(folder / "dependencies", closure([*table["dependencies"], "pip"]))
         self.folder = folder / "venv"
         self.bin = self.folder / "bin"
         self.python = str(self.bin / "python")

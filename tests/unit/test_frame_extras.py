@@ -1,5 +1,5 @@
-"""What is installed when. All that ships runs on the base dependencies, except for the extras; a router runs on a list
-of its own. A missing package is named in one sentence, and the line in it is run here as it is printed."""
+"""What is installed when. All that ships runs on the base dependencies, except for the extras; the distribution
+of a router has fewer. A missing package is named in one sentence, and the line in it is run here as it is printed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.small_site import ROOT, closure, command_in, link_site, num_b
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-ROUTER_LIST = ROOT / "deploy" / "router-requirements.txt"
+ROUTER = tomllib.loads((ROOT / "deploy/router/pyproject.toml").read_text("utf-8"))
 ROUTER_PARTS = ("router", "shared.core", "shared.config", "shared.observe", "shared.wire", "deploy.tools.doctor")
 ROUTER_PARTS += ("deploy.hub",)  # ready to say what a model by name needs
 RUN = "from deploy import cli; sys.exit(cli.main(sys.argv[1:]))"
@@ -48,6 +48,7 @@ for name in sys.argv[1:]:
             lacking[module.name] = error.name
 print(json.dumps(lacking))
 """
+TOP_MODULES = "\nprint(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
 SENTENCE = re.compile(r"^[^;\n]+; to install (?:it|them), type: (?P<line>.+)\n?$")
 
 
@@ -65,7 +66,7 @@ def base_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def router_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return link_site(tmp_path_factory.mktemp("router") / "site", pins(ROUTER_LIST))
+    return link_site(tmp_path_factory.mktemp("router") / "site", closure(ROUTER["project"]["dependencies"]))
 
 
 # The extras
@@ -177,6 +178,33 @@ def test_the_line_names_what_baton_was_installed_from(
     assert extras.install_line("ray") == f"{shlex.quote(sys.executable)} -m pip install {line}"
 
 
+@pytest.mark.parametrize(
+    ("url", "whole"),
+    [
+        ("file:///my%20src/deploy/router", "'/my src'"),
+        ("file:///wheels/baton_router-9-py3-none-any.whl", "./baton_serve-9-py3-none-any.whl"),
+    ],
+)
+def test_a_router_s_line_replaces_its_distribution(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, whole: str
+) -> None:
+    info = tmp_path / "baton_router-9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: baton-router\nVersion: 9\n")
+    (info / "direct_url.json").write_text(json.dumps({"url": url}))
+    found = {"baton-router": metadata.PathDistribution(info)}
+
+    def distribution(name: str) -> metadata.Distribution:
+        if name not in found:
+            raise metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
+    monkeypatch.setattr(launcher, "CODE", tmp_path)
+    pip = f"{shlex.quote(sys.executable)} -m pip"
+    assert extras.install_line() == f"{pip} uninstall --yes baton-router && {pip} install {whole}"
+
+
 @pytest.mark.parametrize("name", ["shared.no_such", "deploy", "json", None])
 def test_a_module_of_our_own_that_is_missing_stays_an_error(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
     def fail(command: str, args: argparse.Namespace) -> int:
@@ -193,36 +221,46 @@ def test_nixl_asked_for_by_name_and_missing_is_said(monkeypatch: pytest.MonkeyPa
         available_transports("nixl")
 
 
-# The router's list
+# The router's distribution
 
 
-def test_the_list_has_the_versions_of_the_constraints() -> None:
-    listed, constraints = pins(ROUTER_LIST), pins(ROOT / "constraints.txt")
-    assert listed == {name: constraints[name] for name in listed}
-
-
-def test_the_list_is_complete_and_small() -> None:
-    """Complete but for what the file itself gives up. Bytes as on disk, torch's CPU build alone has 700 MB."""
-    listed = set(pins(ROUTER_LIST))
-    assert not listed & {"torch", "numba", "llvmlite", "matplotlib", "ray", "transformers"}
-    wanted = {
-        canonicalize_name(need.name)
-        for name in listed
-        for need in map(Requirement, metadata.requires(name) or [])
-        if need.marker is None or need.marker.evaluate({"extra": ""})
+def test_the_router_s_project_is_the_whole_one_without_heads() -> None:
+    """The same code and command, and some of the dependencies, in the same versions."""
+    whole, router = PROJECT["project"], ROUTER["project"]
+    assert set(router["dependencies"]) < set(whole["dependencies"])
+    for name in ("requires-python", "license", "dynamic", "scripts"):
+        assert router[name] == whole[name], name
+    assert router["name"] == extras.ROUTER and (ROOT / extras.ROUTER_FOLDER[1:] / "pyproject.toml").is_file()
+    ours, packed = PROJECT["tool"]["setuptools"], ROUTER["tool"]["setuptools"]
+    assert packed["packages"] == ours["packages"] and packed["dynamic"] == ours["dynamic"]
+    assert packed["package-data"] == {
+        name: files for name, files in ours["package-data"].items() if files != ["heads/*/*"]
     }
-    assert wanted - listed == {"huggingface-hub"}
-    assert sum(map(num_bytes, listed)) < 50e6
+    folders = {name: (ROOT / "deploy/router" / folder).resolve() for name, folder in packed["package-dir"].items()}
+    assert folders == {name: (ROOT / folder).resolve() for name, folder in ours["package-dir"].items()}
 
 
-def test_all_that_a_router_may_load_is_in_the_list(router_site: Path) -> None:
-    done = run_in(router_site, IMPORT_ALL, *ROUTER_PARTS)
+def test_the_router_s_packages_are_few_and_small() -> None:
+    """Bytes as on disk; torch's CPU build alone has 700 MB."""
+    names = closure(ROUTER["project"]["dependencies"])
+    assert not names & {"torch", "numpy", "numba", "llvmlite", "matplotlib", "ray", "safetensors", "transformers"}
+    assert sum(map(num_bytes, names)) < 80e6
+
+
+def test_all_that_a_router_may_load_is_in_its_distribution(router_site: Path) -> None:
+    """And nothing is in it that no module loads."""
+    done = run_in(router_site, IMPORT_ALL + TOP_MODULES, *ROUTER_PARTS)
     assert done.returncode == 0, done.stderr
+    lacking, loaded = map(json.loads, done.stdout.splitlines())
     nodes = {"shared.core.request": "numpy", "shared.core.constraint": "numpy"}
     nodes |= dict.fromkeys(
         ("deploy.tools.doctor.look_gpu", "deploy.tools.doctor.read_shared"), "torch"
     )  # for `baton doctor --gpu` alone
-    assert json.loads(done.stdout) == nodes, "no module of the router's loads these"
+    assert lacking == nodes, "no module of the router's loads these"
+    modules = metadata.packages_distributions()
+    used = {canonicalize_name(name) for module in loaded for name in modules.get(module, [])}
+    named = {canonicalize_name(Requirement(text).name) for text in ROUTER["project"]["dependencies"]}
+    assert named - used == {"huggingface-hub", "httpx2"}  # imported when a model is fetched from the hub
     tools = run_in(
         router_site,
         "import deploy.cluster.admin, deploy.cluster.admin_key, deploy.cluster.keys, deploy.cluster.key_steps",
@@ -230,7 +268,7 @@ def test_all_that_a_router_may_load_is_in_the_list(router_site: Path) -> None:
     assert tools.returncode == 0, tools.stderr
 
 
-def test_a_router_starts_from_its_list_alone(router_site: Path) -> None:
+def test_a_router_starts_with_its_packages_alone(router_site: Path) -> None:
     """With a real tokenizer and template, out of the weights' file."""
     model = str(model_path.bundled_gguf())
     flags = ["router", "--model", model, "--port", "0", "--node-endpoint", "tcp://127.0.0.1:0"]
@@ -293,7 +331,7 @@ def test_no_line_takes_baton_from_an_index() -> None:
     [
         ("pip install 'baton-serve[ray]'", set(), ["baton-serve"]),
         ("pip install --constraint constraints.txt '.[dev,load]' && x", {"dev", "load"}, []),
-        ("pip install --no-deps -r deploy/router-requirements.txt && pip install --no-deps .", set(), []),
+        ("pip install --constraint constraints.txt ./deploy/router", set(), []),
         ("pip install ./baton_serve-0.1.0-py3-none-any.whl[ray]", {"ray"}, []),
         ('RUN pip install --index-url https://example.org/cpu "torch==2.13.0+cpu"', set(), ["torch"]),
     ],
@@ -307,4 +345,4 @@ def test_a_page_says_what_every_command_needs() -> None:
     table = (ROOT / "docs/installing.md").read_text("utf-8").partition("| command | needs |")[2].partition("\n\n")[0]
     said = set(re.findall(r"`([\w-]+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[1:] if row)))
     assert {*cli.COMMANDS, *cli.TOOLS} <= said
-    assert all(f".[{extra}]" in table for extra in extras.PACKAGES) and ROUTER_LIST.name in table
+    assert all(f".[{extra}]" in table for extra in extras.PACKAGES) and f".{extras.ROUTER_FOLDER}" in table
