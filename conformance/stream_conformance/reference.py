@@ -31,16 +31,16 @@ def events_of(path: str, body: Json, facts: list[Any]) -> list[str]:
     most, name, model = int(body.get("max_tokens") or 16), short(facts), body.get("model")
     words = [short([*facts[1:3], number])[:5] + " " for number in range(most)]
     if path == CHAT:
-        base = {"id": f"chatcmpl-{name}", "object": "chat.completion.chunk", "created": facts[0], "model": model}
+        base: Json = {"id": f"chatcmpl-{name}", "object": "chat.completion.chunk", "created": facts[0], "model": model}
         deltas = [{"role": "assistant", "content": ""}, *({"content": word} for word in words), {}]
         ends = [*(None for _ in range(most + 1)), "length"]
         chunks = [{"index": 0, "delta": d, "finish_reason": end} for d, end in zip(deltas, ends, strict=True)]
         usage = {"prompt_tokens": 1, "completion_tokens": most, "total_tokens": most + 1}
-        told = [*({"choices": [chunk]} for chunk in chunks), {"choices": [], "usage": usage}]
-        return [f"data: {json.dumps(base | one)}\n\n" for one in told] + ["data: [DONE]\n\n"]
-    message = {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": model, "content": []}
+        choices: list[Json] = [*({"choices": [chunk]} for chunk in chunks), {"choices": [], "usage": usage}]
+        return [f"data: {json.dumps(base | one)}\n\n" for one in choices] + ["data: [DONE]\n\n"]
+    message: Json = {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": model, "content": []}
     message |= {"stop_reason": None, "usage": {"input_tokens": 1, "output_tokens": 0}}
-    told = [{"type": "message_start", "message": message}]
+    told: list[Json] = [{"type": "message_start", "message": message}]
     told += [{"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}]
     told += [delta_of(word) for word in words]
     told += [{"type": "content_block_stop", "index": 0}]
