@@ -27,7 +27,7 @@ from router.dispatch.gateway import Gateway
 from router.fleet.gateway_metrics import GatewayMetrics
 from router.fleet.registry import Registry
 from router.http.body_budget import BodyBudget
-from router.http.certificate import Certificate
+from router.http.certificate import Certificate, show_expiry
 from router.http.freed_memory import return_freed_memory
 from router.http.full_collections import run_full_collections
 from router.http.protocol import HttpRules
@@ -141,6 +141,8 @@ async def serve_all(
 ) -> int:
     prometheus = CollectorRegistry()
     metrics = RequestMetrics(prometheus)
+    if certificate is not None:
+        show_expiry(prometheus, certificate.until)
     follows_caches = make_policy(config.router.policy).reads_caches or config.router.pull_prefixes == "on"
     silence_s, router_id = config.timeouts.node_silence_s, config.router.router_id
     registry = Registry(silence_s, follows_caches=follows_caches, router_id=router_id)

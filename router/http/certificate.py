@@ -11,8 +11,11 @@ import os
 import ssl
 import stat
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Gauge
 
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
@@ -106,6 +109,12 @@ def look_as_a_client(server: ssl.SSLContext, cert: Path) -> tuple[str, float]:
     return "", ssl.cert_time_to_seconds(str(found["notAfter"]))
 
 
+def show_expiry(registry: CollectorRegistry, until: Callable[[], float]) -> None:
+    """Make the metric by which people see when the certificate expires."""
+    help = "When the certificate of the HTTP API expires, in seconds since 1970; 0: clients refuse it now"
+    Gauge("baton_tls_expiry_timestamp_seconds", help, registry=registry).set_function(until)
+
+
 class Certificate:
     """`context`: for the next connection. Owned by the event loop; `look` may block, so it runs on a thread."""
 
@@ -121,6 +130,9 @@ class Certificate:
     @property
     def context(self) -> ssl.SSLContext:
         return self._now.context
+
+    def until(self) -> float:
+        return self._now.until
 
     async def follow(self) -> None:
         while True:

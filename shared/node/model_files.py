@@ -27,11 +27,11 @@ class ModelFiles:
 
     def keep_mapped(self) -> None:
         """Call this after loading: only mapped files are watched from now on. Raises ModelChanged."""
-        self.check()
+        self.check_unchanged()
         mapped = {path for path, _ in own_mappings()}
         self._stamps = {path: stamp for path, stamp in self._stamps.items() if path in mapped}
 
-    def check(self) -> None:
+    def check_unchanged(self) -> None:
         """Raise ModelChanged. The system sets a file's time before it changes a byte. So results that are there before
         this call came from unchanged weights. Takes 2 us per file."""
         for path, stamp in self._stamps.items():

@@ -108,7 +108,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
 def check_parts(others: RankProcesses, files: ModelFiles) -> None:
     """Raise RankLost or ModelChanged if the node can't go on."""
     others.check_ranks()
-    files.check()
+    files.check_unchanged()
 
 
 def check_at_exit(node: Node, log: Logger) -> None:

@@ -47,6 +47,20 @@ MAX_REMEMBERED = 1024  # absent nodes whose counters are kept but not shown
 disable_created_metrics()
 
 
+# Shown as 0 from the start: a rate sees no growth in a series that begins at 1.
+ALARMING = (
+    "internal_error",
+    "node_lost",
+    "handoff_failed",
+    "step_failed",
+    "deadline_exceeded",
+    "no_nodes",
+    "overloaded",
+    "queue_full",
+    "deadline_unreachable",
+)
+
+
 def render(registry: CollectorRegistry) -> bytes:
     return generate_latest(registry)
 
@@ -58,6 +72,8 @@ def latency(registry: CollectorRegistry, name: str, help: str, labels: Sequence[
 class RequestMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter("baton_requests_total", "Requests by how they ended", ["outcome"], registry=registry)
+        for outcome in ALARMING:
+            self._requests.labels(outcome)
         self._ignored = Counter(
             "baton_ignored_fields_total", "Fields of requests that had no effect", ["field"], registry=registry
         )

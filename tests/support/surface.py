@@ -24,6 +24,7 @@ from deploy.cli import make_parser
 from router.api.handlers import APIS
 from router.fleet.gateway_metrics import GatewayMetrics
 from router.fleet.registry import Registry
+from router.http.certificate import show_expiry
 from shared.config.flags import concerns_of, fields_of
 from shared.config.load import all_concerns
 from shared.config.options import option_of
@@ -118,6 +119,7 @@ def families() -> list[Metric]:
     nodes = Registry(1.0)
     nodes.hello(ANY, hello("decode", ANY), 0.0)
     GatewayMetrics(registry, nodes, lambda: 0, list, lambda: 0.0)
+    show_expiry(registry, lambda: 0.0)
     for metric in list(registry._collector_to_names):
         names = getattr(metric, "_labelnames", ())
         if names and not metric._metrics:  # type: ignore[attr-defined]  # only metrics have labels

@@ -12,11 +12,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from deploy.cluster.local import is_ready
 from deploy.router_http import own_connection
 from router.http import certificate
-from router.http.certificate import SOON_S, Certificate, load_certificate
+from router.http.certificate import SOON_S, Certificate, load_certificate, show_expiry
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
 from tests.support.patience import HANG_GUARD_S
@@ -131,6 +132,19 @@ def test_an_expired_certificate_is_served_with_a_warning(pair: Pair) -> None:
     following = Following(pair)
     following.certificate.warn(0.0)
     assert following.count('clients will refuse the TLS certificate why="certificate has expired"') == 1
+
+
+def test_the_end_is_a_metric_that_follows_the_files(pair: Pair) -> None:
+    following, registry = Following(pair), CollectorRegistry()
+    show_expiry(registry, following.certificate.until)
+
+    def shown() -> float | None:
+        return registry.get_sample_value("baton_tls_expiry_timestamp_seconds")
+
+    assert shown() == load_certificate(*map(str, pair)).until > 0
+    expire(pair)
+    following.look()
+    assert shown() == 0, "an alarm that waits for the end sees that it has come"
 
 
 def test_the_end_is_announced_once_a_day(pair: Pair) -> None:

@@ -27,6 +27,8 @@ from shared.config.settings import (
 )
 from shared.config.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
+from shared.wire.zeromq.link import open_router
+from shared.wire.zeromq.link_options import LinkOptions
 from tests.support.changed_config import replaced
 
 
@@ -91,6 +93,17 @@ def test_an_unproven_network_is_taken_where_somebody_says_so() -> None:
         far(NodeConfig(transport=transport, bind_host="10.0.0.2"), trust_network=True)
         NodeParts(node=NodeConfig(transport=transport))
     far(NodeConfig(bind_host="10.0.0.2"))
+
+
+def test_an_ipv6_address_needs_no_brackets_before_a_port():
+    """Kubernetes puts a pod's address into `tcp://$(POD_IP):7001` as it is."""
+    check_endpoint("tcp://::1:7001", "--node-endpoint", has_keys=False)
+    with pytest.raises(ConfigError, match="`baton keys"):
+        check_endpoint("tcp://fd00::1:7001", "--node-endpoint", has_keys=False)
+    context, _, socket = open_router("tcp://::1:0", LinkOptions())
+    assert socket.endpoint.startswith("tcp://[::1]:")
+    socket.close()
+    context.term()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])

@@ -7,12 +7,15 @@ import re
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
 from shared.observe.metric_names import QUEUE_STAGES
+from shared.observe.metrics import RequestMetrics
 from tests.support import alarms, chart, dashboards, queries, surface
 from tests.support.launch_lines import LAUNCH
 
 PROMETHEUS = LAUNCH / "prometheus"
+OUTCOMES = re.compile(r'outcome=~"([^"]+)"')
 
 
 @pytest.mark.parametrize("rule", alarms.rules(), ids=lambda rule: rule["alert"])
@@ -23,6 +26,17 @@ def test_an_alarm_asks_for_what_there_is_and_says_what_to_do(rule: dict[str, dic
     assert rule["annotations"].keys() == {"summary", "first_step"}
     for page in alarms.PAGE.findall(rule["annotations"]["first_step"]):
         assert (surface.ROOT / "docs" / page[0].partition("#")[0]).exists()
+
+
+def test_the_first_failure_of_a_router_raises_its_alarm() -> None:
+    """A rate sees no growth in a series that begins at 1, so what alarms ask for is there from the start."""
+    registry = CollectorRegistry()
+    RequestMetrics(registry)
+    groups = OUTCOMES.findall(" ".join(str(rule["expr"]) for rule in alarms.rules()))
+    asked = {outcome for group in groups for outcome in group.split("|")}
+    assert len(asked) > 6
+    for outcome in asked:
+        assert registry.get_sample_value("baton_requests_total", {"outcome": outcome}) == 0, outcome
 
 
 @pytest.mark.parametrize("name", sorted(dashboards.BOARDS))

@@ -32,7 +32,7 @@ def mapped(path: Path) -> Iterator[Path]:
 def watched(path: Path) -> ModelFiles:
     files = ModelFiles([path])
     files.keep_mapped()
-    files.check()
+    files.check_unchanged()
     return files
 
 
@@ -41,7 +41,7 @@ def test_a_file_that_is_written_in_place_ends_the_node(mapped: Path, data: bytes
     files = watched(mapped)
     mapped.write_bytes(data)
     with pytest.raises(ModelChanged, match=f"{mapped} was written while this node used it"):
-        files.check()
+        files.check_unchanged()
 
 
 def test_a_file_is_watched_where_a_link_led(mapped: Path, tmp_path: Path) -> None:
@@ -52,10 +52,10 @@ def test_a_file_is_watched_where_a_link_led(mapped: Path, tmp_path: Path) -> Non
     files = watched(link)
     link.unlink()
     link.symlink_to(other)
-    files.check()
+    files.check_unchanged()
     mapped.write_bytes(b"WEIGHTS")
     with pytest.raises(ModelChanged):
-        files.check()
+        files.check_unchanged()
 
 
 def test_a_file_that_is_replaced_or_removed_stays_mapped(mapped: Path, tmp_path: Path) -> None:
@@ -63,15 +63,15 @@ def test_a_file_that_is_replaced_or_removed_stays_mapped(mapped: Path, tmp_path:
     new = tmp_path / "new"
     new.write_bytes(b"WEIGHTS")
     new.rename(mapped)
-    files.check()
+    files.check_unchanged()
     mapped.unlink()
-    files.check()
+    files.check_unchanged()
 
 
 def test_a_file_that_nobody_maps_may_change_after_loading(path: Path) -> None:
     files = watched(path)
     path.write_bytes(b"WEIGHTS")
-    files.check()
+    files.check_unchanged()
 
 
 def test_a_change_while_the_file_is_read_is_noticed(path: Path) -> None:
