@@ -16,6 +16,7 @@ import time
 from contextlib import ExitStack
 
 from shared.config.processes import NodeProcessConfig
+from shared.config.systemd import notify_socket
 from shared.core.errors import BatonError, DeviceLost, RankLost
 from shared.device.cpu import do_nothing
 from shared.device.faults import blames_device
@@ -34,6 +35,7 @@ from shared.node.routers.watch import RouterWatch
 from shared.node.warm_up import warm_up
 from shared.observe.library_logs import capture_libraries
 from shared.observe.log import Logger, open_log
+from shared.observe.service_manager import ServiceManager
 from shared.ranks.leader import RankProcesses
 from shared.wire.keyring import ring_of_node
 
@@ -57,6 +59,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     others = RankProcesses(config, node_id)
     node: Node | None = None
     ready: ReadyPort | None = None
+    manager = ServiceManager(notify_socket())
     kernels = KernelLog(log)
     forget_kernels = tell_of_kernels(kernels, parts.sched.device)
     try:
@@ -69,8 +72,9 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         if parts.probe.ready_port:
             ready = ReadyPort(asked.bind_host, parts.probe.ready_port, asked.silence_s)
         daemon = Daemon(
-            node, links, log, asked.drain_s, check=others.check_ranks, cores=cores, watch=watch, ready=ready
-        )
+            node, links, log, asked.drain_s, check=others.check_ranks, cores=cores, watch=watch, ready=ready,
+            manager=manager,
+        )  # fmt: skip
         watch.start()
         kernels.serving()
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
@@ -93,6 +97,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             ends.callback(forget_kernels)
             ends.callback(watch.close)
             ends.callback(ready.close if ready is not None else do_nothing)
+            ends.callback(manager.close)
     log.info("stopped")
     return code
 
