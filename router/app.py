@@ -47,6 +47,7 @@ from router.tools.as_text import with_tools
 from shared.config import shipped_model
 from shared.config.http_settings import ANY
 from shared.config.processes import RouterProcessConfig
+from shared.config.systemd import notify_socket
 from shared.core.sampling_params import SamplingValues
 from shared.device.malloc import share_one_heap
 from shared.observe.last_faults import LastFaults
@@ -54,6 +55,7 @@ from shared.observe.library_logs import capture_libraries
 from shared.observe.log import Logger, open_log
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import ClusterMetrics, RequestMetrics
+from shared.observe.service_manager import CALL_EVERY_S, ServiceManager
 from shared.observe.tenant_metrics import TenantMetrics
 from shared.observe.tracer import open_tracer
 from shared.wire.codec import AT_ROUTER
@@ -185,7 +187,7 @@ async def serve_all(
     app = build_routes(rules, handlers, admin, keys.operators)
     times = config.timeouts
     http_rules = HttpRules(config.http, metrics, LogOnce(log), times.retry_after_s, times.slow_reader_s)
-    tasks = start_background(config, keys, log, lambda: gateway.num_open, certificate)
+    tasks = start_background(config, keys, log, gateway, certificate)
     try:
         return await serve(app, http_rules, listener, gateway, log, config.timeouts.shutdown_s, certificate)
     finally:
@@ -223,7 +225,7 @@ def start_background(
     config: RouterProcessConfig,
     keys: RouterKeys,
     log: Logger,
-    num_open: Callable[[], int],
+    gateway: Gateway,
     certificate: Certificate | None,
 ) -> list[asyncio.Task[None]]:
     """The caller cancels the tasks."""
@@ -233,8 +235,20 @@ def start_background(
         asyncio.create_task(KeysFollower(config.router.api_key_file, keys.tenants, log).follow()),
         asyncio.create_task(KeysFollower(config.router.admin_key_file, keys.operators, log, ADMIN_FLAG).follow()),
         asyncio.create_task(return_freed_memory()),
-        asyncio.create_task(run_full_collections(num_open)),
+        asyncio.create_task(run_full_collections(lambda: gateway.num_open)),
+        asyncio.create_task(tell_manager(ServiceManager(notify_socket()), lambda: gateway.is_stopping)),
     ]
+
+
+async def tell_manager(manager: ServiceManager, is_stopping: Callable[[], bool]) -> None:
+    """Speak to systemd, from the loop that serves, until this task is cancelled at the router's end."""
+    try:
+        while manager.listens:
+            manager.tell(is_leaving=is_stopping())
+            await asyncio.sleep(CALL_EVERY_S)
+    finally:
+        manager.tell(is_leaving=True)
+        manager.close()
 
 
 def make_gateway(

@@ -22,6 +22,7 @@ from shared.node.node import Node
 from shared.node.ready_port import ReadyPort
 from shared.node.routers.watch import RouterWatch
 from shared.observe.log import Logger
+from shared.observe.service_manager import ServiceManager
 from shared.wire.codec import Buffer
 from shared.wire.messages import Message
 from shared.wire.peers import Inbound, PeerClosed
@@ -68,11 +69,13 @@ class Daemon:
         cores: NodeCores | None = None,
         watch: RouterWatch | None = None,
         ready: ReadyPort | None = None,
+        manager: ServiceManager | None = None,
     ) -> None:
         """- check: called every round; raises if the node can't continue.
         - cores: offered to other nodes while this node has nothing to compute.
         - watch: follows the list of routers. The caller starts and closes `watch`.
         - ready: told every round whether the node takes requests. The caller closes `ready`.
+        - manager: told every round, so that systemd notices a loop that hangs. The caller closes `manager`.
         """
         self._node = node
         self._links = links
@@ -83,6 +86,7 @@ class Daemon:
         self._cores = cores
         self._watch = watch or RouterWatch()
         self._ready = ready
+        self._manager = manager
         self._signals = 0
         self._unreachable: list[PeerClosed] = []
 
@@ -112,6 +116,8 @@ class Daemon:
         if self._ready is not None:
             ctx = self._node.ctx
             self._ready.tell(is_served=bool(ctx.routers.served()), is_leaving=ctx.leaving is not None)
+        if self._manager is not None:
+            self._manager.tell(is_leaving=self._signals > 0)
 
     def dial_routers(self) -> None:
         for endpoint in self._node.ctx.routers.dialled:

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from shared.config.processes import NodeProcessConfig
+from shared.config.systemd import notify_socket
 from shared.core.errors import BatonError, DeviceLost, ModelChanged, RankLost
 from shared.device.cpu import do_nothing
 from shared.device.faults import blames_device
@@ -37,6 +38,7 @@ from shared.node.routers.watch import RouterWatch
 from shared.node.warm_up import warm_up
 from shared.observe.library_logs import capture_libraries
 from shared.observe.log import Logger, open_log
+from shared.observe.service_manager import ServiceManager
 from shared.observe.tracer import Tracer, open_tracer
 from shared.ranks.leader import RankProcesses
 from shared.wire.keyring import ring_of_node
@@ -62,6 +64,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     node: Node | None = None
     ready: ReadyPort | None = None
     tracer: Tracer | None = None
+    manager = ServiceManager(notify_socket())
     kernels = KernelLog(log)
     forget_kernels = tell_of_kernels(kernels, parts.sched.device)
     try:
@@ -77,7 +80,9 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         if parts.probe.ready_port:
             ready = ReadyPort(asked.bind_host, parts.probe.ready_port, asked.silence_s)
         check = partial(check_parts, others, files)
-        daemon = Daemon(node, links, log, asked.drain_s, check=check, cores=cores, watch=watch, ready=ready)
+        daemon = Daemon(
+            node, links, log, asked.drain_s, check=check, cores=cores, watch=watch, ready=ready, manager=manager
+        )
         watch.start()
         kernels.serving()
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
@@ -101,6 +106,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             ends.callback(watch.close)
             ends.callback(ready.close if ready is not None else do_nothing)
             ends.callback(tracer.close if tracer is not None else do_nothing)
+            ends.callback(manager.close)
     log.info("stopped")
     return code
 

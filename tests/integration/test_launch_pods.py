@@ -4,6 +4,7 @@ real processes."""
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import time
@@ -23,6 +24,7 @@ from tests.support.cluster import ROOT
 from tests.support.key_folders import make_keys
 from tests.support.patience import HANG_GUARD_S
 from tests.support.ports import free_port
+from tests.support.service_manager import Manager
 
 PODS = ("baton-router", "baton-prefill", "baton-decode")
 
@@ -124,21 +126,31 @@ def asks(port: int, path: str, **headers: str) -> int:
 
 
 def test_the_pods_arguments_make_a_cluster_that_answers(tmp_path: Path) -> None:
+    """Under systemd, both would be ready, alive and stopping in its eyes."""
     mounted(tmp_path, "baton-router")
     http, nodes, ready = free_port(), free_port(), free_port()
+    managers = {name: Manager(str(tmp_path / name)) for name in ("router.notify", "node.notify")}
+    watched = [os.environ | {"NOTIFY_SOCKET": one.address, "WATCHDOG_USEC": "30000000"} for one in managers.values()]
     bearer = {"Authorization": "Bearer a-key-of-clients"}
     here = {"dns://baton-inside.baton.svc:7001": f"dns://localhost:{nodes}", "=7002": "=0"}
     with contextlib.ExitStack() as stack:
         router_keys, node_keys = (stack.enter_context(keys_of(tmp_path, name)) for name in (PODS[0], PODS[2]))
         serve = [*arguments(PODS[0], router_keys, {":7001": f":{nodes}"}), f"--port={http}"]
-        router = stack.enter_context(running(serve, tmp_path / "router.log"))
+        router = stack.enter_context(running(serve, tmp_path / "router.log", **watched[0]))
         compute = arguments(PODS[2], node_keys, here | {"=8081": f"={ready}"})
-        node = stack.enter_context(running(compute, tmp_path / "node.log"))
+        node = stack.enter_context(running(compute, tmp_path / "node.log", **watched[1]))
         eventually(lambda: asks(ready, "/ready") == 200, node)
         eventually(lambda: asks(http, "/ready") == 200, router)
         assert asks(ready, "/live") == 200 and asks(http, "/v1/models") == 401
-        body = {"model": "hashlm", "prompt": [1, 2, 3], "max_tokens": 4}
+        body = {"model": "hashlm", "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
         answer = httpx.post(f"http://127.0.0.1:{http}/v1/completions", json=body, headers=bearer, timeout=HANG_GUARD_S)
         assert answer.json()["usage"]["completion_tokens"] == 4, answer.text
         node.send_signal(signal.SIGTERM)
         assert node.wait(HANG_GUARD_S) == 0, (tmp_path / "node.log").read_text()
+        router.send_signal(signal.SIGTERM)
+        assert router.wait(HANG_GUARD_S) == 0, (tmp_path / "router.log").read_text()
+    for manager in managers.values():
+        heard = [line for message in manager.heard() for line in message]
+        assert heard[:3] == ["READY=1", "WATCHDOG_USEC=30000000", "WATCHDOG=1"]
+        assert [line for line in heard[3:] if line != "WATCHDOG=1"] == ["STOPPING=1", "WATCHDOG_USEC=0"]
+        manager.close()

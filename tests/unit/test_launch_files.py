@@ -98,12 +98,13 @@ def test_units(path: Path) -> None:
     service = unit["Service"]
     assert set(unit.sections()) == {"Unit", "Service", "Install"} and unit["Install"]["WantedBy"]
     is_router = "router" in path.name
-    drain_s = load(NodeProcessConfig, {}, CONFIG, {"node": {"role": "decode"}}).parts.node.drain_s
+    node = load(NodeProcessConfig, {}, CONFIG, {"node": {"role": "decode"}}).parts.node
     shutdown_s = load(RouterProcessConfig, {}, CONFIG).timeouts.shutdown_s
-    assert int(service["TimeoutStopSec"]) > (shutdown_s if is_router else drain_s)
+    assert int(service["TimeoutStopSec"]) > (shutdown_s if is_router else node.drain_s)
     stays_down = {EXIT_CONFIG} if is_router else {EXIT_CONFIG, EXIT_DRAINED}
     assert {int(code) for code in service["RestartPreventExitStatus"].split()} == stays_down
     assert is_router or int(service["SuccessExitStatus"]) == EXIT_DRAINED
+    assert service["Type"] == "notify" and int(service["WatchdogSec"]) > node.silence_s
     assert service["User"] != "root" and service["NoNewPrivileges"] == "yes"
     assert "PrivateUsers" not in service and "MemoryDenyWriteExecute" not in service
 
