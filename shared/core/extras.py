@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "baton-serve"
 ROUTER, ROUTER_FOLDER = "baton-router", "/deploy/router"  # the same code with only a router's packages
+ROUTER_EXTRAS = ("certificates", "otel")
 # extra -> its main package
 PACKAGES = {
     "certificates": "cryptography",
@@ -68,10 +69,10 @@ def install_line(extra: str = "") -> str:
     own = installed()
     if own is None:  # a bare copy of the source
         return pip_line(f"{launcher.CODE}{wanted}")
-    if own.name == DISTRIBUTION:
+    if own.name == DISTRIBUTION or extra in ROUTER_EXTRAS:
         return pip_line(f"{origin(own)}{wanted}")
     remove = shlex.join([sys.executable, "-m", "pip", "uninstall", "--yes", ROUTER])  # both own the same files
-    return f"{remove} && {pip_line(f'{origin(own)}{wanted}')}"
+    return f"{remove} && {pip_line(f'{whole_of(own)}{wanted}')}"
 
 
 def pip_line(*args: str) -> str:
@@ -90,12 +91,17 @@ def installed() -> metadata.Distribution | None:
 
 
 def origin(own: metadata.Distribution) -> str:
-    """Return the wheel or folder of the whole of Baton, as pip recorded its origin (PEP 610)."""
+    """Return the wheel or folder that the installation came from, as pip recorded it (PEP 610)."""
     address: str = json.loads(own.read_text("direct_url.json") or "{}").get("url", "")
     url = urllib.parse.urlsplit(address)
-    path = urllib.parse.unquote(url.path)
-    if url.scheme == "file" and own.name == DISTRIBUTION:
-        return path
-    if url.scheme == "file" and path.endswith(ROUTER_FOLDER):
-        return path.removesuffix(ROUTER_FOLDER)
-    return f"./{DISTRIBUTION.replace('-', '_')}-{own.version}-py3-none-any.whl"
+    return urllib.parse.unquote(url.path) if url.scheme == "file" else wheel(own.name, own.version)
+
+
+def whole_of(router: metadata.Distribution) -> str:
+    """Return the whole of Baton, beside the router's distribution."""
+    path = origin(router)
+    return path.removesuffix(ROUTER_FOLDER) if path.endswith(ROUTER_FOLDER) else wheel(DISTRIBUTION, router.version)
+
+
+def wheel(name: str, version: str) -> str:
+    return f"./{name.replace('-', '_')}-{version}-py3-none-any.whl"

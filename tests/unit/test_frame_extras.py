@@ -179,14 +179,19 @@ def test_the_line_names_what_baton_was_installed_from(
 
 
 @pytest.mark.parametrize(
-    ("url", "whole"),
+    ("url", "own", "whole"),
     [
-        ("file:///my%20src/deploy/router", "'/my src'"),
-        ("file:///wheels/baton_router-9-py3-none-any.whl", "./baton_serve-9-py3-none-any.whl"),
+        ("file:///my%20src/deploy/router", "'/my src/deploy/router[otel]'", "'/my src'"),
+        (
+            "file:///wheels/baton_router-9-py3-none-any.whl",
+            "'/wheels/baton_router-9-py3-none-any.whl[otel]'",
+            "./baton_serve-9-py3-none-any.whl",
+        ),
+        ("https://here/it.whl", "'./baton_router-9-py3-none-any.whl[otel]'", "./baton_serve-9-py3-none-any.whl"),
     ],
 )
 def test_a_router_s_line_replaces_its_distribution(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, whole: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, own: str, whole: str
 ) -> None:
     info = tmp_path / "baton_router-9.dist-info"
     info.mkdir()
@@ -203,6 +208,7 @@ def test_a_router_s_line_replaces_its_distribution(
     monkeypatch.setattr(launcher, "CODE", tmp_path)
     pip = f"{shlex.quote(sys.executable)} -m pip"
     assert extras.install_line() == f"{pip} uninstall --yes baton-router && {pip} install {whole}"
+    assert extras.install_line("otel") == f"{pip} install {own}", "what a router can have"
 
 
 @pytest.mark.parametrize("name", ["shared.no_such", "deploy", "json", None])
@@ -230,6 +236,9 @@ def test_the_router_s_project_is_the_whole_one_without_heads() -> None:
     assert set(router["dependencies"]) < set(whole["dependencies"])
     for name in ("requires-python", "license", "dynamic", "scripts"):
         assert router[name] == whole[name], name
+    assert router["optional-dependencies"] == {
+        name: whole["optional-dependencies"][name] for name in extras.ROUTER_EXTRAS
+    }
     assert router["name"] == extras.ROUTER and (ROOT / extras.ROUTER_FOLDER[1:] / "pyproject.toml").is_file()
     ours, packed = PROJECT["tool"]["setuptools"], ROUTER["tool"]["setuptools"]
     assert packed["packages"] == ours["packages"] and packed["dynamic"] == ours["dynamic"]
