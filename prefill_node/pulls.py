@@ -68,6 +68,8 @@ class Pulls:
         self._by_request: dict[RequestKey, PrefixPull] = {}
         self.open: dict[int, PrefixPull] = {}  # by lease
         self.copies: PageCopies[PrefixPull] = PageCopies(ctx, receivers, "pull prefix")
+        if any(ctx.core.kv.cache.windows):
+            ctx.log.info("windows", "computes other nodes' prefixes", why="layers of the model have a sliding window")
 
     def begin(self, generate: Generate, req: Request, now: float) -> str | None:
         """Request pages from the source that the router named. Return the source; None if no pull has begun."""
