@@ -227,12 +227,17 @@ class Offload:
         num_tokens, num_groups = min(most, end * page_size), len(self._caches)
         entries = self._kv.entries(first * num_groups, end * num_groups, self._kv.cache.first_needed(num_tokens))
         pages = self._kv.rows.pages_of(req.row)[entries].tolist()
-        found = [(name, cold) for name in (names[entry] for entry in entries) if (cold := self._tier.store.find(name))]
+        found = [(names[entry], self._cold_page(names[entry])) for entry in entries]
         restore = Restore(req, req.row, num_cached, num_tokens, found)
         self.restoring[req.key] = restore
         self._kv.set_tag(req.row, PageState.GRANTED)
         self._tier.load(restore, [(cold, cold.place, page) for (_, cold), page in zip(found, pages, strict=True)])
         return True
+
+    def _cold_page(self, name: bytes) -> ColdPage:
+        cold = self._tier.store.find(name)
+        assert cold is not None, f"page {name.hex()} is read, and the cold tier does not have it"
+        return cold
 
     def _longest(self, names: Sequence[bytes], first: int, most: int) -> int:
         """Return the most pages of tokens that a row with the first `first` ones can have.
