@@ -170,16 +170,7 @@ async def serve_all(
         answers=None if keys.answers is None else AnswerSigner(keys.answers, text.template.sources),
         tracer=tracer,
     )
-    bodies = BodyBudget(config.http.max_bodies_bytes, config.limits.max_body_bytes)
-    rules = EndpointRules(
-        log=log,
-        metrics=metrics,
-        tenants=keys.tenants,
-        retry_after_s=config.timeouts.retry_after_s,
-        slow_reader_s=config.timeouts.slow_reader_s,
-        web=WebRules(allowed_hosts(config), config.http.cors_origins),
-        bodies=bodies,
-    )
+    rules = endpoint_rules(config, log, metrics, keys.tenants)
     is_on = keys.operators.asks_for_keys or config.router.admin_without_key
     admin = AdminHandlers(
         gateway, registry, config.timeouts.move_after_s, is_on, desk.limits, config.model.public_names, faults
@@ -195,6 +186,20 @@ async def serve_all(
             task.cancel()
         if tracer is not None:
             tracer.close()
+
+
+def endpoint_rules(
+    config: RouterProcessConfig, log: Logger, metrics: RequestMetrics, tenants: Tenants
+) -> EndpointRules:
+    return EndpointRules(
+        log=log,
+        metrics=metrics,
+        tenants=tenants,
+        retry_after_s=config.timeouts.retry_after_s,
+        slow_reader_s=config.timeouts.slow_reader_s,
+        web=WebRules(allowed_hosts(config), config.http.cors_origins),
+        bodies=BodyBudget(config.http.max_bodies_bytes, config.limits.max_body_bytes),
+    )
 
 
 def allowed_hosts(config: RouterProcessConfig) -> tuple[str, ...]:
