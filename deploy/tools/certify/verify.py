@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 EXIT_WRONG = 1
-UNSHOWN = "nothing of the prompt and the tokens is shown with it"
+UNSHOWN = "neither prompt nor tokens are shown with it"
 
 
 def verify_files(files: Iterable[Path], keys: Iterable[Path]) -> int:
@@ -35,11 +35,7 @@ def sentence(shown: ShownAnswer, keys: Mapping[str, Ed25519PublicKey]) -> str:
     """Raise BadCertificate if something is not as it was signed."""
     record = verified(shown.record, keys)
     names = shown.check_shown(record)
-    said = (
-        f"the {' and '.join(names)} shown with it {'are' if names[1:] else 'is'} the certified one"
-        if names
-        else UNSHOWN
-    )
+    said = f"{' and '.join(names)} shown with it: certified" if names else UNSHOWN
     return f"{record}; {said}{doubts(record)}"
 
 
