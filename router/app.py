@@ -166,7 +166,6 @@ async def serve_all(
         answers=None if keys.answers is None else AnswerSigner(keys.answers, text.template.sources),
         tracer=tracer,
     )
-    bodies = BodyBudget(config.http.max_bodies_bytes, config.limits.max_body_bytes)
     rules = EndpointRules(
         log=log,
         metrics=metrics,
@@ -174,14 +173,12 @@ async def serve_all(
         retry_after_s=config.timeouts.retry_after_s,
         slow_reader_s=config.timeouts.slow_reader_s,
         web=WebRules(allowed_hosts(config), config.http.cors_origins),
-        bodies=bodies,
+        bodies=BodyBudget(config.http.max_bodies_bytes, config.limits.max_body_bytes),
     )
     is_on = keys.operators.asks_for_keys or config.router.admin_without_key
-    admin = AdminHandlers(
-        gateway, registry, config.timeouts.move_after_s, is_on, desk.limits, config.model.public_names, faults
-    )
+    times, names = config.timeouts, config.model.public_names
+    admin = AdminHandlers(gateway, registry, times.move_after_s, is_on, desk.limits, names, faults)
     app = build_routes(rules, handlers, admin, keys.operators)
-    times = config.timeouts
     http_rules = HttpRules(config.http, metrics, LogOnce(log), times.retry_after_s, times.slow_reader_s)
     tasks = start_background(config, keys, log, lambda: gateway.num_open, certificate)
     try:
