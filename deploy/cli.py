@@ -18,7 +18,7 @@ from deploy.cluster.restart import start_again
 from deploy.cluster.restart_policy import EXIT_CONFIG
 from deploy.hub.local_model import with_local_model, with_local_text
 from deploy.ray import command as on_ray
-from deploy.tools import ask, cache
+from deploy.tools import ask, cache, trace
 from deploy.tools.certify import command as certify
 from deploy.tools.doctor import command as doctor
 from deploy.tools.generate import command as generate
@@ -132,6 +132,12 @@ TOOLS = {
     "chat": ToolCommand("a conversation in the terminal", ask.CHAT, ask.add_arguments, ask.chat),
     "admin": ToolCommand(
         "show nodes, drain or restart them, change their role", admin.EXAMPLES, admin.add_arguments, admin.run
+    ),
+    "trace": ToolCommand(
+        "record what the nodes' streams do, as one file for Perfetto",
+        trace.DESCRIPTION,
+        trace.add_arguments,
+        trace.run,
     ),
     "cache": ToolCommand(
         "list and remove packed weights, which nodes keep on disk", cache.DESCRIPTION, cache.add_arguments, cache.run

@@ -172,11 +172,9 @@ async def serve_all(
     )
     rules = endpoint_rules(config, log, metrics, keys.tenants)
     is_on = keys.operators.asks_for_keys or config.router.admin_without_key
-    admin = AdminHandlers(
-        gateway, registry, config.timeouts.move_after_s, is_on, desk.limits, config.model.public_names, faults
-    )
+    times, names = config.timeouts, config.model.public_names
+    admin = AdminHandlers(gateway, registry, times.move_after_s, is_on, desk.limits, names, faults)
     app = build_routes(rules, handlers, admin, keys.operators)
-    times = config.timeouts
     http_rules = HttpRules(config.http, metrics, LogOnce(log), times.retry_after_s, times.slow_reader_s)
     tasks = start_background(config, keys, log, gateway, certificate)
     try:

@@ -22,7 +22,7 @@ GOOD = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class BodyTimes:
     """Times of one request, in the process's seconds."""
 
     arrived: float
@@ -30,17 +30,17 @@ class Arrival:
 
 
 def begin_answer(
-    tracer: Tracer, path: str, plan: GenerationPlan, times: Arrival, request_id: str, given: str
+    tracer: Tracer, path: str, plan: GenerationPlan, times: BodyTimes, request_id: str, given: str
 ) -> AnswerSpan | None:
     """Call it when the prompt is tokens. Return None for a request that is not sampled. `given`: the client's
     traceparent, or ""."""
     operation = "text_completion" if path in COMPLETIONS else "chat"
     name = f"{operation} {plan.model}"
-    span = tracer.begin(name, given, times.arrived, asked(operation, plan, request_id), is_server=True)
+    span = tracer.begin_span(name, given, times.arrived, asked(operation, plan, request_id), is_server=True)
     if span is None:
         return None
-    tracer.add("receive", span.traceparent, times.arrived, times.read, {})
-    tracer.add("tokenize", span.traceparent, times.read, tracer.clock(), {})
+    tracer.add_span("receive", span.traceparent, times.arrived, times.read, {})
+    tracer.add_span("tokenize", span.traceparent, times.read, tracer.clock(), {})
     return AnswerSpan(tracer, span)
 
 
@@ -86,4 +86,4 @@ class AnswerSpan:
         if times.first > times.arrived:
             facts["gen_ai.response.time_to_first_chunk"] = times.first - times.arrived
         self._span.note(facts)
-        self._span.end(self._tracer.clock(), "" if outcome in GOOD else outcome)
+        self._span.end_span(self._tracer.clock(), "" if outcome in GOOD else outcome)

@@ -161,10 +161,10 @@ class Generation:
     async def run(self, connection: Connection) -> None:
         """Send the answer. Raise errors before the headers; write a later error into the stream."""
         if self._span is None:
-            await self._run(connection, connection.trace)
+            await self._send_answer(connection, connection.trace)
             return
         try:
-            await self._run(connection, self._span.traceparent)
+            await self._send_answer(connection, self._span.traceparent)
         except BatonError as error:
             self._ended_as = error.code
             raise
@@ -172,7 +172,7 @@ class Generation:
             reasons = [choice.finish_reason for choice in self._choices if choice.finish_reason is not None]
             self._span.over(self._writer.answer_id, self._ended_as, reasons, self._counts(), self._times)
 
-    async def _run(self, connection: Connection, trace: str) -> None:
+    async def _send_answer(self, connection: Connection, trace: str) -> None:
         asker = Asker(session_of(connection), connection.tenant, time_left(connection, self._arrived), trace)
         requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
         mailbox = self._gateway.open(requests, self._writer.answer_id)

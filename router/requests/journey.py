@@ -55,12 +55,12 @@ class Journey(Untraced):
         facts["baton.attempt"] = number
         if self._reason:
             facts["baton.resume.reason"] = self._reason
-        self._attempt = self._tracer.begin("attempt", self._root, self._since, facts, after=self._last)
+        self._attempt = self._tracer.begin_span("attempt", self._root, self._since, facts, after=self._last)
         return "" if self._attempt is None else self._attempt.traceparent
 
     def first_token(self) -> None:
         if self._attempt is not None:
-            self._tracer.add("first token", self._attempt.traceparent, self._since, self._tracer.clock(), {})
+            self._tracer.add_span("first token", self._attempt.traceparent, self._since, self._tracer.clock(), {})
 
     def attempt_over(self, reason: str) -> None:
         self._close_attempt(reason)
@@ -74,11 +74,11 @@ class Journey(Untraced):
     def _next(self, stage: str, error: str = "") -> None:
         now = self._tracer.clock()
         if self._stage:
-            self._tracer.add(self._stage, self._root, self._since, now, {}, error)
+            self._tracer.add_span(self._stage, self._root, self._since, now, {}, error)
             self._since = now
         self._stage = stage
 
     def _close_attempt(self, error: str) -> None:
         if self._attempt is not None:
-            self._attempt.end(self._tracer.clock(), error)
+            self._attempt.end_span(self._tracer.clock(), error)
             self._last, self._attempt = self._attempt, None

@@ -44,6 +44,7 @@ class Engine:
         self.stages = make_stages(parts, streams, worker.kv, self._launch_sampling)
         self.worker = worker
         self.future_map = future_map
+        self.records = future_map.records
         self.publishes = publishes  # whether only the device knows the lengths (width > 1)
         self.leases: deque[StepLease] = deque()
         self._open: dict[int, StepLease] = {}  # open leases by step, to find lost leases
@@ -57,7 +58,7 @@ class Engine:
 
     def _arm(self, work: StepPlan | Admission) -> Event | None:
         """Return a publish event, or None if `work` publishes no lengths or has no rows (S3)."""
-        return Event() if self.publishes and work.row_ids else None
+        return Event(f"publish({work.step})") if self.publishes and work.row_ids else None
 
     def launch(self, plan: StepPlan) -> StepLease:
         """Launch a step. If the lease has masks, call `sample_masked` before the next launch."""
@@ -74,7 +75,9 @@ class Engine:
                 lease.drafted = Event("drafted")
                 marks = (*marks, lease.drafted)
         lease.forward = self.streams.forward.launch(
-            lambda: self.worker.forward(plan, lease), fires=marks, label=f"forward({plan.step})"
+            self.records.timed("forward", "forward", plan.step, lambda: self.worker.forward(plan, lease)),
+            fires=marks,
+            label=f"forward({plan.step})",
         )
         lease.computed = lease.forward
         self.leases.append(lease)
@@ -111,7 +114,9 @@ class Engine:
 
         fires = (publish_ready,) if publish_ready is not None else ()
         lease.sampled = self.streams.forward.launch(
-            lambda: self._sample(plan, lease, on_verify_complete), fires=fires, label=f"sample({plan.step})"
+            self.records.timed("forward", "sample", plan.step, lambda: self._sample(plan, lease, on_verify_complete)),
+            fires=fires,
+            label=f"sample({plan.step})",
         )
         self._launch_copy(lease)
 
@@ -134,7 +139,11 @@ class Engine:
         lease = StepLease(admission.step, admission, publish_ready)
         fires = (publish_ready,) if publish_ready is not None else ()
         lease.sampled = self.streams.forward.launch(
-            lambda: self._seed_relay(admission, lease, publish_ready), fires=fires, label=f"admit({admission.step})"
+            self.records.timed(
+                "forward", "admit", admission.step, lambda: self._seed_relay(admission, lease, publish_ready)
+            ),
+            fires=fires,
+            label=f"admit({admission.step})",
         )
         self.leases.append(lease)
         self._open[lease.step] = lease
@@ -166,7 +175,8 @@ class Engine:
         assert sampled is not None
         self.streams.copy.wait(sampled.done)
         lease.result = self.streams.copy.launch(
-            lambda: _to_host(lease, self.worker.boundary), label=f"d2h({lease.step})"
+            self.records.timed("copy", "d2h", lease.step, lambda: _to_host(lease, self.worker.boundary)),
+            label=f"d2h({lease.step})",
         )
         self.last_done = sampled.done
 

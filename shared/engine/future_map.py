@@ -18,6 +18,7 @@ import torch
 
 from shared.device.events import Event
 from shared.engine.plan import HistorySeed, Int64s
+from shared.observe.step_records import StepRecords
 from shared.sample.interface import History
 
 
@@ -46,6 +47,7 @@ class FutureMap:
 
     def __init__(self, num_rows: int, history_len: int, extras: Sequence[RelaySpec] = (), device: str = "cpu") -> None:
         self.num_rows = num_rows
+        self.records = StepRecords()
         self.output_tokens_buf = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.new_seq_lens_buf = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.written_by = torch.full((num_rows,), -1, dtype=torch.int64, device=device)
@@ -60,6 +62,7 @@ class FutureMap:
             return
         self.new_seq_lens_buf[future.indices] = new_seq_lens
         if publish_ready is not None:
+            self.records.mark("forward", "publish", publish_ready.name)
             publish_ready.fire()
 
     def stash(self, future: FutureIndices, next_token_ids: torch.Tensor, step: int, **extras: torch.Tensor) -> None:
@@ -74,6 +77,7 @@ class FutureMap:
         self.written_by.index_fill_(0, future.indices, step)
         for name, value in extras.items():
             self.extras[name][future.indices] = value
+        self.records.mark("forward", "stash", step)
 
     def gather(self, future: FutureIndices, expect_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (tokens (B,) int64, tag_ok (B,) bool). tag_ok: whether `expect_step` is the row's tag."""

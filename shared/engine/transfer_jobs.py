@@ -52,7 +52,8 @@ class TransferJobs(Generic[T, R]):
         newest = self._engine.last_done
         if after_newest_step and newest is not None:
             stream.wait(newest)
-        self._open.append((tag, stream.launch(lambda: _guarded(job), label=label)))
+        timed = self._engine.records.timed(stream.name, label, "", lambda: _guarded(job))
+        self._open.append((tag, stream.launch(timed, label=label)))
 
     def synchronize(self) -> None:
         """Wait for the oldest job, if any. `take_done` then returns this job."""

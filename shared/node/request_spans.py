@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from shared.core.keys import RequestKey
 from shared.core.trace_context import is_sampled
 from shared.engine.plan import RowId
+from shared.observe.step_records import StepRecords
 from shared.observe.tracer import Attributes, Tracer
 from shared.sched.events import Ended
 
@@ -32,10 +33,13 @@ class Traced:
 
 
 class RequestSpans:
-    """Owned by the node's loop. Without a tracer nothing is traced, and a call costs a look at an empty dict."""
+    """Owned by the node's loop. Without a tracer nothing is traced, and a call costs a look at an empty dict.
 
-    def __init__(self, tracer: Tracer | None = None) -> None:
+    While `records` are asked for, they get the stages of all requests."""
+
+    def __init__(self, tracer: Tracer | None = None, records: StepRecords | None = None) -> None:
         self._tracer = tracer
+        self._records = records or StepRecords()
         self._traced: OrderedDict[RequestKey, Traced] = OrderedDict()
 
     @property
@@ -50,17 +54,17 @@ class RequestSpans:
                 self._traced.popitem(last=False)
 
     def add_span(self, key: RequestKey, name: str, since: float, until: float, facts: Attributes) -> None:
+        self._records.add_row("requests", name, key, since, until)
         traced = self._traced.get(key)
         if traced is not None:
             assert self._tracer is not None
-            self._tracer.add(name, traced.parent, since, until, {**facts, "baton.sequence": key.seq_index})
+            self._tracer.add_span(name, traced.parent, since, until, {**facts, "baton.sequence": key.seq_index})
 
     def installed(self, key: RequestKey, since: float) -> None:
-        traced = self._traced.get(key)
-        if traced is not None:
-            assert self._tracer is not None
-            traced.decodes_since = self._tracer.clock()  # the installation itself takes time
-            self.add_span(key, "install", since, traced.decodes_since, {})
+        now = self._records.clock()  # the installation itself takes time
+        self.add_span(key, "install", since, now, {})
+        if key in self._traced:
+            self._traced[key].decodes_since = now
 
     def handed_over(self, key: RequestKey, since: float, until: float, transport: str) -> None:
         self.add_span(key, "hand-off", since, until, {"baton.transport": transport})

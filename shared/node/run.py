@@ -31,6 +31,7 @@ from shared.node.daemon import Daemon
 from shared.node.model_files import ModelFiles, files_of_model
 from shared.node.node import Node
 from shared.node.ready_port import ReadyPort
+from shared.node.recording import FolderRecording
 from shared.node.request_spans import RequestSpans
 from shared.node.routers.early_peers import drop_early_messages
 from shared.node.routers.sources import sources_of
@@ -76,10 +77,10 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             warm_up(core, log)
             cores.settle(core.model, log)
         tracer = open_tracer(node_id, parts.trace, log)
-        node = build_node(parts, core, links, log, make_side, cores, routers, RequestSpans(tracer))
+        node = build_node(parts, core, links, log, make_side, cores, routers, RequestSpans(tracer, core.engine.records))
         if parts.probe.ready_port:
             ready = ReadyPort(asked.bind_host, parts.probe.ready_port, asked.silence_s)
-        check = partial(check_parts, others, files)
+        check = partial(check_parts, others, files, recording)
         daemon = Daemon(
             node, links, log, asked.drain_s, check=check, cores=cores, watch=watch, ready=ready, manager=manager
         )
@@ -111,10 +112,12 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     return code
 
 
-def check_parts(others: RankProcesses, files: ModelFiles) -> None:
-    """Raise RankLost or ModelChanged if the node can't go on."""
+def check_parts(others: RankProcesses, files: ModelFiles, recording: FolderRecording | None) -> None:
+    """Called every round. Raise RankLost or ModelChanged if the node can't go on."""
     others.check_ranks()
     files.check_unchanged()
+    if recording is not None:
+        recording.look_for_file()
 
 
 def check_at_exit(node: Node, log: Logger) -> None:

@@ -82,7 +82,7 @@ class OpenSpan:
     def note(self, attributes: Attributes) -> None:
         self._span.set_attributes(attributes)
 
-    def end(self, at: float, error: str = "") -> None:
+    def end_span(self, at: float, error: str = "") -> None:
         """`error`: a code of ours, or ""."""
         if error:
             from opentelemetry.trace import StatusCode
@@ -119,7 +119,7 @@ class Tracer:
     def _wall(self, at: float) -> int:
         return time.time_ns() + int((at - self.clock()) * 1e9)
 
-    def begin(
+    def begin_span(
         self,
         name: str,
         parent: str,
@@ -144,11 +144,13 @@ class Tracer:
         )
         return OpenSpan(span, self._wall) if span.is_recording() else None
 
-    def add(self, name: str, parent: str, since: float, until: float, attributes: Attributes, error: str = "") -> None:
+    def add_span(
+        self, name: str, parent: str, since: float, until: float, attributes: Attributes, error: str = ""
+    ) -> None:
         """Write a span that is over. The parent must be sampled."""
-        span = self.begin(name, parent, since, attributes)
+        span = self.begin_span(name, parent, since, attributes)
         if span is not None:
-            span.end(until, error)
+            span.end_span(until, error)
 
     def close(self) -> None:
         """Send the last spans, but don't wait long for a collector that does not answer."""

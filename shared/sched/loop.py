@@ -130,7 +130,9 @@ class EngineLoop:
         publish_ready = self.engine.newest_publish()
         if publish_ready is not None:
             self._make_masks(block=True)
+            records, begin = self.engine.records, self.engine.records.clock()
             publish_ready.synchronize()
+            records.add_row("host", "wait for publish", publish_ready.name, begin, records.clock())
             if publish_ready.error is not None:
                 self._drain()
                 return False

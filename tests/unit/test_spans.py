@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from router.api.answer_span import Arrival, begin_answer
+from router.api.answer_span import BodyTimes, begin_answer
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.writer import Counts, Times
 from router.requests.journey import UNTRACED
@@ -97,7 +97,7 @@ def plan() -> GenerationPlan:
 @needs_otel
 def test_an_answer_s_span_has_the_convention_s_names() -> None:
     spans = kept()
-    answer = begin_answer(spans.tracer, "/v1/chat/completions", plan(), Arrival(-3.0, -2.0), "req-1", SAMPLED)
+    answer = begin_answer(spans.tracer, "/v1/chat/completions", plan(), BodyTimes(-3.0, -2.0), "req-1", SAMPLED)
     assert answer is not None and answer.traceparent.split("-")[1] == TRACE_ID
     answer.over("chatcmpl-1", "stop", ["stop"], Counts(3, 5, 1, None), Times(0.0, 0.5, 2.0))
     found = by_name(spans.close())
@@ -117,7 +117,7 @@ def test_an_answer_s_span_has_the_convention_s_names() -> None:
 @needs_otel
 def test_an_answer_that_failed_names_its_error() -> None:
     spans = kept()
-    answer = begin_answer(spans.tracer, "/v1/completions", plan(), Arrival(-3.0, -2.0), "req-1", "")
+    answer = begin_answer(spans.tracer, "/v1/completions", plan(), BodyTimes(-3.0, -2.0), "req-1", "")
     assert answer is not None
     answer.begin_journey().over(QueueFull("full"))
     answer.over("cmpl-1", "queue_full", [], Counts(3, 0, 0, None), Times(0.0, 0.0, 0.0))
@@ -133,7 +133,7 @@ def test_an_answer_that_failed_names_its_error() -> None:
 @pytest.mark.parametrize(("share", "given"), [(1.0, UNSAMPLED), (0.0, "")])
 def test_a_request_that_is_not_sampled_has_no_spans(share: float, given: str) -> None:
     spans = kept(share)
-    assert begin_answer(spans.tracer, "/v1/completions", plan(), Arrival(0.0, 1.0), "req-1", given) is None
+    assert begin_answer(spans.tracer, "/v1/completions", plan(), BodyTimes(0.0, 1.0), "req-1", given) is None
     assert spans.close() == []
 
 
@@ -286,7 +286,7 @@ def test_a_dead_collector_costs_spans_and_one_line() -> None:
     tracer = Tracer("r", exporter)
     for is_up in (False, False, True, True):
         collector.is_up = is_up
-        tracer.add("a", "", 0.0, 1.0, {})
+        tracer.add_span("a", "", 0.0, 1.0, {})
         tracer._provider.force_flush()
     tracer.close()
     said = lines.getvalue().splitlines()
@@ -315,7 +315,7 @@ def test_a_collector_that_hangs_keeps_nobody_waiting() -> None:
 
     tracer = Tracer("r", Collector())  # type: ignore[arg-type]
     for _ in range(5000):
-        tracer.add("a", "", 0.0, 1.0, {})
+        tracer.add_span("a", "", 0.0, 1.0, {})
     assert entered.wait(60)
     queue = tracer._provider._active_span_processor._span_processors[0]._batch_processor._queue
     assert len(queue) <= 2048
