@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 LINE = re.compile(r"\bpip3? install ([^`\n]+)")
-END = re.compile(r"&&|[;|#]")
+END = re.compile(r"&&|[;|#\\]")
 WITH_VALUE = {
     "-r",
     "-c",
@@ -44,7 +44,7 @@ def lines_in(text: str) -> Iterator[str]:
 def wanted_by(line: str) -> Wanted:
     words = [word.strip("'\"()") for word in line.split()]
     values = {i + 1 for i, word in enumerate(words) if word in WITH_VALUE}
-    named = [word for i, word in enumerate(words) if word and not word.startswith("-") and i not in values]
+    named = [word for i, word in enumerate(words) if word and word[0] not in "-$" and i not in values]
     paths = [word for word in named if word.startswith((".", "/")) or ".whl" in word]
     bracketed = re.findall(r"\[([\w,]+)\]", " ".join(paths))
     extras = frozenset(name for group in bracketed for name in group.split(","))

@@ -18,7 +18,7 @@ from shared.config.load import load
 LAUNCH = Path(__file__).resolve().parents[2] / "deploy" / "launch"
 CONFIG = LAUNCH / "baton.toml"
 WORDS = {*cli.COMMANDS, *cli.TOOLS}
-OURS = re.compile(r"(?:.*/)?baton[:@]")  # the image
+OURS = re.compile(r"(?:.*/)?baton(?:-router|-cuda)?[:@]")  # the images
 OPERATORS = set("|&;<>()")
 # What stands for itself until the file runs. Anything else becomes a number, which serves as a name, too.
 KNOWN = {"$BATON": "baton", "${name%-*}": "decode", "$(POD_IP)": "10.0.0.1", "$(POD_NAME)": "decode-0"}

@@ -30,6 +30,8 @@ DOCKER, PROXY = LAUNCH / "docker", LAUNCH / "helm" / "baton" / "files" / "nginx.
 COMPOSE = DOCKER / "compose.yaml"
 UNITS = sorted((LAUNCH / "systemd").iterdir())
 
+# the images -> torch's pin, and the folder that is installed
+IMAGES = {"router": ("", "./deploy/router"), "node": ("torch=={}+cpu", "."), "node-cuda": ("torch=={}", ".")}
 # file -> its `baton` lines: a line that is not found is not checked
 LINES = {
     "README.md": 5,
@@ -109,23 +111,41 @@ def test_units(path: Path) -> None:
     assert "PrivateUsers" not in service and "MemoryDenyWriteExecute" not in service
 
 
-def test_the_image_has_what_it_needs_in_the_pinned_versions() -> None:
-    text = (DOCKER / "Dockerfile").read_text("utf-8")
+def stages() -> dict[str, str]:
+    """The Dockerfile's stages by name, each with the text of those that it begins with."""
+    found: dict[str, str] = {}
+    for part in re.split(r"^FROM ", (DOCKER / "Dockerfile").read_text("utf-8"), flags=re.MULTILINE)[1:]:
+        base, name = re.match(r"(\S+) AS (\S+)\n", part).groups()  # type: ignore[union-attr]
+        assert base == "${FROM}" or base in found
+        found[name] = found.get(base, "") + re.sub(r"^\s*#.*\n", "", part, flags=re.MULTILINE)
+    return found
+
+
+def test_the_images_have_what_they_need_in_the_pinned_versions() -> None:
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    assert re.findall(r'"(torch==[^"+]+)\+cpu"', text) == [f"torch=={pins['torch']}"]
-    assert f'--no-deps "{DEFAULT_REQUIREMENT}"' in text
-    copied = re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE)
-    names = {name for line in copied for name in line.split()}
-    assert names == set(FOLDERS) | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"}
-    assert all((ROOT / name).exists() for name in names)
+    known = stages()
+    assert set(IMAGES) < set(known)
+    for name, (torch, origin) in IMAGES.items():
+        build, runs = known[f"build-{name}"], known[name]
+        assert re.findall(r'"(torch==[^"]+)"', build) == [torch.format(pins["torch"])] * bool(torch)
+        assert f'--no-deps "{DEFAULT_REQUIREMENT}"' in build
+        assert f"--constraint constraints.txt {origin}" in build and (ROOT / origin / "pyproject.toml").is_file()
+        assert f"COPY --from=build-{name} /opt/baton /opt/baton" in runs and 'ENTRYPOINT ["baton"]' in runs
+        assert re.findall(r"^USER (\S+)$", runs, re.MULTILINE)[-1] == "10001:10001"
+        (command,) = re.findall(r'^CMD \["(\w+)"\]$', runs, re.MULTILINE)
+        take_through_the_cli([command])
+
+
+def test_the_images_are_built_from_what_belongs_to_baton() -> None:
     ignored = (DOCKER / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
-    assert {line[1:] for line in ignored if line.startswith("!")} == names and "*" in ignored
-    assert 'ENTRYPOINT ["baton"]' in text and re.search(r"^USER baton$", text, re.MULTILINE)
+    names = {line[1:] for line in ignored if line.startswith("!")}
+    assert names == set(FOLDERS) | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE"} and "*" in ignored
+    assert all((ROOT / name).exists() for name in names)
 
 
 def test_everybody_means_the_same_image() -> None:
     text = "".join(path.read_text("utf-8") for path in LAUNCH.rglob("*") if path.is_file())
-    versions = {version for version in re.findall(r"\bbaton:([\d.]+\d)", text)}
+    versions = {version for version in re.findall(r"\bbaton(?:-router|-cuda)?:([\d.]+\d)", text)}
     assert versions == {baton_serve.__version__}
 
 
@@ -139,7 +159,7 @@ def test_compose_refers_to_what_is_there() -> None:
     services, volumes = whole["services"], set(whole["volumes"])
     known = {
         "image", "build", "profiles", "network_mode", "volumes", "command", "secrets", "networks", "ports", "restart",
-        "stop_grace_period", "init", "healthcheck", "depends_on", "cpuset",
+        "stop_grace_period", "init", "healthcheck", "depends_on", "cpuset", "read_only", "tmpfs",
     }  # fmt: skip
     for name, service in services.items():
         assert set(service) <= known, name
@@ -150,8 +170,12 @@ def test_compose_refers_to_what_is_there() -> None:
             source = mount.split(":")[0]
             assert source in volumes or source == "./tls" or (DOCKER / source).exists(), mount
     assert services["tls"]["network_mode"] == "service:router"
-    assert (DOCKER / services["router"]["build"]["context"]).resolve() == ROOT
-    assert (ROOT / services["router"]["build"]["dockerfile"]).exists()
+    for service in (one for name, one in services.items() if name != "tls"):
+        build, is_router = service["build"], service is services["router"]
+        assert (DOCKER / build["context"]).resolve() == ROOT and (ROOT / build["dockerfile"]).exists()
+        assert build["target"] == ("router" if is_router else "node")
+        assert service["image"] == f"baton{'-router' if is_router else ''}:{baton_serve.__version__}"
+        assert service["read_only"] and service["tmpfs"] == ["/tmp"]
 
 
 def test_folders_that_the_image_makes_are_mounted_over() -> None:
