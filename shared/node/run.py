@@ -31,7 +31,7 @@ from shared.node.daemon import Daemon
 from shared.node.model_files import ModelFiles, files_of_model
 from shared.node.node import Node
 from shared.node.ready_port import ReadyPort
-from shared.node.recording import FolderRecording
+from shared.node.recording import FolderRecording, open_recording
 from shared.node.request_spans import RequestSpans
 from shared.node.routers.early_peers import drop_early_messages
 from shared.node.routers.sources import sources_of
@@ -80,6 +80,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         node = build_node(parts, core, links, log, make_side, cores, routers, RequestSpans(tracer, core.engine.records))
         if parts.probe.ready_port:
             ready = ReadyPort(asked.bind_host, parts.probe.ready_port, asked.silence_s)
+        recording = open_recording(asked.record_dir, node_id, core.engine.records, log)
         check = partial(check_parts, others, files, recording)
         daemon = Daemon(
             node, links, log, asked.drain_s, check=check, cores=cores, watch=watch, ready=ready, manager=manager
