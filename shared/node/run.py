@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 
-from shared.config.processes import NodeProcessConfig
+from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.systemd import notify_socket
 from shared.core.errors import BatonError, DeviceLost, ModelChanged, RankLost
 from shared.device.cpu import do_nothing
@@ -49,8 +49,7 @@ EXIT_FAILED = 1
 
 def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     """Return the exit code. Raise ConfigError for errors that the user can correct."""
-    parts = config.parts
-    asked = parts.node
+    parts, asked = config.parts, config.parts.node
     routers, sources = sources_of(asked.router, asked.routers_file, has_keys=parts.security.has_keys)
     ring = ring_of_node(parts.security.keys, asked.node_id)
     node_id = ring.name if ring is not None else asked.node_id or f"{asked.role}-{os.getpid()}"
@@ -78,13 +77,10 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             cores.settle(core.model, log)
         tracer = open_tracer(node_id, parts.trace, log)
         node = build_node(parts, core, links, log, make_side, cores, routers, RequestSpans(tracer, core.engine.records))
-        if parts.probe.ready_port:
-            ready = ReadyPort(asked.bind_host, parts.probe.ready_port, asked.silence_s)
-        recording = open_recording(asked.record_dir, node_id, core.engine.records, log)
-        check = partial(check_parts, others, files, recording)
-        daemon = Daemon(
-            node, links, log, asked.drain_s, check=check, cores=cores, watch=watch, ready=ready, manager=manager
-        )
+        ready = ready_port_of(parts)
+        check = partial(check_parts, others, files, open_recording(asked.record_dir, node_id, core.engine.records, log))
+        make = partial(Daemon, check=check, cores=cores, watch=watch)
+        daemon = make(node, links, log, asked.drain_s, ready=ready, manager=manager)
         watch.start()
         kernels.serving()
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
@@ -111,6 +107,11 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             ends.callback(manager.close)
     log.info("stopped")
     return code
+
+
+def ready_port_of(parts: NodeParts) -> ReadyPort | None:
+    port, asked = parts.probe.ready_port, parts.node
+    return ReadyPort(asked.bind_host, port, asked.silence_s) if port else None
 
 
 def check_parts(others: RankProcesses, files: ModelFiles, recording: FolderRecording | None) -> None:
