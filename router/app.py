@@ -91,7 +91,7 @@ def run(config: RouterProcessConfig) -> int:
     keys = RouterKeys(
         tenants=Tenants(read_keys(config.router.api_key_file)),
         operators=Tenants(read_admins(config.router.admin_key_file)),
-        answers=read_signing_key(config.router.certificate_key),
+        answers=read_signing_key(config.records.certificate_key),
     )
     http = config.http
     certificate = Certificate(http.tls_cert, http.tls_key, log) if http.has_tls else None
@@ -153,7 +153,7 @@ async def serve_all(
     GatewayMetrics(
         prometheus, registry, lambda: sum(row.requests for row in gateway.waiting()), registry.adapters, time.time
     )
-    tracer = open_tracer(router_id, config.trace, log, config.router.trace_sample)
+    tracer = open_tracer(router_id, config.trace, log, config.records.trace_sample)
     handlers = Handlers(
         make_resolver(config, registry, text, defaults),
         gateway,

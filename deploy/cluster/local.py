@@ -191,6 +191,7 @@ def router_config(config: ClusterConfig, router: RouterConfig, cores: CorePlan) 
         model=config.nodes.model,
         router=router,
         http=config.http,
+        records=config.records,
         limits=config.limits,
         timeouts=config.timeouts,
         text=config.text,

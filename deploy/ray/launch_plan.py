@@ -171,6 +171,7 @@ def router_config(config: RayClusterConfig, name: str, place: ActorPlace, cores:
             config.router, router_id=name, host=host, port=port, node_endpoint=endpoint(config, name, place)
         ),
         http=config.http,
+        records=config.records,
         limits=config.limits,
         timeouts=config.timeouts,
         text=config.text,

@@ -1,4 +1,4 @@
-"""Settings of what a node answers to the platform that runs it."""
+"""Settings of what a node answers to the platform and to the people that run it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from shared.config.options import check_fields, option
 
 @dataclass(frozen=True, slots=True)
 class ProbeConfig:
-    """Probes: what a node answers to the platform that runs it, at `--bind-host`."""
+    """Probes: what a node answers to the platform that runs it, at `--bind-host`, and to `baton trace`."""
 
     ready_port: int = option(0, "port that answers probes (GET /ready, /live) over HTTP; 0: none", low=0, high=MAX_PORT)
+    record_dir: str = option(
+        "",
+        "folder through which `baton trace` asks this node to record its steps; every user who may write there may ask",
+        metavar="DIR",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

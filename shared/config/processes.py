@@ -14,6 +14,7 @@ from shared.config.local_settings import LocalConfig
 from shared.config.log_settings import LogConfig
 from shared.config.probe_settings import ProbeConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig
+from shared.config.records_settings import RecordsConfig
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import (
     LimitsConfig,
@@ -103,6 +104,7 @@ class RouterProcessConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     hub: HubConfig = field(default_factory=HubConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
+    records: RecordsConfig = field(default_factory=RecordsConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
@@ -156,6 +158,7 @@ class ClusterConfig:
     local: LocalConfig = field(default_factory=LocalConfig)
     nodes: NodeParts = field(default_factory=NodeParts)
     router: RouterConfig = field(default_factory=RouterConfig)
+    records: RecordsConfig = field(default_factory=RecordsConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
@@ -176,6 +179,7 @@ class RayClusterConfig:
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     nodes: NodeParts = field(default_factory=NodeParts)
     router: RouterConfig = field(default_factory=RouterConfig)
+    records: RecordsConfig = field(default_factory=RecordsConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)

@@ -49,12 +49,6 @@ class RouterConfig:
         "keys admin`); read again when it changes; empty: /admin is off (`baton up` makes a file with one key)",
         metavar="FILE",
     )
-    certificate_key: str = option(
-        "",
-        "file with the key that signs certificates of answers (made by `baton keys certificate`); empty: requests for "
-        "a certificate are refused",
-        metavar="FILE",
-    )
     strict_fields: bool = option(
         False,
         "refuse unknown fields of requests, and a max_tokens that does not fit after the prompt; else response headers "
@@ -65,14 +59,6 @@ class RouterConfig:
         "images, audio and files without text in a conversation; placeholder: in earlier turns and in tools' results "
         "the model reads a placeholder for them, and in the newest message they are refused; refuse: they always are",
         choices=("placeholder", "refuse"),
-    )
-    trace_sample: float = option(
-        0.01,
-        "with --otlp-endpoint: share of requests that get spans, besides those whose client's traceparent asks for "
-        "them; nodes follow",
-        low=0.0,
-        high=1.0,
-        metavar="SHARE",
     )
     admin_without_key: bool = option(False, "let every client of the API drain nodes and change roles")
 

@@ -317,11 +317,6 @@ class NodeConfig:
     )
     lease_s: float = option(60.0, "a stalled hand-off ends after this time (equal on all nodes)", low=1.0, high=3600.0)
     drain_s: float = option(10.0, "seconds that requests get to finish after SIGTERM", low=0.0, high=3600.0)
-    record_dir: str = option(
-        "",
-        "folder through which `baton trace` asks this node to record its steps; every user who may write there may ask",
-        metavar="DIR",
-    )
     max_message_bytes: int = option(64 * MIB, "largest message from a peer", low=MIB, is_bytes=True, metavar="SIZE")
 
     def __post_init__(self) -> None:

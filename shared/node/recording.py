@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
+from shared.config.probe_settings import ProbeConfig
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
 from shared.observe.step_records import StepRecords, StepRow
@@ -22,9 +23,9 @@ LOOK_S = 0.2
 ASKED, RECORDING, STEPS = "on", ".recording", ".steps.json"
 
 
-def open_recording(folder: str, node_id: str, records: StepRecords, log: Logger) -> FolderRecording | None:
+def open_recording(probe: ProbeConfig, node_id: str, records: StepRecords, log: Logger) -> FolderRecording | None:
     """Return None without a folder. Raise ConfigError if it is not one."""
-    return FolderRecording(folder, node_id, records, log) if folder else None
+    return FolderRecording(probe.record_dir, node_id, records, log) if probe.record_dir else None
 
 
 class FolderRecording:

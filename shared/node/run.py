@@ -78,7 +78,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         tracer = open_tracer(node_id, parts.trace, log)
         node = build_node(parts, core, links, log, make_side, cores, routers, RequestSpans(tracer, core.engine.records))
         ready = ready_port_of(parts)
-        check = partial(check_parts, others, files, open_recording(asked.record_dir, node_id, core.engine.records, log))
+        check = partial(check_parts, others, files, open_recording(parts.probe, node_id, core.engine.records, log))
         make = partial(Daemon, check=check, cores=cores, watch=watch)
         daemon = make(node, links, log, asked.drain_s, ready=ready, manager=manager)
         watch.start()
