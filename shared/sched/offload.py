@@ -242,7 +242,7 @@ class Offload:
     def _longest(self, names: Sequence[bytes], first: int, most: int) -> int:
         """Return the most pages of tokens that a row with the first `first` ones can have.
 
-        Groups without a window need all pages, windowed ones only those that the next token reads. `most`: how many
+        Groups without a window need all pages, windowed ones only the pages that the next token reads. `most`: how many
         tokens `names` cover.
         """
         store, windows = self._tier.store, self._kv.cache.windows
