@@ -184,6 +184,7 @@ SHARED = [
         ("", 1, "x" * 513),
     ),
     Row("request_id", harmless("mine", None), (1, "x" * 513)),
+    Row("certificate", ((True, lambda plan: plan.is_certified), (None, lambda plan: not plan.is_certified)), ("x", 1)),
     Row(
         "priority",
         ((-3, lambda plan: plan.rank == -3), (None, lambda plan: plan.rank == 0)),
