@@ -178,12 +178,10 @@ SHARED = [
         ((["hi", " hi"], sampling("bad_words", ((72, 73), (0, 72, 73)))), ([], sampling("bad_words", ()))),
         ("x", [""], ["x", " "], [1], ["é"], ["x" * 32], [f"x{i}" for i in range(65)]),
     ),
-    Row(
-        "cache_salt",
-        (("a", lambda plan: 0 < plan.cache_salt < 2**64), (None, lambda plan: plan.cache_salt == 0)),
-        ("", 1, "x" * 513),
-    ),
+    Row("cache_salt", (("a", lambda plan: 0 < plan.cache_salt < 2**64),), ("", 1, "x" * 513)),
+    Row("cache_salt", ((None, lambda plan: plan.cache_salt == 0),), ()),
     Row("request_id", harmless("mine", None), (1, "x" * 513)),
+    Row("certificate", ((True, lambda plan: plan.is_certified), (None, lambda plan: not plan.is_certified)), ("x", 1)),
     Row(
         "priority",
         ((-3, lambda plan: plan.rank == -3), (None, lambda plan: plan.rank == 0)),
