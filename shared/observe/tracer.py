@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from shared.config.trace_settings import TraceConfig
 from shared.core.trace_context import is_sampled
@@ -112,7 +112,7 @@ class Tracer:
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(share)), resource=resource, shutdown_on_exit=False
         )
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider.add_span_processor(BatchSpanProcessor(cast("SpanExporter", exporter)))
         self._tracer = self._provider.get_tracer("baton")
         self.clock = clock
 

@@ -68,7 +68,9 @@ def pins() -> dict[str, str]:
 
 
 def test_every_requirement_is_pinned_to_a_version_that_fits():
-    for text in PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["load"] + EXTRAS["models"] + EXTRAS["ray"]:
+    for text in (
+        PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["load"] + EXTRAS["otel"] + EXTRAS["models"] + EXTRAS["ray"]
+    ):
         wanted = Requirement(text)
         assert wanted.specifier.contains(pins()[canonicalize_name(wanted.name)]), text
 
@@ -117,9 +119,9 @@ def imports_of(folders: tuple[str, ...]) -> set[str]:
     [
         (
             PACKAGES,
-            PROJECT["dependencies"] + EXTRAS["load"] + EXTRAS["models"] + EXTRAS["ray"] + EXTRAS["certificates"],
+            sum((EXTRAS[name] for name in ("certificates", "load", "models", "otel", "ray")), PROJECT["dependencies"]),
         ),
-        (BESIDE, PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["load"]),
+        (BESIDE, PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["load"] + EXTRAS["otel"]),
     ],
 )
 def test_every_import_is_a_declared_dependency(folders, declared):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import pytest
 
-from prefill_node.pulls import Pulls
 from shared.device.events import Event
 from shared.node.departure import Departure
-from shared.observe.log import Logger
-from shared.observe.log_once import LogOnce
 from shared.wire.codec import key_of
 from shared.wire.messages import FramesTaken, Lent, Message, Pull, Ready, Returned
 from shared.wire.peers import PeerClosed, Received
 from tests.support.core_rig import CoreKnobs
 from tests.support.hand_driven import HandDriven
-from tests.support.node_pair import make_node, name_of
+from tests.support.node_pair import name_of
 from tests.support.prefix_pulls import PullPair, Slow, changed, job
 
 
@@ -601,11 +597,3 @@ def test_a_wrong_answer_raises_nothing() -> None:
     rig.net.inboxes[name_of(rig.p)].append(Received(name_of(rig.s), changed(lent, num_pages=6)))
     rig.finish(key, one)
     assert rig.count("pull.failed") == 1
-
-
-def test_a_node_says_that_windows_end_pulls() -> None:
-    for knobs, num_lines in ((CoreKnobs(), 0), (CoreKnobs(window=9), 1), (CoreKnobs(window=9, lower_window=0), 1)):
-        ctx, lines = make_node("prefill", "p", knobs).ctx, io.StringIO()
-        ctx.log = LogOnce(Logger("p0", lines))
-        assert not Pulls(ctx, {}).open
-        assert lines.getvalue().count("layers of the model have a sliding window") == num_lines

@@ -29,6 +29,7 @@ from shared.wire.messages import Generate, Message, Offer
 from shared.wire.peers import PeerClosed
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import Net, make_node
+from tests.support.patience import HANG_GUARD_S
 from tests.unit.test_router_absence import Story
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -316,7 +317,7 @@ def test_a_collector_that_hangs_keeps_nobody_waiting() -> None:
     tracer = Tracer("r", Collector())  # type: ignore[arg-type]
     for _ in range(5000):
         tracer.add_span("a", "", 0.0, 1.0, {})
-    assert entered.wait(60)
+    assert entered.wait(HANG_GUARD_S)
     queue = tracer._provider._active_span_processor._span_processors[0]._batch_processor._queue
     assert len(queue) <= 2048
     tracer.close()
