@@ -149,8 +149,8 @@ def malformed_ids_are_refused(run: Run) -> str:
 
 
 def other_places_are_refused(run: Run) -> str:
-    longer = run.cut(run.body(LONG), len(run.basis) + 4)
-    if len(longer) < len(run.basis) + 4:
+    longer = run.whole(run.body(LONG))  # to its end: how many tokens an event has depends on the server's load
+    if longer[-1].position == run.basis[-1].position:
         raise NotTested("the model's answers end too early")
     token = last_event_id(run.basis).rpartition("/")[0]
     reading = run.asker.ask(run.body(), {"Last-Event-ID": f"{token}/{longer[-1].position}"})
