@@ -28,6 +28,7 @@ from shared.wire.sampling import Sampling, sampling_of
 SALT_BYTES = 32
 EXACT: Literal["exact"] = "exact"
 NEAR_TIES: Literal["near-ties"] = "near-ties"
+NO_RECORD = ""  # of a choice without certificate
 UNSIGNED = ("num_logprobs", "prompt_logprobs")  # they change no token
 HEX = r"^[0-9a-f]{64}$"
 

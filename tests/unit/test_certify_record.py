@@ -15,6 +15,7 @@ from deploy import cli
 from router.certify.record import BadCertificate, ShownAnswer, certified_ids, digest_of
 from router.certify.signing import (
     FLAG,
+    TYPE,
     AnswerSigner,
     decoded,
     encoded,
@@ -275,3 +276,66 @@ def test_verify_refuses_what_nobody_signed(
     assert "NOT CERTIFIED" in capsys.readouterr().out
     for text in ("", "no JSON", "{}", '{"choices": [{"index": 0}]}', '{"record": 3}'):
         assert cli.main(["verify", saved(tmp_path, text), "--key", public]) == 2
+
+
+def test_a_choice_without_a_certificate_is_told(
+    tmp_path: Path, signer: AnswerSigner, public: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who takes a certificate away, or a stream that broke, does not pass among certified answers."""
+    given = msgspec.to_builtins(signer.certify(choice_facts()))
+    choices = [{"index": 0, "certificate": given, "token_ids": [4, 5]}, {"index": 1, "token_ids": [4, 5]}]
+    text = json.dumps({"id": "cmpl-1", "choices": choices})
+    assert cli.main(["verify", saved(tmp_path, text), "--key", public]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert ": certified" in first and "NOT CERTIFIED: there is no certificate" in second
+
+
+@pytest.mark.parametrize("name", [{"id": "cmpl-1"}, {}])
+def test_an_answer_saved_twice_is_read_twice(
+    tmp_path: Path, signer: AnswerSigner, public: str, capsys: pytest.CaptureFixture[str], name: dict[str, str]
+) -> None:
+    """A repeated request with an idempotency key gets the same answer. Other lines may have no id at all."""
+    given = msgspec.to_builtins(signer.certify(choice_facts()))
+    choice = {"index": 0, "certificate": given, "token_ids": [4, 5], "text": "one line\u2028in JSON"}
+    line = json.dumps({**name, "choices": [choice]}, ensure_ascii=False)
+    assert cli.main(["verify", saved(tmp_path, f"{line}\n{line}\n"), "--key", public]) == 0
+    assert capsys.readouterr().out.count("tokens shown with it: certified") == 2
+
+
+DEEP = '{"record": ' + "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"choices": [{"index": "x", "certificate": {"record": "", "salt": ""}}]}',
+        '{"choices": [5]}',
+        '{"choices": [{"token_ids": 5}]}',
+        '{"choices": [{"certificate": 5}]}',
+        DEEP,
+    ],
+    ids=["index", "choice", "ids", "certificate", "deep"],
+)
+def test_files_of_other_forms_are_unusable(tmp_path: Path, public: str, text: str) -> None:
+    assert cli.main(["verify", saved(tmp_path, text), "--key", public]) == 2
+
+
+def test_a_broken_line_is_named(tmp_path: Path, public: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", saved(tmp_path, '{"choices": []}\n{"choices": [\n'), "--key", public]) == 2
+    assert "line 2: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["header", "payload", "deep"])
+def test_a_forger_can_t_write_to_the_auditor_s_terminal(
+    tmp_path: Path, public: str, capsys: pytest.CaptureFixture[str], part: str
+) -> None:
+    """What nobody signed is quoted without characters that move the cursor or end the line."""
+    words = "\r\x1b[2Kanswer: certified\n"
+    header, payload = (
+        {"alg": "EdDSA", "kid": "k", "typ": words if part == "header" else TYPE}, {words: 1},
+    )  # fmt: skip
+    data = msgspec.json.encode(payload) if part != "deep" else b'{"sampling":' + b"[" * 100_000
+    jws = f"{encoded(msgspec.json.encode(header))}.{encoded(data)}.AA"
+    assert cli.main(["verify", saved(tmp_path, json.dumps({"record": jws})), "--key", public]) == 1
+    said = capsys.readouterr().out
+    assert "NOT CERTIFIED" in said and said.removesuffix("\n").isprintable()

@@ -123,7 +123,7 @@ class Replayer:
             there, here = getattr(record.nodes[0], name), getattr(self.numerics, name)
             raise ConfigError(f"another fingerprint: {name} is {there!r} in the certificate and {here!r} here")
         if record.adapter and record.adapter not in {adapter.digest for adapter in self._core.spec.adapters}:
-            raise ConfigError(f"the certificate names the adapter {record.adapter}: give it with --lora NAME=PATH")
+            raise ConfigError(f"the certificate names the adapter {record.adapter!r}: give it with --lora NAME=PATH")
 
     def run(self, tasks: Iterable[ReplayTask]) -> Iterator[tuple[ReplayTask, ReplayVerdict]]:
         """Yield verdicts as they come. Raise ConfigError for a task of another kind."""
