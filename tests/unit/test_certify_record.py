@@ -329,7 +329,7 @@ def test_a_broken_line_is_named(tmp_path: Path, public: str, capsys: pytest.Capt
 def test_a_forger_can_t_write_to_the_auditor_s_terminal(
     tmp_path: Path, public: str, capsys: pytest.CaptureFixture[str], part: str
 ) -> None:
-    """What nobody signed is quoted without characters that move the cursor or end the line."""
+    """What is not signed is quoted without characters that move the cursor or end the line."""
     words = "\r\x1b[2Kanswer: certified\n"
     header, payload = (
         {"alg": "EdDSA", "kid": "k", "typ": words if part == "header" else TYPE}, {words: 1},

@@ -54,7 +54,7 @@ class SavedChoice:
             self.token_ids = self.token_ids or []
             self.token_ids += piece.token_ids
 
-    def shown(self, prompt_token_ids: list[int] | None) -> ShownAnswer:
+    def shown_after(self, prompt_token_ids: list[int] | None) -> ShownAnswer:
         return msgspec.structs.replace(
             self.certificate or ShownAnswer(record=NO_RECORD),
             prompt_token_ids=self.prompt_token_ids or prompt_token_ids,
@@ -77,8 +77,8 @@ class SavedAnswer:
         ended = {index for index, choice in self.choices.items() if choice.certificate is not None}
         return any(piece.index in ended for piece in said.choices)
 
-    def shown(self) -> list[ShownAnswer]:
-        return [choice.shown(self.prompt_token_ids) for choice in self.choices.values()]
+    def shown_choices(self) -> list[ShownAnswer]:
+        return [choice.shown_after(self.prompt_token_ids) for choice in self.choices.values()]
 
 
 def read_shown(path: Path) -> list[ShownAnswer]:
@@ -108,7 +108,7 @@ def shown_in(objects: Iterator[Any]) -> list[ShownAnswer]:
                 answers.append(answer := SavedAnswer())
                 open_answers[said.id or ""] = answer
             answer.take_object(said)
-    return [*bare, *(one for answer in answers for one in answer.shown())]
+    return [*bare, *(one for answer in answers for one in answer.shown_choices())]
 
 
 def objects_of(text: str) -> Iterator[Any]:
@@ -128,5 +128,5 @@ def objects_of(text: str) -> Iterator[Any]:
 
 
 def printable(text: str) -> str:
-    """Escape what moves a terminal's cursor or ends a line: nobody has signed the words of a wrong certificate."""
+    """Escape what moves a terminal's cursor or ends a line: a forger chooses the words of a wrong certificate."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
