@@ -27,6 +27,7 @@ from router.certify.record import (
     GivenCertificate,
     new_salt,
     record_of,
+    salted_parameters,
 )
 from shared.core import extras
 from shared.core.errors import ConfigError
@@ -62,8 +63,8 @@ class AnswerSigner:
         salt = new_salt()
         record = record_of(facts, salt)
         given = GivenCertificate(sign(record, self.secret), salt.hex())
-        grammar = facts.sampling.grammar
-        return msgspec.structs.replace(given, grammar=grammar) if grammar else given
+        salted = salted_parameters(facts.sampling)
+        return msgspec.structs.replace(given, sampling=salted) if salted else given
 
 
 def sign(record: AnswerRecord, secret: Ed25519PrivateKey) -> str:

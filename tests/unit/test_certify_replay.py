@@ -68,7 +68,7 @@ def task_of(shown: ShownAnswer, name: str) -> ReplayTask:
     record = verified(shown.record, keys_of(SIGNER))
     shown.check_shown(record)
     assert shown.prompt_token_ids is not None
-    sampling = record.sampling_params(shown.grammar)
+    sampling = record.sampling_params(shown.sampling)
     return ReplayTask(name, record, shown.prompt_token_ids, sampling, shown.salt_bytes, shown.token_ids)
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from router.certify.record import NEAR_TIES, AnswerRecord, BadCertificate, CertifiedNumerics, certified_ids
+from router.certify.record import NEAR_TIES, AnswerRecord, CertifiedNumerics, certified_ids
 from shared.core.errors import ConfigError
 from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import Request
@@ -257,10 +257,3 @@ def margin_of(task: ReplayTask, place: int, own: ScoredToken, certified: ScoredT
     bits = torch.tensor([noise_bits(*keys, one.token) for one in (own, certified)])
     noise: list[float] = torch_gumbel(bits).tolist()
     return (own.logprob - certified.logprob) / temperature + noise[0] - noise[1]
-
-
-def checked_grammar(record: AnswerRecord, grammar: str) -> str:
-    """Raise BadCertificate if the record has a grammar that is not shown."""
-    if record.sampling.get("grammar") and not grammar:
-        raise BadCertificate("the answer follows a grammar, which is not shown with the certificate")
-    return grammar

@@ -90,11 +90,11 @@ def task_of(
     name: str, shown: ShownAnswer, prompts: Sequence[Sequence[int]], keys: dict[str, Ed25519PublicKey]
 ) -> ReplayTask:
     """Raise BadCertificate if something is wrong, and ConfigError if the prompt is missing."""
-    from deploy.tools.certify.replay import ReplayTask, checked_grammar  # loads torch
+    from deploy.tools.certify.replay import ReplayTask  # loads torch
 
     record = verified(shown.record, keys) if keys else read_record(shown.record)[1]
     shown.check_shown(record)
-    sampling = record.sampling_params(checked_grammar(record, shown.grammar))
+    sampling = record.sampling_params(shown.sampling)
     prompt_ids = shown.prompt_token_ids
     if prompt_ids is None:
         prompt_ids = certified_prompt(name, record, shown.salt_bytes, prompts)
