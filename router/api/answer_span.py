@@ -22,7 +22,7 @@ GOOD = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class BodyTimes:
     """Times of one request, in the process's seconds."""
 
     arrived: float
@@ -30,7 +30,7 @@ class Arrival:
 
 
 def begin_answer(
-    tracer: Tracer, path: str, plan: GenerationPlan, times: Arrival, request_id: str, given: str
+    tracer: Tracer, path: str, plan: GenerationPlan, times: BodyTimes, request_id: str, given: str
 ) -> AnswerSpan | None:
     """Call it when the prompt is tokens. Return None for a request that is not sampled. `given`: the client's
     traceparent, or ""."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from router.api.answer_span import AnswerSpan, Arrival, begin_answer
+from router.api.answer_span import AnswerSpan, BodyTimes, begin_answer
 from router.api.chat import Chat
 from router.api.completions import Completions
 from router.api.endpoint import Handler, keys_of, until_hang_up
@@ -64,7 +64,7 @@ class Asked:
     api: GenerationApi[Any]
     raw: bytes
     hold: BodyHold  # ends when `raw` is dropped
-    times: Arrival
+    times: BodyTimes
     body: Any = None
 
     def drop_raw(self) -> None:
@@ -147,7 +147,7 @@ class Handlers:
     async def _generate(self, api: GenerationApi[Any], parser: BodyParser[Any], connection: Connection) -> None:
         arrived = time.monotonic()
         raw = await connection.body(self._resolver.limits.max_body_bytes)
-        asked = Asked(api, raw, connection.body_hold, Arrival(arrived, time.monotonic()))
+        asked = Asked(api, raw, connection.body_hold, BodyTimes(arrived, time.monotonic()))
         del raw
 
         def parse() -> None:

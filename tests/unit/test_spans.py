@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from router.api.answer_span import Arrival, begin_answer
+from router.api.answer_span import BodyTimes, begin_answer
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.writer import Counts, Times
 from router.requests.journey import UNTRACED
@@ -101,7 +101,7 @@ def plan() -> GenerationPlan:
 @needs_otel
 def test_an_answer_s_span_has_the_convention_s_names() -> None:
     spans = kept()
-    answer = begin_answer(spans.tracer, "/v1/chat/completions", plan(), Arrival(-3.0, -2.0), "req-1", SAMPLED)
+    answer = begin_answer(spans.tracer, "/v1/chat/completions", plan(), BodyTimes(-3.0, -2.0), "req-1", SAMPLED)
     assert answer is not None and answer.traceparent.split("-")[1] == TRACE_ID
     answer.over("chatcmpl-1", "stop", ["stop"], Counts(3, 5, 1, None), Times(0.0, 0.5, 2.0))
     found = by_name(spans.close())
@@ -121,7 +121,7 @@ def test_an_answer_s_span_has_the_convention_s_names() -> None:
 @needs_otel
 def test_an_answer_that_failed_names_its_error() -> None:
     spans = kept()
-    answer = begin_answer(spans.tracer, "/v1/completions", plan(), Arrival(-3.0, -2.0), "req-1", "")
+    answer = begin_answer(spans.tracer, "/v1/completions", plan(), BodyTimes(-3.0, -2.0), "req-1", "")
     assert answer is not None
     answer.begin_journey().over(QueueFull("full"))
     answer.over("cmpl-1", "queue_full", [], Counts(3, 0, 0, None), Times(0.0, 0.0, 0.0))
@@ -153,7 +153,7 @@ def test_a_request_above_its_tenant_s_limit_has_no_spans() -> None:
 @pytest.mark.parametrize(("share", "given"), [(1.0, UNSAMPLED), (0.0, "")])
 def test_a_request_that_is_not_sampled_has_no_spans(share: float, given: str) -> None:
     spans = kept(share)
-    assert begin_answer(spans.tracer, "/v1/completions", plan(), Arrival(0.0, 1.0), "req-1", given) is None
+    assert begin_answer(spans.tracer, "/v1/completions", plan(), BodyTimes(0.0, 1.0), "req-1", given) is None
     assert spans.close() == []
 
 
