@@ -193,19 +193,18 @@ class Handlers:
         asked.drop_raw()
         connection.more_headers.update(planned.headers)
         writer = partial(api.writer, body)
-        span = self._begin_span(planned, asked, connection)
-        generation = Generation(
-            planned,
-            writer,
-            self._tokenizer,
-            self._gateway,
-            self._metrics,
-            asked.times.arrived,
-            start,
-            self._answers,
-            span,
-        )
         with self._desk.charged(connection.tenant, planned.cost, connection.more_headers.update) as bill:
+            generation = Generation(
+                planned,
+                writer,
+                self._tokenizer,
+                self._gateway,
+                self._metrics,
+                asked.times.arrived,
+                start,
+                self._answers,
+                self._begin_span(planned, asked, connection),
+            )
             try:
                 await generation.run(connection)
             finally:

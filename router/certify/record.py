@@ -1,8 +1,8 @@
 """What a certificate says of one choice of an answer, and the check of what its owner shows. Pure.
 
-record    signed: model, numerics, sampling, seed, counts and salted digests; neither text nor token ids
+record    signed: model, numerics, sampling, seed, counts and salted digests; no text, and only stop tokens' ids
 salt      32 random bytes for the asker only; without them no reader can try which prompt a digest is of
-shown     prompt ids, token ids, grammar: a reader with the salt can compare them with the record
+shown     prompt ids, token ids, SALTED parameters: a reader with the salt can compare them with the record
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from shared.core.errors import InvalidRequest, WireError
 from shared.core.keys import MASK64
-from shared.core.sampling_params import SamplingParams
+from shared.core.sampling_params import BY_NAME, SamplingParams
 from shared.wire.fitting import PLANE_SEPARATOR, runs_by_library
 from shared.wire.messages import Fingerprint
 from shared.wire.sampling import Sampling, sampling_of
@@ -28,7 +28,9 @@ from shared.wire.sampling import Sampling, sampling_of
 SALT_BYTES = 32
 EXACT: Literal["exact"] = "exact"
 NEAR_TIES: Literal["near-ties"] = "near-ties"
+NO_RECORD = ""  # of a choice without certificate
 UNSIGNED = ("num_logprobs", "prompt_logprobs")  # they change no token
+SALTED = ("logit_bias", "allowed_token_ids", "bad_words", "grammar")  # they may say much of the prompt, and be long
 HEX = r"^[0-9a-f]{64}$"
 
 Digest = Annotated[str, Meta(pattern=HEX)]
@@ -93,10 +95,15 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokens: CertifiedIds
     finish_reason: str
 
-    def sampling_params(self, grammar: str) -> SamplingParams:
-        """Return what nodes got, with this grammar. Raise BadCertificate for parameters that no node takes."""
+    def sampling_params(self, shown: Mapping[str, Any]) -> SamplingParams:
+        """Return what nodes got. `shown`: the SALTED ones. Raise BadCertificate for parameters that no node takes."""
+        for name in self.sampling:
+            if name not in BY_NAME:
+                raise BadCertificate(f"this version of Baton does not know its sampling parameter {name!r}")
+            if name in SALTED and self.sampling[name] and name not in shown:
+                raise BadCertificate(f"the answer was drawn with {name}, not shown with the certificate")
         try:
-            return sampling_of(msgspec.convert(self.sampling | {"grammar": grammar}, Sampling))
+            return sampling_of(msgspec.convert({**self.sampling, **shown}, Sampling))
         except (msgspec.ValidationError, WireError) as error:
             raise BadCertificate(f"its sampling parameters are not Baton's: {error}") from None
 
@@ -154,7 +161,7 @@ class ShownAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     record: str
     salt: Annotated[str, Meta(pattern=HEX)] | None = None
-    grammar: str = ""
+    sampling: dict[str, Any] = {}
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 
@@ -168,10 +175,10 @@ class ShownAnswer(msgspec.Struct, frozen=True, kw_only=True):
             if ids is not None:
                 self._check(name, certified_ids(self.salt_bytes, name, ids).digest == wanted.digest)
                 shown.append(name)
-        if self.grammar:
-            wanted_digest = record.sampling.get("grammar")
-            self._check("grammar", digest_of(self.salt_bytes, "grammar", self.grammar.encode()) == wanted_digest)
-            shown.append("grammar")
+        for name, value in self.sampling.items():
+            wanted_digest = record.sampling.get(name) if name in SALTED else None
+            self._check(name, parameter_digest(self.salt_bytes, name, value) == wanted_digest)
+            shown.append(name)
         return shown
 
     def _check(self, name: str, is_equal: bool) -> None:
@@ -187,11 +194,11 @@ class ShownAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GivenCertificate(msgspec.Struct, frozen=True):
-    """What an answer's choice has in its field `certificate`."""
+    """What an answer's choice has in its field `certificate`. `sampling`: the SALTED parameters, if it had any."""
 
     record: str
     salt: str
-    grammar: str | UnsetType = UNSET
+    sampling: dict[str, Any] | UnsetType = UNSET
 
 
 def new_salt() -> bytes:
@@ -215,7 +222,22 @@ def templates_bytes(templates: Mapping[str, str]) -> bytes:
     return msgspec.json.encode(dict(templates), order="sorted")
 
 
+def salted_parameters(sampling: SamplingParams) -> dict[str, Any]:
+    """Return those of the SALTED parameters that are set."""
+    return {name: value for name in SALTED if (value := getattr(sampling, name))}
+
+
 def shown_sampling(sampling: SamplingParams, salt: bytes) -> dict[str, Any]:
-    """Return the parameters by name, a grammar as its digest: it may say much of the prompt, and be long."""
-    grammar = digest_of(salt, "grammar", sampling.grammar.encode()) if sampling.grammar else ""
-    return {name: value for name, value in asdict(sampling).items() if name not in UNSIGNED} | {"grammar": grammar}
+    """Return the parameters by name, the SALTED ones as digests."""
+    shown = {name: value for name, value in asdict(sampling).items() if name not in UNSIGNED}
+    digests = {name: parameter_digest(salt, name, value) for name, value in salted_parameters(sampling).items()}
+    return shown | digests
+
+
+def parameter_digest(salt: bytes, name: str, value: Any) -> str:
+    """The digest is of the value as JSON, in which 2 and 2.0 are one bias. Raise BadCertificate for another's value."""
+    try:
+        whole = msgspec.convert({"max_tokens": 1, name: value}, Sampling)
+    except msgspec.ValidationError:
+        raise BadCertificate(f"the {name} shown with it is of another kind") from None
+    return digest_of(salt, name, msgspec.json.encode(getattr(whole, name, None)))

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from router.certify.record import (
+    NO_RECORD,
     AnswerRecord,
     BadCertificate,
     ChoiceFacts,
     GivenCertificate,
     new_salt,
     record_of,
+    salted_parameters,
 )
 from shared.core import extras
 from shared.core.errors import ConfigError
@@ -61,8 +63,8 @@ class AnswerSigner:
         salt = new_salt()
         record = record_of(facts, salt)
         given = GivenCertificate(sign(record, self.secret), salt.hex())
-        grammar = facts.sampling.grammar
-        return msgspec.structs.replace(given, grammar=grammar) if grammar else given
+        salted = salted_parameters(facts.sampling)
+        return msgspec.structs.replace(given, sampling=salted) if salted else given
 
 
 def sign(record: AnswerRecord, secret: Ed25519PrivateKey) -> str:
@@ -77,7 +79,7 @@ def read_record(jws: str) -> tuple[JwsHeader, AnswerRecord]:
     try:
         found = msgspec.json.decode(decoded(header), type=JwsHeader)
         record = msgspec.json.decode(decoded(payload), type=AnswerRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadCertificate(f"it is not a record of this version of Baton: {error}") from None
     if (found.alg, found.typ) != ("EdDSA", TYPE):
         raise BadCertificate(f"it is a {found.typ} signed with {found.alg}, not a {TYPE} with EdDSA")
@@ -102,6 +104,8 @@ def verified(jws: str, keys: Mapping[str, Ed25519PublicKey]) -> AnswerRecord:
 
 
 def parts_of(jws: str) -> Sequence[str]:
+    if jws == NO_RECORD:
+        raise BadCertificate("there is no certificate with it")
     parts = jws.split(".")
     if len(parts) != 3 or not jws.isascii():
         raise BadCertificate("it is not a JWS: three words with dots between them")

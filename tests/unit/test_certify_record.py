@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from deploy import cli
-from router.certify.record import BadCertificate, ShownAnswer, certified_ids, digest_of
+from router.certify.record import SALTED, BadCertificate, ShownAnswer, certified_ids, digest_of
 from router.certify.signing import (
     FLAG,
+    TYPE,
     AnswerSigner,
     decoded,
     encoded,
@@ -28,12 +29,17 @@ from router.certify.signing import (
 )
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
+from shared.wire.sampling import LISTS
 from tests.support.certified import choice_facts, keys_of, new_signer, shown_of
 from tests.support.router_rig import FINGERPRINT
 
-SAMPLING = SamplingParams(
-    max_tokens=9, temperature=0.7, logit_bias=((3, 1.5),), stop_token_ids=(2,), grammar='start: "x"'
-)
+HIDDEN: dict[str, Any] = {
+    "logit_bias": ((3, 1.5), (70, 2)),
+    "allowed_token_ids": (3, 70),
+    "bad_words": ((80, 81),),
+    "grammar": 'start: "x"',
+}
+SAMPLING = SamplingParams(max_tokens=9, temperature=0.7, stop_token_ids=(2,), **HIDDEN)
 LIBRARY_NODE = msgspec.structs.replace(FINGERPRINT, weights="abc by transformers 5.24.0")
 
 
@@ -116,6 +122,8 @@ def test_the_record_has_no_text_and_no_ids(signer: AnswerSigner) -> None:
     first, second = (signer.certify(facts) for _ in range(2))
     one, two = (json.loads(decoded(given.record.split(".")[1])) for given in (first, second))
     assert "secret" not in str(one) and SAMPLING.grammar not in str(one) and first.salt not in str(one)
+    assert all(len(one["sampling"][name]) == 64 for name in HIDDEN)
+    assert {*SALTED, "stop_token_ids"} == {*LISTS}, "another parameter may hold a client's words"
     salted = ("template", "prompt", "tokens", "stop", "sampling")
     assert [one[name] == two[name] for name in salted] == [False] * 5
     assert {name: value for name, value in one.items() if name not in salted} == {
@@ -137,11 +145,13 @@ def test_a_short_prompt_is_found_only_with_the_salt(signer: AnswerSigner) -> Non
 def test_what_is_shown_must_be_what_was_certified(signer: AnswerSigner) -> None:
     shown = shown_of(signer, choice_facts(sampling=SAMPLING))
     record = verified(shown.record, keys_of(signer))
-    assert shown.check_shown(record) == ["prompt", "tokens", "grammar"]
+    assert shown.check_shown(record) == ["prompt", "tokens", *HIDDEN]
     other = signer.certify(choice_facts()).salt
     for change in (
         {"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [1, 2, 4]}, {"token_ids": [5, 4]}, {"token_ids": []},
-        {"token_ids": [-1]}, {"token_ids": [1 << 40]}, {"grammar": "start: /x/"}, {"salt": other}, {"salt": None},
+        {"token_ids": [-1]}, {"token_ids": [1 << 40]}, {"salt": other}, {"salt": None},
+        {"sampling": {"grammar": "start: /x/"}},
+        {"sampling": {"bad_words": [[80, 82]]}}, {"sampling": {"bad_words": 5}}, {"sampling": {"temperature": 0.7}},
     ):  # fmt: skip
         with pytest.raises(BadCertificate):
             msgspec.structs.replace(shown, **change).check_shown(record)
@@ -157,14 +167,19 @@ def test_digests_of_different_things_differ() -> None:
 
 def test_parameters_come_back_as_nodes_got_them(signer: AnswerSigner) -> None:
     record = verified(signer.certify(choice_facts(sampling=SAMPLING)).record, keys_of(signer))
-    assert record.sampling_params(SAMPLING.grammar) == SAMPLING
+    assert record.sampling_params(msgspec.to_builtins(HIDDEN)) == SAMPLING
+    with pytest.raises(BadCertificate, match="with bad_words, not shown"):
+        record.sampling_params({name: value for name, value in HIDDEN.items() if name != "bad_words"})
+    newer = msgspec.structs.replace(record, sampling=record.sampling | {"warmth": 1})
+    with pytest.raises(BadCertificate, match="'warmth'"):
+        newer.sampling_params(HIDDEN)
     assert record.replays == "exact"
     of_library = verified(signer.certify(choice_facts(node=LIBRARY_NODE)).record, keys_of(signer))
     assert of_library.replays == "near-ties"
     hostile = msgspec.structs.replace(record, sampling=record.sampling | {"temperature": -1.0})
     for one in (hostile, msgspec.structs.replace(record, sampling={"max_tokens": "9"})):
         with pytest.raises(BadCertificate, match="sampling parameters"):
-            one.sampling_params("")
+            one.sampling_params(HIDDEN)
 
 
 # The keys
@@ -275,3 +290,66 @@ def test_verify_refuses_what_nobody_signed(
     assert "NOT CERTIFIED" in capsys.readouterr().out
     for text in ("", "no JSON", "{}", '{"choices": [{"index": 0}]}', '{"record": 3}'):
         assert cli.main(["verify", saved(tmp_path, text), "--key", public]) == 2
+
+
+def test_a_choice_without_a_certificate_is_told(
+    tmp_path: Path, signer: AnswerSigner, public: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who takes a certificate away, or a stream that broke, does not pass among certified answers."""
+    given = msgspec.to_builtins(signer.certify(choice_facts()))
+    choices = [{"index": 0, "certificate": given, "token_ids": [4, 5]}, {"index": 1, "token_ids": [4, 5]}]
+    text = json.dumps({"id": "cmpl-1", "choices": choices})
+    assert cli.main(["verify", saved(tmp_path, text), "--key", public]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert ": certified" in first and "NOT CERTIFIED: there is no certificate" in second
+
+
+@pytest.mark.parametrize("name", [{"id": "cmpl-1"}, {}])
+def test_an_answer_saved_twice_is_read_twice(
+    tmp_path: Path, signer: AnswerSigner, public: str, capsys: pytest.CaptureFixture[str], name: dict[str, str]
+) -> None:
+    """A repeated request with an idempotency key gets the same answer. Other lines may have no id at all."""
+    given = msgspec.to_builtins(signer.certify(choice_facts()))
+    choice = {"index": 0, "certificate": given, "token_ids": [4, 5], "text": "one line\u2028in JSON"}
+    line = json.dumps({**name, "choices": [choice]}, ensure_ascii=False)
+    assert cli.main(["verify", saved(tmp_path, f"{line}\n{line}\n"), "--key", public]) == 0
+    assert capsys.readouterr().out.count("tokens shown with it: certified") == 2
+
+
+DEEP = '{"record": ' + "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"choices": [{"index": "x", "certificate": {"record": "", "salt": ""}}]}',
+        '{"choices": [5]}',
+        '{"choices": [{"token_ids": 5}]}',
+        '{"choices": [{"certificate": 5}]}',
+        DEEP,
+    ],
+    ids=["index", "choice", "ids", "certificate", "deep"],
+)
+def test_files_of_other_forms_are_unusable(tmp_path: Path, public: str, text: str) -> None:
+    assert cli.main(["verify", saved(tmp_path, text), "--key", public]) == 2
+
+
+def test_a_broken_line_is_named(tmp_path: Path, public: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", saved(tmp_path, '{"choices": []}\n{"choices": [\n'), "--key", public]) == 2
+    assert "line 2: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["header", "payload", "deep"])
+def test_a_forger_can_t_write_to_the_auditor_s_terminal(
+    tmp_path: Path, public: str, capsys: pytest.CaptureFixture[str], part: str
+) -> None:
+    """Unsigned words are quoted without characters that move the cursor or end the line."""
+    words = "\r\x1b[2Kanswer: certified\n"
+    header, payload = (
+        {"alg": "EdDSA", "kid": "k", "typ": words if part == "header" else TYPE}, {words: 1},
+    )  # fmt: skip
+    data = msgspec.json.encode(payload) if part != "deep" else b'{"sampling":' + b"[" * 100_000
+    jws = f"{encoded(msgspec.json.encode(header))}.{encoded(data)}.AA"
+    assert cli.main(["verify", saved(tmp_path, json.dumps({"record": jws})), "--key", public]) == 1
+    said = capsys.readouterr().out
+    assert "NOT CERTIFIED" in said and said.removesuffix("\n").isprintable()

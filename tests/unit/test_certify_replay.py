@@ -68,7 +68,7 @@ def task_of(shown: ShownAnswer, name: str) -> ReplayTask:
     record = verified(shown.record, keys_of(SIGNER))
     shown.check_shown(record)
     assert shown.prompt_token_ids is not None
-    sampling = record.sampling_params(shown.grammar)
+    sampling = record.sampling_params(shown.sampling)
     return ReplayTask(name, record, shown.prompt_token_ids, sampling, shown.salt_bytes, shown.token_ids)
 
 
@@ -208,15 +208,29 @@ def test_an_end_that_the_engine_does_not_reach_differs(plain: NodeCore) -> None:
     (verdict,) = verdicts(plain, [longer]).values()
     assert verdict.is_equal is False and f"ends after {len(cut)} tokens" in verdict.text
     for reason, stop_strings, is_equal in (
-        ("stop", (), True), ("length", (), False), ("length", ("x",), True),
+        ("stop", (), True), ("length", (), False), ("length", ("x",), False),
     ):  # fmt: skip
         task = with_tokens(free, cut, sampling=stops, finish_reason=reason, stops=stop_strings)
         (verdict,) = verdicts(plain, [task]).values()
         assert verdict.is_equal is is_equal, verdict
 
 
+@pytest.mark.parametrize("stops", [(), ("x",)])
+def test_an_answer_that_the_router_cut_differs(plain: NodeCore, stops: tuple[str, ...]) -> None:
+    """Only all of max_tokens is the end `length`. A stop string may have ended any answer but an empty one."""
+    task = one_answer(plain, SamplingParams(max_tokens=12))
+    cut = list(task.token_ids or ())[:5]
+    for ids, reason, is_equal in (
+        (cut, "length", False), ([], "length", False), ([], "stop", False), (cut, "stop", bool(stops)),
+    ):  # fmt: skip
+        other = with_tokens(task, ids, sampling=task.sampling, stops=stops, finish_reason=reason)
+        (verdict,) = verdicts(plain, [other]).values()
+        assert verdict.is_equal is is_equal, verdict
+
+
 def test_an_answer_of_no_tokens_and_one_too_long_are_told(plain: NodeCore) -> None:
-    task = one_answer(plain, SamplingParams(max_tokens=3))
+    """max_tokens=0 with `echo`: nodes get 1, and the answer has none."""
+    task = one_answer(plain, SamplingParams(max_tokens=1))
     (empty,) = verdicts(plain, [with_tokens(task, [])]).values()
     assert empty.is_equal is True
     long = replace(task, prompt_ids=[1] * 600)

@@ -3,12 +3,14 @@ nothing of it happens for a request that is not sampled."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import itertools
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -19,7 +21,7 @@ from router.requests.journey import UNTRACED
 from router.requests.new_request import NewRequest
 from shared.config.trace_settings import TraceConfig
 from shared.core import extras
-from shared.core.errors import ConfigError, QueueFull
+from shared.core.errors import ConfigError, QueueFull, RateLimited
 from shared.core.sampling_params import SamplingParams
 from shared.core.trace_context import is_sampled
 from shared.node.node import Node
@@ -30,6 +32,7 @@ from shared.wire.peers import PeerClosed
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import Net, make_node
 from tests.support.patience import HANG_GUARD_S
+from tests.unit.test_held_bodies import Site
 from tests.unit.test_router_absence import Story
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,6 +131,22 @@ def test_an_answer_that_failed_names_its_error() -> None:
     for span in (root, queue):
         assert span.attributes["error.type"] == "queue_full" and span.status.status_code.name == "ERROR"
     assert "gen_ai.response.time_to_first_chunk" not in root.attributes
+
+
+@needs_otel
+def test_a_request_above_its_tenant_s_limit_has_no_spans() -> None:
+    """The defect: children of a span that never ended."""
+    spans, site = kept(), Site()
+    site.handlers._tracer = spans.tracer
+    site.handlers._desk = MagicMock()
+    site.handlers._desk.charged.side_effect = RateLimited("later")
+
+    async def ask() -> None:
+        async with asyncio.timeout(HANG_GUARD_S):
+            await site.ask(b'{"prompt": "x"}', [(b"traceparent", SAMPLED.encode())], asyncio.Event())
+
+    asyncio.run(ask())
+    assert site.sent[0]["status"] == 429 and spans.close() == []
 
 
 @needs_otel

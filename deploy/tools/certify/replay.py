@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from router.certify.record import NEAR_TIES, AnswerRecord, BadCertificate, CertifiedNumerics, certified_ids
+from router.certify.record import NEAR_TIES, AnswerRecord, CertifiedNumerics, certified_ids
 from shared.core.errors import ConfigError
 from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import Request
@@ -123,7 +123,7 @@ class Replayer:
             there, here = getattr(record.nodes[0], name), getattr(self.numerics, name)
             raise ConfigError(f"another fingerprint: {name} is {there!r} in the certificate and {here!r} here")
         if record.adapter and record.adapter not in {adapter.digest for adapter in self._core.spec.adapters}:
-            raise ConfigError(f"the certificate names the adapter {record.adapter}: give it with --lora NAME=PATH")
+            raise ConfigError(f"the certificate names the adapter {record.adapter!r}: give it with --lora NAME=PATH")
 
     def run(self, tasks: Iterable[ReplayTask]) -> Iterator[tuple[ReplayTask, ReplayVerdict]]:
         """Yield verdicts as they come. Raise ConfigError for a task of another kind."""
@@ -136,7 +136,7 @@ class Replayer:
                 if task.count:
                     self._begin_run(RunningReplay(task))
                 else:
-                    yield task, ReplayVerdict(True, "equal: an answer of no tokens")
+                    yield task, verdict_of_none(task)
                 task = next(waiting, None)
             if self._running:
                 self._core.step(block=True)
@@ -206,7 +206,7 @@ class Replayer:
             return ReplayVerdict(False, f"DIFFERS: {where}{behind(replay.ties)}")
         ties, ids = (*replay.ties, where), list(task.token_ids[: place + 1])
         if len(ids) == task.count:
-            return ReplayVerdict(True, f"equal{behind(ties)}")
+            return equal(task, None, ties)
         self._begin_run(RunningReplay(task, Probe.NONE, ids, len(ids), ties))
         return None
 
@@ -217,12 +217,29 @@ class Replayer:
         return self._core.spec.tie / (1.0 if temperature < GREEDY_BELOW else temperature)
 
 
-def equal(task: ReplayTask, reason: FinishReason, ties: Sequence[str]) -> ReplayVerdict:
-    """The tokens are equal. The end is, too, unless the router ended the answer at a stop string."""
-    if task.record.stop is None and reason.value != task.record.finish_reason:
-        said = f"the certificate says {task.record.finish_reason}, the engine {reason.value}"
-        return ReplayVerdict(False, f"DIFFERS: equal tokens, but {said}")
+def equal(task: ReplayTask, reason: FinishReason | None, ties: Sequence[str]) -> ReplayVerdict:
+    """The tokens are equal. The end must be, too. `reason`: None if the engine did not come to the end."""
+    fault = fault_of_end(task, reason)
+    if fault:
+        return ReplayVerdict(False, f"DIFFERS: equal tokens, but {fault}")
     return ReplayVerdict(True, f"equal{behind(ties)}")
+
+
+def fault_of_end(task: ReplayTask, reason: FinishReason | None) -> str:
+    """Return "" for a possible end. The router may end an answer at a stop string, but at no other place."""
+    said, count, most = task.record.finish_reason, task.count, task.sampling.max_tokens
+    if said == FinishReason.LENGTH and count != most:
+        return f"the certificate says length after {count} of {most} tokens"
+    if reason in (None, said) or (said == FinishReason.STOP and task.record.stop is not None):
+        return ""
+    return f"the certificate says {said}, the engine {reason}"
+
+
+def verdict_of_none(task: ReplayTask) -> ReplayVerdict:
+    """Return the verdict on no tokens. Nodes compute one for an `echo` with max_tokens=0, which is not shown."""
+    if task.record.finish_reason == FinishReason.LENGTH and task.sampling.max_tokens == 1:
+        return ReplayVerdict(True, "equal: an answer of no tokens")
+    return ReplayVerdict(False, "DIFFERS: no tokens, but every answer has one")
 
 
 def behind(ties: Sequence[str]) -> str:
@@ -240,10 +257,3 @@ def margin_of(task: ReplayTask, place: int, own: ScoredToken, certified: ScoredT
     bits = torch.tensor([noise_bits(*keys, one.token) for one in (own, certified)])
     noise: list[float] = torch_gumbel(bits).tolist()
     return (own.logprob - certified.logprob) / temperature + noise[0] - noise[1]
-
-
-def checked_grammar(record: AnswerRecord, grammar: str) -> str:
-    """Raise BadCertificate if the record has a grammar that is not shown."""
-    if record.sampling.get("grammar") and not grammar:
-        raise BadCertificate("the answer follows a grammar, which is not shown with the certificate")
-    return grammar

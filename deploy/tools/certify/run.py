@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from deploy.hub.local_model import local_path
 from deploy.tools.certify.prompt_file import prompts_in
 from deploy.tools.certify.settings import ReplayConfig
-from deploy.tools.certify.shown_files import read_shown
+from deploy.tools.certify.shown_files import printable, read_shown
 from router.certify.record import AnswerRecord, BadCertificate, ShownAnswer, certified_ids
 from router.certify.signing import read_public, read_record, verified
 from shared.config import core_plan
@@ -63,7 +63,7 @@ def replay_files(
             tasks.append(task_of(name, shown, prompts, known))
         except BadCertificate as error:
             counts.different += 1
-            print(f"{name}: NOT CERTIFIED: {error.message}")
+            print(f"{name}: NOT CERTIFIED: {printable(error.message)}")
     if not known:
         print("signatures are not checked, because no --key is given", file=sys.stderr)
     if tasks:
@@ -80,7 +80,7 @@ def judge_all(replayer: Replayer, tasks: Sequence[ReplayTask], counts: ReplayCou
         counts.untold += verdict.is_equal is None
         counts.tokens += task.count
         if tells_equal or verdict.is_equal is not True or verdict.text != "equal":
-            print(f"{task.name}: {verdict.text} ({task.record.answer}, choice {task.record.choice})")
+            print(f"{task.name}: {verdict.text} ({printable(task.record.answer)}, choice {task.record.choice})")
     seconds = time.monotonic() - begun
     speed = f"{counts.tokens / seconds:.0f} tokens/s" if seconds else "at once"
     print(f"{counts}: {counts.tokens} tokens in {seconds:.1f} s ({speed})")
@@ -90,11 +90,11 @@ def task_of(
     name: str, shown: ShownAnswer, prompts: Sequence[Sequence[int]], keys: dict[str, Ed25519PublicKey]
 ) -> ReplayTask:
     """Raise BadCertificate if something is wrong, and ConfigError if the prompt is missing."""
-    from deploy.tools.certify.replay import ReplayTask, checked_grammar  # loads torch
+    from deploy.tools.certify.replay import ReplayTask  # loads torch
 
     record = verified(shown.record, keys) if keys else read_record(shown.record)[1]
     shown.check_shown(record)
-    sampling = record.sampling_params(checked_grammar(record, shown.grammar))
+    sampling = record.sampling_params(shown.sampling)
     prompt_ids = shown.prompt_token_ids
     if prompt_ids is None:
         prompt_ids = certified_prompt(name, record, shown.salt_bytes, prompts)

@@ -4,7 +4,7 @@
     events of a stream        data: {...}, one per line; a choice's token ids are put together
     a bare certificate        {"record": ..., "salt": ..., "prompt_token_ids": [...], "token_ids": [...]}
 
-A file holds one of these, or one per line.
+A file holds one of these, or one per line. A choice's certificate ends it: what comes later is another copy.
 """
 
 from __future__ import annotations
@@ -17,30 +17,49 @@ from typing import Any
 
 import msgspec
 
-from router.certify.record import ShownAnswer
+from router.certify.record import NO_RECORD, ShownAnswer
 from shared.core.errors import ConfigError
 
 EVENT, LAST_EVENT = "data:", "[DONE]"
 OTHER_LINES = (":", "id:", "event:", "retry:")
 
 
-@dataclass(slots=True)
-class SavedChoice:
-    """What the objects of one answer say of one choice."""
+class SavedPiece(msgspec.Struct, frozen=True):
+    """What one object says of one choice."""
 
-    certificate: dict[str, Any] | None = None
+    index: int = 0
+    certificate: ShownAnswer | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 
-    def take_choice(self, choice: dict[str, Any], prompt_token_ids: list[int] | None) -> None:
-        self.certificate = choice.get("certificate") or self.certificate
-        self.prompt_token_ids = choice.get("prompt_token_ids") or prompt_token_ids or self.prompt_token_ids
-        if (ids := choice.get("token_ids")) is not None:
-            self.token_ids = [*(self.token_ids or []), *ids]
 
-    def shown(self) -> dict[str, Any]:
-        ids = {"prompt_token_ids": self.prompt_token_ids, "token_ids": self.token_ids}
-        return {**(self.certificate or {}), **ids}
+class SavedObject(msgspec.Struct, frozen=True):
+    """An answer, or a chunk of one."""
+
+    choices: list[SavedPiece]
+    id: str | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+@dataclass(slots=True)
+class SavedChoice:
+    certificate: ShownAnswer | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+
+    def take_piece(self, piece: SavedPiece) -> None:
+        self.certificate = piece.certificate or self.certificate
+        self.prompt_token_ids = piece.prompt_token_ids or self.prompt_token_ids
+        if piece.token_ids is not None:
+            self.token_ids = self.token_ids or []
+            self.token_ids += piece.token_ids
+
+    def shown_after(self, prompt_token_ids: list[int] | None) -> ShownAnswer:
+        return msgspec.structs.replace(
+            self.certificate or ShownAnswer(record=NO_RECORD),
+            prompt_token_ids=self.prompt_token_ids or prompt_token_ids,
+            token_ids=self.token_ids,
+        )
 
 
 @dataclass(slots=True)
@@ -48,45 +67,66 @@ class SavedAnswer:
     prompt_token_ids: list[int] | None = None
     choices: dict[int, SavedChoice] = field(default_factory=dict)
 
+    def take_object(self, said: SavedObject) -> None:
+        self.prompt_token_ids = said.prompt_token_ids or self.prompt_token_ids
+        for piece in said.choices:
+            self.choices.setdefault(piece.index, SavedChoice()).take_piece(piece)
+
+    def is_over_before(self, said: SavedObject) -> bool:
+        """Return whether the object is of another copy of this answer."""
+        ended = {index for index, choice in self.choices.items() if choice.certificate is not None}
+        return any(piece.index in ended for piece in said.choices)
+
+    def shown_choices(self) -> list[ShownAnswer]:
+        return [choice.shown_after(self.prompt_token_ids) for choice in self.choices.values()]
+
 
 def read_shown(path: Path) -> list[ShownAnswer]:
-    """Return all certificates of the file, in their order. Raise ConfigError if there is none."""
+    """Return all certificates of the file, and NO_RECORD for choices without one. Raise ConfigError if it has none."""
     try:
-        objects = list(objects_of(path.read_text("utf-8")))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        found = shown_in(objects_of(path.read_text("utf-8")))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path} holds an answer or a certificate of another form: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} holds no answers in JSON: {error}") from None
-    answers: dict[str, SavedAnswer] = {}
-    bare: list[dict[str, Any]] = []
+    if all(one.record == NO_RECORD for one in found):
+        raise ConfigError(f'{path} holds no certificate; ask for answers with "certificate": true')
+    return found
+
+
+def shown_in(objects: Iterator[Any]) -> list[ShownAnswer]:
+    bare: list[ShownAnswer] = []
+    answers: list[SavedAnswer] = []
+    open_answers: dict[str, SavedAnswer] = {}
     for one in objects:
         if isinstance(one, dict) and "record" in one:
-            bare.append(one)
+            bare.append(msgspec.convert(one, ShownAnswer))
         elif isinstance(one, dict) and isinstance(one.get("choices"), list):
-            take_answer(one, answers.setdefault(str(one.get("id")), SavedAnswer()))
-    chosen = [choice for answer in answers.values() for choice in answer.choices.values()]
-    found = [*bare, *(choice.shown() for choice in chosen if choice.certificate is not None)]
-    if not found:
-        raise ConfigError(f'{path} holds no certificate; ask for answers with "certificate": true')
-    try:
-        return [msgspec.convert(one, ShownAnswer) for one in found]
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path} holds a certificate of another form: {error}") from None
+            said = msgspec.convert(one, SavedObject)
+            answer = open_answers.get(said.id or "")
+            if answer is None or not said.id or answer.is_over_before(said):
+                answers.append(answer := SavedAnswer())
+                open_answers[said.id or ""] = answer
+            answer.take_object(said)
+    return [*bare, *(one for answer in answers for one in answer.shown_choices())]
 
 
 def objects_of(text: str) -> Iterator[Any]:
-    """Yield the JSON values of a document, of lines, or of a stream's events."""
+    """Yield the JSON values of a document, of lines, or of a stream's events. Raise ValueError for other texts."""
     try:
         yield json.loads(text)
         return
     except ValueError:
         pass
-    for line in map(str.strip, text.splitlines()):
-        line = line.removeprefix(EVENT).strip()
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.strip().removeprefix(EVENT).strip()
         if line and line != LAST_EVENT and not line.startswith(OTHER_LINES):
-            yield json.loads(line)
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
 
 
-def take_answer(said: dict[str, Any], answer: SavedAnswer) -> None:
-    answer.prompt_token_ids = said.get("prompt_token_ids") or answer.prompt_token_ids
-    for choice in said["choices"]:
-        saved = answer.choices.setdefault(int(choice.get("index", 0)), SavedChoice())
-        saved.take_choice(choice, answer.prompt_token_ids)
+def printable(text: str) -> str:
+    """Escape what moves a terminal's cursor or ends a line: a forger chooses the words of a wrong certificate."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.tools.certify.shown_files import read_shown
+from deploy.tools.certify.shown_files import printable, read_shown
 from router.certify.record import NEAR_TIES, AnswerRecord, BadCertificate, ShownAnswer
 from router.certify.signing import read_public, read_record, verified
 
@@ -24,10 +24,11 @@ def verify_files(files: Iterable[Path], keys: Iterable[Path]) -> int:
     wrong = 0
     for file, one in shown:
         try:
-            print(f"{file}: certified by the key {read_record(one.record)[0].kid}: {sentence(one, known)}")
+            said = f"certified by the key {read_record(one.record)[0].kid}: {sentence(one, known)}"
         except BadCertificate as error:
             wrong += 1
-            print(f"{file}: NOT CERTIFIED: {error.message}")
+            said = f"NOT CERTIFIED: {error.message}"
+        print(f"{file}: {printable(said)}")
     return EXIT_WRONG if wrong else 0
 
 
