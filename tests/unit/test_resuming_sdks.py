@@ -203,9 +203,11 @@ def test_it_continues_behind_the_last_whole_event(monkeypatch: pytest.MonkeyPatc
 
 def test_it_waits_as_long_as_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = (503, {"Retry-After": "7"}, "")
-    answers = Answers(monkeypatch, (200, {}, events(1, 1)), busy, None, (200, {}, events(2, 2) + "id: 3\n" + END))
+    overloaded = (529, {}, "")  # Anthropic's
+    rest = (200, {}, events(2, 2) + "id: 3\n" + END)
+    answers = Answers(monkeypatch, (200, {}, events(1, 1)), busy, None, overloaded, rest)
     assert answers.read() == ["1 ", "2 "]
-    assert [int(pause) for pause in answers.waited] == [0, 7, 0]
+    assert [int(pause) for pause in answers.waited] == [0, 7, 0, 0]
 
 
 def test_other_servers_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
