@@ -12,9 +12,12 @@ from urllib.parse import urlsplit
 
 from stream_conformance.sse import Event, Progress, Splitter
 
-AGAIN = (408, 425, 429, 500, 502, 503, 504)  # statuses after which a client may ask again
 PAUSE_S = 0.25
 BROKEN = (http.client.HTTPException, OSError)
+
+
+def may_ask_again(status: int) -> bool:
+    return status in (408, 425, 429) or 500 <= status < 600
 
 
 @dataclass(slots=True)
@@ -121,6 +124,6 @@ class Asker:
             progress.begin()
             url = self.urls[num_broken % len(self.urls)]
             reading = self.ask(body, progress.headers, until=until, url=url)
-            if reading.status not in (0, 200, *AGAIN):
+            if reading.status not in (0, 200) and not may_ask_again(reading.status):
                 raise PermissionError(f"status {reading.status}: {reading.text[:200]}")
         return events, num_broken

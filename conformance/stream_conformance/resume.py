@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from stream_conformance.client import AGAIN
+from stream_conformance.client import may_ask_again
 from stream_conformance.sse import ContractBroken, Progress
 
 C = TypeVar("C")
@@ -101,7 +101,7 @@ class Course:
         if response.status_code == 200:
             self.progress.begin()
             return True
-        if response.status_code in AGAIN:
+        if may_ask_again(response.status_code):
             return False
         raise ResumeRefused(f"status {response.status_code}: this stream can't continue")
 

@@ -11,12 +11,13 @@ from functools import cached_property
 from typing import Any
 
 from stream_conformance.apis import Api, contents, end_reasons
-from stream_conformance.client import AGAIN, Asker, Reading
+from stream_conformance.client import Asker, Reading
 from stream_conformance.sse import Event, Progress
 
 ASKED = {"X-Stream-Ids": "1"}
 PROMPT = "Write the numbers from one to two hundred as words, one after another."
 SEED = 7
+REFUSALS = {"unknown_stream": 400, "resume_mismatch": 422, "idempotency_key_reused": 422}  # status by code
 
 
 class Failed(Exception):
@@ -81,8 +82,10 @@ class Run:
         return reading.marked
 
     def cut(self, body: Mapping[str, Any], num_events: int, headers: Mapping[str, str] = ASKED) -> list[Event]:
-        """Hang up after `num_events`."""
+        """Hang up after `num_events`. Raise Failed if none comes."""
         reading = self.asker.ask(body, headers, until=lambda events: len(Reading(events=events).marked) >= num_events)
+        if not reading.marked:
+            raise Failed(f"no stream: status {reading.status} {reading.text[:100]}{reading.errors[:100]}")
         return reading.marked
 
     def after(self, body: Mapping[str, Any] | bytes, seen: Sequence[Event], **more: Any) -> Reading:
@@ -133,8 +136,8 @@ def check_refused(reading: Reading, code: str) -> str:
     """Return the status. Raise Failed unless the server refuses for good, by status or by an event, with this code."""
     if reading.marked:
         raise Failed(f"the server sent {len(reading.marked)} events where it must refuse")
-    if reading.status != 200 and (not 400 <= reading.status < 500 or reading.status in AGAIN):
-        raise Failed(f"status {reading.status}: a client would ask again")
+    if reading.status not in (200, REFUSALS[code]):
+        raise Failed(f"status {reading.status}, not {REFUSALS[code]}")
     if code not in reading.text + reading.errors:
         raise Failed(f"status {reading.status} without the code {code}")
     return f"status {reading.status}"

@@ -12,7 +12,7 @@ FINAL = ("invalid_request_error", "invalid_prompt", "resume_mismatch", "unknown_
 
 
 class ContractBroken(Exception):
-    """The server's ids say that an event is missing or came twice."""
+    """The server's ids say that an event is missing or came twice, or do not say that it is a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Event:
         if self.name in ("error", "response.failed"):
             return True
         try:
-            return "error" in json.loads(self.data)
+            return bool(json.loads(self.data).get("error"))
         except ValueError:
             return False
 
@@ -108,7 +108,11 @@ class Progress:
         return {"Last-Event-ID": f"{self.token}/{self.position}"} if self.position else {"X-Stream-Ids": "1"}
 
     def take(self, data: bytes) -> list[Event]:
-        """Return the whole events in `data` that the reader lacks. Raise ContractBroken for a gap or a repetition."""
+        """Return the whole events in `data` that the reader lacks.
+
+        Raise ContractBroken for a gap, a repetition, or an event behind ids that has none: a server that knows no ids
+        would begin the answer anew.
+        """
         taken = []
         for event in self._splitter.feed(data):
             is_error = event.is_error
@@ -117,7 +121,9 @@ class Progress:
                 break
             if event.id:
                 self._advance(event)
-            elif event.data and event.name != "ping":
+            elif event.data and event.name != "ping" and not is_error:
+                if self.position:
+                    raise ContractBroken(f"an event without an id came after event number {self.number}")
                 self._num_unmarked += 1
             self.has_ended |= event.is_end or is_error
             taken.append(event)

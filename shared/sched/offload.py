@@ -254,9 +254,10 @@ class Offload:
             needed = self._kv.cache.first_needed(min(most, end * self._settings.page_size))
             firsts = tuple(page if window else end for page, window in zip(needed, windows, strict=True))
             entries = self._kv.entries(max(first, min(firsts)) * num_groups, end * num_groups, firsts)
-            if all(names[entry] in store for entry in entries):
+            missing = next((entry for entry in entries.tolist() if names[entry] not in store), None)
+            if missing is None:
                 break
-            end -= 1
+            end = missing // num_groups  # every longer row reads this page, too
         return end
 
     def revoke(self, req: Request) -> None:

@@ -300,6 +300,29 @@ def test_a_prompt_that_leaves_another_s_middle_is_computed(lower: int | None) ->
 
 
 @KINDS
+def test_a_long_prompt_s_missing_windows_are_found_in_a_few_looks(
+    monkeypatch: pytest.MonkeyPatch, lower: int | None
+) -> None:
+    """Of 32k tokens, one look for each page took the scheduler 0.2 s."""
+    wide = {"window": 30, "lower_window": lower}
+    script, looks = cold_script(num_pages=120, cold_pages=120, **wide), []
+    first = replace(job(0, 120, 8), **wide)
+    leaving = replace(job(2, 112, 8), prompt=first.prompt[:92] + job(2, 20, 8).prompt, **wide)
+    fill_the_tier(script, first)
+    script.core.kv.flush_cache()
+    first_needed = script.core.kv.cache.first_needed
+    monkeypatch.setattr(
+        script.core.kv.cache, "first_needed", lambda num_tokens: looks.append(num_tokens) or first_needed(num_tokens)
+    )
+    script.submit(leaving)
+    script.step()
+    before = len(looks)
+    monkeypatch.undo()
+    finish(script, first, leaving)
+    assert before < 8, looks
+
+
+@KINDS
 def test_a_windowed_row_that_comes_back_damaged_is_computed(lower: int | None) -> None:
     script = cold_script(prefix_cache=False, max_running=1, window=9, lower_window=lower)
     one, other = windowed(job(1, 30, 20), lower), windowed(job(0, 9, 6), lower)

@@ -49,6 +49,11 @@ class WithoutAnId(Reference):
         return "" if position.startswith("3.") else super().mark(position, token, is_first)
 
 
+class IdsOfOtherLetters(Reference):
+    def mark(self, position: str, token: str, is_first: bool) -> str:
+        return super().mark(position + "\u00e9" * position.startswith("3."), token, is_first)
+
+
 class IdsForAll(Reference):
     def wants_ids(self, headers: dict[str, str]) -> bool:
         return True
@@ -136,6 +141,30 @@ class ForgetsBroken(Reference):
         return super().place(position, marks)
 
 
+class OneConnection(Reference):
+    """A stream does not continue while its connection is open, which the client closes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: dict[asyncio.StreamWriter, asyncio.StreamReader] = {}
+        self.open: list[str] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.readers[writer] = reader
+        await super().serve(reader, writer)
+
+    async def stream(self, path: str, raw: bytes, headers: dict[str, str], writer: asyncio.StreamWriter) -> None:
+        digest = self.digest(path, raw)
+        if digest in self.open:
+            raise Refused(409, "still open")
+        self.open.append(digest)
+        try:
+            await super().stream(path, raw, headers, writer)
+            await self.readers[writer].read()
+        finally:
+            self.open.remove(digest)
+
+
 class ContinuesOnce(Reference):
     """Of a long stream, places beyond the one where it was continued first are refused."""
 
@@ -193,6 +222,31 @@ class AsksForAgain(Reference):
             raise Refused(503 if error.args[0] == 422 else 400, error.args[1]) from None
 
 
+class RefusesOtherwise(Reference):
+    """Another body is refused for good, with another status than the contract's."""
+
+    def resume(self, given: str, digest: str) -> tuple[str, str]:
+        try:
+            return super().resume(given, digest)
+        except Refused as error:
+            raise Refused(404 if error.args[0] == 422 else 400, error.args[1]) from None
+
+
+class LimitsAnswers(Reference):
+    """Longer answers are refused."""
+
+    def begin(self, body: Json, digest: str) -> str:
+        if int(body["max_tokens"]) > MANY:
+            raise Refused(400, "too many tokens")
+        return super().begin(body, digest)
+
+
+class WritesNoJson(Reference):
+    @staticmethod
+    def events(path: str, body: Json, facts: list[Any]) -> list[str]:
+        return [event.replace("}\n\n", "\n\n") for event in events_of(path, body, facts)]
+
+
 class BeginsAnew(Reference):
     """An id without our signature is taken for none. `has_slash`: of which kind the id must be."""
 
@@ -237,3 +291,10 @@ class KeysForAllBodies(Reference):
 
     def whole(self, path: str, raw: bytes, headers: dict[str, str]) -> tuple[bytes, str]:
         return super().whole(path, b"{}", headers)
+
+
+class KeepsSilently(Reference):
+    """A kept answer is not said to be one."""
+
+    def whole(self, path: str, raw: bytes, headers: dict[str, str]) -> tuple[bytes, str]:
+        return super().whole(path, raw, headers)[0], ""

@@ -23,5 +23,17 @@ class Manager:
             except BlockingIOError:
                 return messages
 
+    def fill(self) -> list[list[str]]:
+        """Let the queue be full, as if systemd hung. Return what it holds."""
+        messages = []
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            while True:
+                try:
+                    sender.sendto(b"others", self.address)
+                except BlockingIOError:
+                    return messages
+                messages.append(["others"])
+
     def close(self) -> None:
         self._socket.close()

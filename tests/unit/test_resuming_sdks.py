@@ -203,13 +203,15 @@ def test_it_continues_behind_the_last_whole_event(monkeypatch: pytest.MonkeyPatc
 
 def test_it_waits_as_long_as_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = (503, {"Retry-After": "7"}, "")
-    answers = Answers(monkeypatch, (200, {}, events(1, 1)), busy, None, (200, {}, events(2, 2) + END))
+    overloaded = (529, {}, "")  # Anthropic's
+    rest = (200, {}, events(2, 2) + "id: 3\n" + END)
+    answers = Answers(monkeypatch, (200, {}, events(1, 1)), busy, None, overloaded, rest)
     assert answers.read() == ["1 ", "2 "]
-    assert [int(pause) for pause in answers.waited] == [0, 7, 0]
+    assert [int(pause) for pause in answers.waited] == [0, 7, 0, 0]
 
 
 def test_other_servers_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = Answers(monkeypatch, (200, {}, events(1, 1)), None, (200, {}, events(2, 2) + END))
+    answers = Answers(monkeypatch, (200, {}, events(1, 1)), None, (200, {}, events(2, 2) + "id: 3\n" + END))
     assert answers.read("http://two:2") == ["1 ", "2 "]
     assert [f"{one.url.host}:{one.url.port}" for one in answers.asked] == ["one:1", "two:2", "one:1"]
     assert [one.headers["Host"] for one in answers.asked] == ["one:1", "two:2", "one:1"]
@@ -218,7 +220,7 @@ def test_other_servers_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_an_error_without_id_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = 'data: {"error": {"type": "server_error", "message": "node lost"}}\n\n'
-    answers = Answers(monkeypatch, (200, {}, events(1, 1) + lost), (200, {}, events(2, 2) + END))
+    answers = Answers(monkeypatch, (200, {}, events(1, 1) + lost), (200, {}, events(2, 2) + "id: 3\n" + END))
     assert answers.read() == ["1 ", "2 "]
 
 
@@ -248,6 +250,23 @@ def test_a_stream_without_ids_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     lost = 'data: {"error": {"type": "server_error", "message": "node lost"}}\n\n'
     with pytest.raises(openai.APIError, match="node lost"):
         Answers(monkeypatch, (200, {}, plain + lost)).read()
+
+
+def test_a_continuation_that_begins_anew_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of another kind stands behind the same address, and takes no notice of Last-Event-ID."""
+    plain = events(1, 2, token="").replace("id: 1\n", "").replace("id: 2\n", "")
+    with pytest.raises(openai.APIConnectionError) as caught:
+        Answers(monkeypatch, (200, {}, events(1, 1)), (200, {}, plain + END)).read()
+    assert "without an id" in str(caught.value.__cause__)
+
+
+def test_an_error_of_null_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some servers put the field into every event."""
+    plain = (
+        events(1, 2).replace("id: t/1\n", "").replace("id: 2\n", "").replace('"id": "x"', '"id": "x", "error": null')
+    )
+    answers = Answers(monkeypatch, (200, {}, plain + END))
+    assert answers.read() == ["1 ", "2 "] and len(answers.asked) == 1
 
 
 def test_a_refusal_at_the_beginning_is_the_sdk_s(monkeypatch: pytest.MonkeyPatch) -> None:

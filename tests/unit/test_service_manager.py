@@ -69,6 +69,21 @@ def test_without_a_watchdog_it_hears_no_signs_of_life(manager: Manager) -> None:
     assert manager.heard() == [["READY=1"], ["STOPPING=1"]]
 
 
+def test_what_a_full_queue_refuses_is_said_again(tmp_path: Path) -> None:
+    """Without "ready" systemd would end a process that serves. And no call waits: the loop that serves would stand."""
+    manager, clock = Manager(str(tmp_path / "notify")), Clock()
+    process = ServiceManager(NotifySocket(manager.address, WATCHDOG_US), clock)
+    filling = manager.fill()
+    process.tell(is_leaving=False)
+    process.tell(is_leaving=False)
+    assert manager.heard() == filling
+    process.tell(is_leaving=True)
+    process.tell(is_leaving=True)
+    assert manager.heard() == [["READY=1", f"WATCHDOG_USEC={WATCHDOG_US}", "STOPPING=1", "WATCHDOG=1"]]
+    process.close()
+    manager.close()
+
+
 def test_a_socket_that_is_gone_disturbs_nobody(tmp_path: Path) -> None:
     process = ServiceManager(NotifySocket(str(tmp_path / "nobody"), WATCHDOG_US))
     process.tell(is_leaving=False)

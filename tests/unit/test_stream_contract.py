@@ -36,6 +36,7 @@ def one(kind: type[Reference]) -> Servers:
 # By the rule that the servers break.
 BROKEN: list[tuple[str, Servers]] = [
     ("every event has an id", one(broken.WithoutAnId)),
+    ("every event has an id", one(broken.IdsOfOtherLetters)),
     ("ids only when asked", one(broken.IdsForAll)),
     ("rest is exact", one(broken.Repeats)),
     ("rest is exact", one(broken.Skips)),
@@ -44,6 +45,7 @@ BROKEN: list[tuple[str, Servers]] = [
     ("numbers rise by one", one(broken.CountsByTwo)),
     ("drawn seeds are kept", one(broken.DrawsAnew)),
     ("broken streams continue", one(broken.ForgetsBroken)),
+    ("open streams continue", one(broken.OneConnection)),
     ("continuations continue", one(broken.ContinuesOnce)),
     ("a place serves twice", one(broken.ServesOnce)),
     ("nothing follows the end", one(broken.EndsAgain)),
@@ -52,12 +54,14 @@ BROKEN: list[tuple[str, Servers]] = [
     ("bodies are compared by meaning", one(broken.ComparesBytes)),
     ("another body is refused", one(broken.TakesAnyBody)),
     ("another body is refused", one(broken.AsksForAgain)),
+    ("another body is refused", one(broken.RefusesOtherwise)),
     ("other tokens are refused", lambda: [broken.BeginsAnew(has_slash=True)]),
     ("malformed ids are refused", lambda: [broken.BeginsAnew(has_slash=False)]),
     ("other places are refused", one(broken.TakesAnyPlace)),
     ("continuing needs the key", lambda: [broken.NeedsNoKey(key=KEY)]),
     ("other servers continue", lambda: [Reference("a"), Reference("b")]),
     ("kept answers are the first ones", one(broken.KeepsOthers)),
+    ("kept answers are the first ones", one(broken.KeepsSilently)),
     ("kept keys have one body", one(broken.KeysForAllBodies)),
 ]
 BY_HOOK = "faults lose nothing"
@@ -101,6 +105,18 @@ def test_a_server_without_ids_offers_nothing() -> None:
     with serving(Plain()) as urls:
         assert set(results(urls).values()) == {"not offered"}
         assert main(urls) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [(broken.LimitsAnswers, "broken streams continue"), (broken.WritesNoJson, "rest is exact")],
+)
+def test_what_a_server_does_wrong_ends_no_program(
+    kind: type[Reference], rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(kind()) as urls:
+        assert main(urls) == 1
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith(rule) and " fail " in line]
 
 
 def test_the_command_s_status_and_table(capsys: pytest.CaptureFixture[str]) -> None:
