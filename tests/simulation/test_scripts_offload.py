@@ -300,7 +300,7 @@ def test_a_prompt_that_leaves_another_s_middle_is_computed(lower: int | None) ->
 
 
 @KINDS
-def test_a_long_prompt_s_missing_windows_are_found_in_a_few_looks(
+def test_a_prompt_s_missing_windows_are_found_in_a_few_looks(
     monkeypatch: pytest.MonkeyPatch, lower: int | None
 ) -> None:
     """Of 32k tokens, one look for each page took the scheduler 0.2 s."""
