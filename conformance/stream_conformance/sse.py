@@ -12,7 +12,7 @@ FINAL = ("invalid_request_error", "invalid_prompt", "resume_mismatch", "unknown_
 
 
 class ContractBroken(Exception):
-    """The server's ids say that an event is missing or came twice, or do not say that it is a new one."""
+    """By its id an event is missing or came twice, or it has no id behind others that have one."""
 
 
 @dataclass(frozen=True, slots=True)
