@@ -59,7 +59,6 @@ ENCODER = FrozenPath(
         "--spec": "have no draft heads; use --spec ngram or none",
         "--tp": "are not split among ranks; use --dp or one process",
         "--weight-dtype": "keep weights in --dtype",
-        "replay": "are not computed again: their decoder's start is no part of a certificate",
     },
 )
 

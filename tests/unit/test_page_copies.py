@@ -15,6 +15,7 @@ from shared.device.cpu import do_nothing
 from shared.device.events import Event
 from shared.node.context import NodeContext
 from shared.node.page_copies import PageCopies
+from shared.observe.step_records import StepRecords
 from shared.transfer.interface import PageReceiver
 from shared.wire.messages import Key, Ready
 from tests.support.hand_driven import HandDriven
@@ -36,6 +37,7 @@ class Copies:
             stages=SimpleNamespace(flush=do_nothing),
             last_done=None,
             heard=lambda error: None,
+            records=StepRecords(),
         )
         queues = SimpleNamespace(budget=SimpleNamespace(release_held=self.freed.append))
         core = SimpleNamespace(engine=self.engine, queues=queues, pages_of=lambda row: np.arange(10) + 10 * row)

@@ -15,6 +15,7 @@ from shared.core.errors import HandoffFailed
 from shared.device.cpu import do_nothing
 from shared.kv.layout import PlaneSpec
 from shared.node.context import NodeContext
+from shared.observe.step_records import StepRecords
 from shared.transfer.interface import WHOLE, PageList, PageSender, PageSet, Part
 from tests.support.hand_driven import HandDriven
 
@@ -45,7 +46,7 @@ class Rig:
     def __init__(self, is_inline: bool = True) -> None:
         self.stream, self.open, self.sender = HandDriven(), dict[str, Sent](), Sender(is_inline)
         streams = SimpleNamespace(transfer=self.stream)
-        engine = SimpleNamespace(streams=streams, last_done=None, heard=lambda error: None)
+        engine = SimpleNamespace(streams=streams, last_done=None, heard=lambda error: None, records=StepRecords())
         core = SimpleNamespace(engine=engine, pool=SimpleNamespace(planes=PLANES))
         ctx = cast(NodeContext, SimpleNamespace(core=core))
         self.queue: SendQueue[Sent] = SendQueue(ctx, Unread(do_nothing), self.open, lambda sent: sent.key)

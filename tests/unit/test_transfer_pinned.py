@@ -21,6 +21,7 @@ from shared.device.streams import StreamSet, make_streams
 from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
+from shared.observe.step_records import StepRecords
 from shared.transfer.frames import FrameReceiver, FrameSender
 from shared.transfer.host_bytes import NUM_SLOTS, PinnedReader, PinnedWriter
 from shared.transfer.interface import READY_BYTES, WHOLE, PageSet, Part, part_of
@@ -100,7 +101,8 @@ def test_pages_land_behind_the_step_that_may_still_write_them(seed: int) -> None
     streams, host, target = make_streams("cuda", gpu=gpu), host_pool(3), pool(gpu)
     with gpu.held():
         step = streams.forward.launch(lambda: fill(target, 70))
-        engine = SimpleNamespace(streams=streams, last_done=step.done, stages=SimpleNamespace(flush=lambda: None))
+        stages = SimpleNamespace(flush=lambda: None)
+        engine = SimpleNamespace(streams=streams, last_done=step.done, stages=stages, records=StepRecords())
         jobs: TransferJobs[str, None] = TransferJobs(engine)  # type: ignore[arg-type]
         sent = FrameSender(host).describe([2, 5])
         pull = partial(FrameReceiver(target, gpu).pull, sent.ready(KEY, 1, 0), sent.frames, [3, 4])
