@@ -167,9 +167,8 @@ def spoil_memory(script: Script) -> None:
     script.core.queues.offload._tier.store._memory[:, 5] ^= 1  # type: ignore[union-attr]
 
 
-def test_what_comes_back_otherwise_than_it_went_is_computed() -> None:
-    script = cold_script(prefix_cache=False, max_running=1)
-    one, other = job(1, 14, 20), job(0, 9, 6)
+def assert_damage_is_computed(script: Script, one: Job, other: Job) -> None:
+    """`one` is retracted, and `other` runs while the copies of its pages are spoiled."""
     (req,) = script.submit(one)
     script.run_until_running(req)
     script.core.queues.retract(req)
@@ -179,6 +178,11 @@ def test_what_comes_back_otherwise_than_it_went_is_computed() -> None:
     finish(script, one, other)
     counters = script.core.queues.counters
     assert (counters.offload_failures, counters.readmissions) == (1, 0)
+
+
+def test_what_comes_back_otherwise_than_it_went_is_computed() -> None:
+    script = cold_script(prefix_cache=False, max_running=1)
+    assert_damage_is_computed(script, job(1, 14, 20), job(0, 9, 6))
 
 
 def test_a_drafter_s_rows_compute_their_tail_again() -> None:
@@ -325,13 +329,4 @@ def test_a_prompt_s_missing_windows_are_found_in_a_few_looks(
 @KINDS
 def test_a_windowed_row_that_comes_back_damaged_is_computed(lower: int | None) -> None:
     script = cold_script(prefix_cache=False, max_running=1, window=9, lower_window=lower)
-    one, other = windowed(job(1, 30, 20), lower), windowed(job(0, 9, 6), lower)
-    (req,) = script.submit(one)
-    script.run_until_running(req)
-    script.core.queues.retract(req)
-    (before,) = script.submit(other)
-    script.run_until_running(before)
-    spoil_memory(script)
-    finish(script, one, other)
-    counters = script.core.queues.counters
-    assert (counters.offload_failures, counters.readmissions) == (1, 0)
+    assert_damage_is_computed(script, windowed(job(1, 30, 20), lower), windowed(job(0, 9, 6), lower))
