@@ -129,7 +129,7 @@ def engine(config: ReplayConfig) -> Iterator[Replayer]:
         log = Logger("replay", sys.stderr, level="warning", color=False)
         core = build_core(process, log, lambda: None, RankProcesses(process, "replay"), cores)
         try:
-            if core.spec.has_encoder:  # its decoder's start is no part of a certificate
+            if core.spec.has_encoder:  # a certificate does not hold its decoder's start
                 raise ConfigError(f"{core.spec.name}: answers of encoder-decoder models are not computed again")
             yield Replayer(core, config.memory.page_size)
         finally:
