@@ -78,7 +78,7 @@ def judge_all(replayer: Replayer, tasks: Sequence[ReplayTask], counts: ReplayCou
         counts.different += verdict.is_equal is False
         counts.untold += verdict.is_equal is None
         counts.tokens += task.count
-        if tells_equal or verdict.is_equal is not True or verdict.text != "equal":
+        if tells_equal or verdict.text != "equal":
             print(f"{task.name}: {verdict.text} ({printable(task.record.answer)}, choice {task.record.choice})")
     seconds = time.monotonic() - begun
     speed = f"{counts.tokens / seconds:.0f} tokens/s" if seconds else "at once"
