@@ -19,7 +19,7 @@ from router.api.generation_plan import GenerationPlan
 from router.api.marks import Marks
 from router.api.prompts import Prompts
 from router.api.stream_start import StreamStart
-from router.api.writer import AnswerFacts, Counts, Times, Writer
+from router.api.writer import AnswerFacts, Counts, Times, Writer, ping_among_ids
 from router.certify.signing import AnswerSigner
 from router.dispatch.gateway import Gateway
 from router.http.connection import ClientGone, Connection
@@ -154,6 +154,7 @@ class Generation:
         if signer is not None and plan.is_certified:
             self._certifying = Certifying(plan, self._writer.answer_id, signer)
         self._marks = start.marks(num_choices) if start is not None else None
+        self._ping = self._writer.ping if start is None else ping_among_ids(self._writer.ping)
         self._held: dict[int, Delta] = {}  # deltas of choices that wait until other choices catch up
         self._is_behind = start is not None and start.seen is not None
         self.was_admitted = False
@@ -303,7 +304,7 @@ class Generation:
             news = await news_within(PING_S, mailbox)
             if news is not None:
                 return news
-            await self._say(connection, self._writer.ping)
+            await self._say(connection, self._ping)
         return await mailbox.take_news()
 
     def _absorb(self, batch: Sequence[News]) -> list[Step]:

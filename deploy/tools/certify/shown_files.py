@@ -24,10 +24,26 @@ EVENT, LAST_EVENT = "data:", "[DONE]"
 OTHER_LINES = (":", "id:", "event:", "retry:")
 
 
+class SavedMessage(msgspec.Struct, frozen=True):
+    """A chat's message, or what a chunk adds to it."""
+
+    content: str | None = None
+    reasoning_content: Any = None
+    tool_calls: Any = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its tokens spell its content and no more."""
+        return not self.reasoning_content and not self.tool_calls
+
+
 class SavedPiece(msgspec.Struct, frozen=True):
     """What one object says of one choice."""
 
     index: int = 0
+    text: str | None = None
+    message: SavedMessage | None = None
+    delta: SavedMessage | None = None
     certificate: ShownAnswer | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
@@ -46,8 +62,14 @@ class SavedChoice:
     certificate: ShownAnswer | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    text: str | None = None
+    is_text: bool = True
 
     def take_piece(self, piece: SavedPiece) -> None:
+        message = piece.message or piece.delta or SavedMessage(piece.text)
+        self.is_text = self.is_text and message.is_text
+        if message.content is not None:
+            self.text = (self.text or "") + message.content
         self.certificate = piece.certificate or self.certificate
         self.prompt_token_ids = piece.prompt_token_ids or self.prompt_token_ids
         if piece.token_ids is not None:
@@ -59,6 +81,7 @@ class SavedChoice:
             self.certificate or ShownAnswer(record=NO_RECORD),
             prompt_token_ids=self.prompt_token_ids or prompt_token_ids,
             token_ids=self.token_ids,
+            text=self.text if self.is_text else None,
         )
 
 
