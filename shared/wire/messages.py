@@ -355,7 +355,7 @@ class Failed(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """A prefill node asks another prefill node for a prompt's cached pages [first_page, num_pages)."""
+    """A prefill node asks another prefill node for a prompt's cached pages [first_page, num_pages), of all page groups."""
 
     key: Key
     lease: Unsigned  # the asking node's number for this pull, never reused
@@ -374,8 +374,8 @@ class Pull(Message, frozen=True):
 
 
 class Lent(Message, frozen=True):
-    """Answers a Pull: the prompt's first num_pages pages are pinned, and Ready follows. `num_pages` 0: the Pull is
-    refused, or the pages are no longer lent.
+    """Answers a Pull: what reads on after the prompt's first num_pages pages is pinned, and Ready follows. `num_pages`
+    0: the Pull is refused, or the pages are no longer lent.
     """
 
     key: Key

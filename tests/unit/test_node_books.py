@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from decode_node.page_ranges import PageRanges
 from shared.core.errors import HandoffFailed, PeerUnreachable
 from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import Request
@@ -28,6 +27,7 @@ from shared.node.convert import (
     run_of,
 )
 from shared.node.fingerprint import difference, make_fingerprint
+from shared.node.page_ranges import PageRanges
 from shared.node.report import node_load
 from shared.node.routers.dialled import Routers, RouterState
 from shared.node.routers.lives import RouterLife, SessionKey

@@ -1,4 +1,4 @@
-"""Track the arrived pages of a hand-off, by layer. Page numbers are entries of the row's page list."""
+"""Track the arrived pages of a hand-off or a pull, by layer. Page numbers are entries of the row's page list."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PageRanges:
     | cached here, not sent | first ........ end |
 
     A claimed page was announced by the source. An arrived page was pulled. No page comes for an entry of 0, which no
-    step reads (with page groups): the source leaves out the same ones.
+    step reads (with windows): the source leaves out the same ones.
     """
 
     def __init__(self, pages: PageIds, first: int, num_layers: int = 1) -> None:
