@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shared.core.states import PageState, RowState
 
-SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
+SAMPLE = re.compile(r"^([\w:]+)(?:\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 RESTING_PAGES = (PageState.FREE, PageState.CACHED)
 OPEN = "baton_open_requests"

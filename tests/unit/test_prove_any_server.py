@@ -1,0 +1,154 @@
+"""`baton prove URL` on a server that lies as told: each lie is named, and a truthful server has a clean report."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deploy import cli
+from deploy.tools.prove import asks, truth_run
+from tests.support.faulty_openai import AGAIN, CROWD, OTHERWISE, WHOLE, FaultyOpenAI, Lies
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asks, "STAGGER_S", 0.0)
+    monkeypatch.setattr(truth_run, "METRICS_WAIT_S", 0.0)
+
+
+@contextlib.contextmanager
+def serving(lies: Lies) -> Iterator[FaultyOpenAI]:
+    server = FaultyOpenAI(lies)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def proved(lies: Lies, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any]]:
+    with serving(lies) as server:
+        code = cli.main(["prove", server.url, "--max-tokens", "6", "--json", *flags])
+    report = json.loads(capsys.readouterr().out)
+    report["by_name"] = {check["name"]: check for check in report["checks"]}
+    return code, report
+
+
+def test_a_truthful_server_has_a_clean_report(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = proved(Lies(), capsys)
+    assert code == 0 and {check["verdict"] for check in report["checks"]} == {"ok"}, report["checks"]
+    assert report["engine"] == "vLLM 0.0.1" and report["api"] == "chat completions"
+    assert report["refused"].keys() == {"token ids"} and report["partings"] == []
+    assert len(report["rows"]) == 5
+    for row in report["rows"]:
+        assert row["equal"] == {"greedy": [5, 5], "seeded": [4, 4], "structured": [2, 2]}
+    assert "a name that was never tried" in report["by_name"]["prefixes"]["text"]
+
+
+LIES = {
+    "a token changes in crowds": (Lies(changes=(CROWD,)), "streams", "in a crowd: 'short', token 3"),
+    "a token changes after cache hits": (Lies(changes=(AGAIN,)), "streams", "again, from caches: 'short', token 3"),
+    "a seed is not heeded": (Lies(changes=(OTHERWISE,), only="seeded"), "streams", "rounding does not explain it"),
+    "scores move far": (Lies(moves=0.5), "repeated", "the noise is 0.25"),
+    "a token too many": (
+        Lies(usage={"completion_tokens": 1, "total_tokens": 1}),
+        "usage",
+        "7, but 6 tokens were shown",
+    ),
+    "a wrong sum": (Lies(usage={"total_tokens": 1}), "usage", "total_tokens is"),
+    "a longer prompt": (Lies(longer_prompt_at=WHOLE), "usage", "for the same prompt before"),
+    "more cached than there is": (Lies(cached=10_000), "usage", "10000 of"),
+    "a better token": (Lies(hides_best=True), "logprobs", "but ' other' has"),
+    "a sum above 1": (Lies(sums=True), "logprobs", "add up to"),
+    "a counter that never moves": (Lies(counter_moves=False), "prefixes", "rose by 0"),
+    "prose instead of JSON": (Lies(prose=True), "structured", "not JSON"),
+    "too busy in a crowd": (Lies(fails_at=CROWD), "answers", "503 too busy"),
+    "a stream breaks off": (Lies(breaks_at=AGAIN), "answers", "it broke off"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lies, check, words = LIES[name]
+    code, report = proved(lies, capsys)
+    found = report["by_name"][check]
+    assert code == 1 and found["verdict"] == "failed"
+    assert words in " ".join([found["text"], *found["details"]])
+
+
+def test_only_the_check_of_the_lie_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    _, report = proved(Lies(changes=(CROWD,), only="greedy"), capsys)
+    assert [check["name"] for check in report["checks"] if check["verdict"] != "ok"] == ["streams"]
+    (row,) = (row for row in report["rows"] if row["above"])
+    assert row["way"] == "in a crowd" and row["equal"]["greedy"] == [0, 5] and row["equal"]["seeded"] == [4, 4]
+
+
+def test_a_near_tie_is_a_row_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    lies = Lies(changes=(CROWD,), only="greedy", margin=0.2)
+    code, report = proved(lies, capsys)
+    assert code == 0 and report["by_name"]["streams"]["verdict"] == "ok"
+    assert report["by_name"]["noise"]["verdict"] == "doubtful"
+    assert "0.2000 apart: below the noise of 0.25" in report["by_name"]["noise"]["details"][0]
+    assert [row["below"] for row in report["rows"]] == [0, 0, 5, 0, 0]
+    code, report = proved(lies, capsys, "--dtype", "float16")  # whose noise is smaller
+    assert code == 1 and report["by_name"]["streams"]["verdict"] == "failed"
+
+
+def test_refused_logprobs_are_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = proved(Lies(refuses=("logprobs",), changes=(CROWD,), margin=0.1), capsys)
+    assert "not supported" in report["refused"]["logprobs"]
+    assert report["by_name"]["logprobs"]["verdict"] == report["by_name"]["repeated"]["verdict"] == "skipped"
+    # Texts still differ, and how near the tokens were can't be told.
+    assert code == 1 and "character" in report["by_name"]["streams"]["details"][0]
+
+
+def test_fields_that_are_taken_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = proved(Lies(ignores=("logprobs", "stream_options")), capsys)
+    assert code == 0
+    assert report["refused"]["logprobs"] == report["refused"]["usage in streams"]
+    assert "the answer does not have it" in report["refused"]["logprobs"]
+
+
+def test_without_structured_output_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = proved(Lies(refuses=("response_format", "seed")), capsys)
+    assert (
+        code == 0 and report["by_name"]["structured"]["verdict"] == report["by_name"]["seeds"]["verdict"] == "skipped"
+    )
+    assert report["rows"][0]["equal"] == {"greedy": [5, 5], "seeded": [0, 0], "structured": [0, 0]}
+
+
+def test_a_server_with_completions_only(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = proved(Lies(chat=False, changes=(AGAIN,)), capsys)
+    assert code == 1 and report["api"] == "completions"
+    assert report["by_name"]["structured"]["text"].endswith("completions have no response_format")
+    assert report["by_name"]["logprobs"]["verdict"] == "ok"
+    assert "'short', token 3" in report["by_name"]["streams"]["details"][0]
+
+
+def test_metrics_that_show_no_use(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = proved(Lies(hands_over=False), capsys)
+    assert code == 0 and "prove nothing" in report["by_name"]["hand-offs"]["text"]
+    code, report = proved(Lies(has_metrics=False), capsys)
+    assert code == 0 and report["by_name"]["hand-offs"]["verdict"] == "skipped" and "metrics" in report["refused"]
+    assert report["by_name"]["prefixes"]["verdict"] == "ok" and "by usage" not in report["refused"]
+
+
+def test_an_ignored_temperature(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = proved(Lies(ignores=("seed",)), capsys)
+    assert code == 0 and report["by_name"]["seeds"]["verdict"] == "doubtful"
+
+
+def test_the_report_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Lies(changes=(CROWD,))) as server:
+        assert cli.main(["prove", server.url, "--max-tokens", "6", "--salt", "s1"]) == 1
+    printed = capsys.readouterr()
+    assert "salt s1" in printed.out and "FAILED" in printed.out and "not offered: token ids" in printed.out
+    assert "in a crowd: 17 of 17" in printed.err
