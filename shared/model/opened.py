@@ -168,7 +168,7 @@ class OpenedModel:
             kv_dtype=formats.kv,
             weight_dtype=formats.weights,
             stored=StoredWeights(*self.source.stored(), self.weights_bytes(config)),
-            needs_cpu_seq_lens=bool(attention),  # FlashInfer's plans
+            needs_cpu_seq_lens=bool(attention),
         )
 
 

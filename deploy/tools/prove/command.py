@@ -1,4 +1,4 @@
-"""Run `baton prove`: one running server by truth_run.py, or each cell in three passes, which are compared.
+"""Run `baton prove`: one running server by one_server.py, or each cell in three passes, which are compared.
 
 `fresh`     One request after another, with nothing cached.
 `again`     The same requests once more, with prompts from the prefix cache if the cell has one.
@@ -15,17 +15,13 @@ from pathlib import Path
 
 from deploy.cluster.own_cluster import own_cluster
 from deploy.hub.local_model import local_path
-from deploy.router_http import RouterHttp, read_api_key
-from deploy.router_url import Url, all_of, parse_url
+from deploy.router_http import read_api_key
+from deploy.router_url import all_of, parse_url
 from deploy.tools.prove.cases import CASES
 from deploy.tools.prove.cells import CELLS, Cell, chosen_cells
 from deploy.tools.prove.client import ProveClient
 from deploy.tools.prove.compare import Answers, ComparedRow, Difference, differences, table
 from deploy.tools.prove.partings import NOISE
-from deploy.tools.prove.served import AnyServer
-from deploy.tools.prove.truth_report import exit_status, json_of, text_of
-from deploy.tools.prove.truth_run import ProvedServer, prove_server
-from deploy.tools.traffic.target import Server, look_at
 from shared.config import core_plan, shipped_model
 from shared.config.core_plan import CorePlan
 from shared.config.hub_settings import OFFLINE_HELP
@@ -101,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.max_tokens <= 1024:
         raise ConfigError(f"--max-tokens is {args.max_tokens}; it must be from 1 to 1024")
     if len(urls) == 1:
+        from deploy.tools.prove.one_server import prove_one  # needs packages, which --help does not
+
         return prove_one(urls[0], args)
     args.model, args.dtype = args.model or shipped_model.NAME, args.dtype or "float32"
     if args.dtype == "float16":
@@ -127,20 +125,6 @@ def run(args: argparse.Namespace) -> int:
     if found and args.layers:
         print("\n" + layer_of(found[0], cells, reference, args))
     return report(found, len(cells))
-
-
-def prove_one(url: Url, args: argparse.Namespace) -> int:
-    if args.layers:
-        raise ConfigError("--layers computes answers of Baton's own clusters, or of two URLs")
-    key = read_api_key(args.api_key_file)
-    server = Server(url, key, args.ca)
-    target = look_at(server, args.model or "")
-    pages = [Server(parse_url(page), key, args.ca) for page in args.metrics] or [server]
-    asked = AnyServer(RouterHttp(url, key, args.ca), target.model, args.max_tokens)
-    proved = ProvedServer(server, target.model, target.owner, pages)
-    report = prove_server(proved, asked, args.dtype or "bfloat16", args.max_tokens, args.salt)
-    print(json_of(report) if args.json else text_of(report))
-    return exit_status(report)
 
 
 def print_check(args: argparse.Namespace) -> None:
