@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from deploy import cli
+from deploy.metrics_page import parse_page
 from deploy.tools.prove import asks, truth_run
+from deploy.tools.prove.asks import Ask
+from deploy.tools.prove.counters import engine_of, moved_cached
+from deploy.tools.prove.partings import Parting, part
+from deploy.tools.prove.recorded import RecordedAnswer, TokenScore, read_answer
 from tests.support.faulty_openai import AGAIN, CROWD, OTHERWISE, WHOLE, FaultyOpenAI, Lies
 
 
@@ -152,3 +157,77 @@ def test_the_report_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert "salt s1" in printed.out and "FAILED" in printed.out and "not offered: token ids" in printed.out
     assert "in a crowd: 17 of 17" in printed.err
+
+
+GREEDY = Ask("g", "greedy", "p", {"temperature": 0.0})
+SEEDED = Ask("s", "seeded", "p", {"temperature": 0.8})
+
+
+def answer(*scores: TokenScore, finish: str = "length") -> RecordedAnswer:
+    return RecordedAnswer("".join(one.token for one in scores), scores=scores, finish=finish)
+
+
+def parted(ask: Ask, wanted: RecordedAnswer, got: RecordedAnswer) -> Parting:
+    found = part("a way", ask, wanted, got, 0.25)
+    assert found is not None
+    return found
+
+
+def test_a_token_outside_the_most_likely_ones_is_no_near_tie() -> None:
+    first = TokenScore("a", -0.5, {"a": -0.5, "b": -0.6})
+    found = parted(GREEDY, answer(first), answer(TokenScore("z", -9.0)))
+    assert not found.below and "more than 0.1000 apart" in found.why
+
+
+def test_an_answer_that_ends_early_is_judged_by_the_best_two() -> None:
+    shared = TokenScore("a", -0.5, {"a": -0.5})
+    for margin, below in ((0.1, True), (2.0, False)):
+        last = TokenScore("b", -0.5, {"b": -0.5, "</s>": -0.5 - margin})
+        for pair in (
+            (answer(shared, last), answer(shared, finish="stop")),
+            (answer(shared, finish="stop"), answer(shared, last)),
+        ):
+            found = parted(GREEDY, *pair)
+            assert (found.position, found.below) == (1, below)
+            assert found.margin == pytest.approx(margin)
+
+
+@pytest.mark.parametrize(
+    ("moved", "below"),
+    [
+        (0.0, False),  # equal distributions never draw differently
+        (0.0001, False),  # too rare
+        (0.02, True),
+        (0.5, False),  # more than the number format's noise
+    ],
+)
+def test_when_rounding_explains_another_draw(moved: float, below: bool) -> None:
+    wanted = answer(TokenScore("a", -0.7, {"a": -0.7, "b": -0.8}))
+    got = answer(TokenScore("b", -0.8, {"a": -0.7 - moved, "b": -0.8}))
+    assert parted(SEEDED, wanted, got).below is below
+
+
+def test_a_hidden_last_token_is_not_a_difference() -> None:
+    shown, hidden = (
+        answer(TokenScore("a", 0.0), TokenScore("", 0.0), finish="stop"),
+        answer(TokenScore("a", 0.0), finish="stop"),
+    )
+    assert part("w", GREEDY, shown, hidden, 0.25) is None
+    assert parted(GREEDY, hidden, answer(TokenScore("a", 0.0))).unit == "end"  # for another reason
+
+
+def test_other_forms_of_answers() -> None:
+    thinking = {"choices": [{"message": {"reasoning_content": "hm", "content": "a"}, "finish_reason": "stop"}]}
+    assert (read_answer([thinking]).thoughts, read_answer([thinking]).text) == ("hm", "a")
+    assert "no finish_reason" in read_answer([{"choices": [{"delta": {"content": "a"}}]}]).error
+    assert "in the stream: full" in read_answer([{"error": "full"}]).error
+    assert "not OpenAI's form" in read_answer([{"choices": [3]}]).error
+
+
+def test_engines_are_told_by_their_metrics() -> None:
+    page = parse_page('dynamo_x 1\nvllm:y{engine="0"} 2\n')
+    assert engine_of(page, "owner") == "vLLM with Dynamo" and engine_of(None, "owner") == "owner"
+    assert engine_of(parse_page("baton_x 1\nvllm:y 1\n"), "baton") == "Baton"
+    computed = [parse_page(f"llamacpp:prompt_tokens_total {n}\n") for n in (10, 40)]
+    ((name, by),) = moved_cached(*computed, 100)
+    assert by == 70 and "less llamacpp:prompt_tokens_total" in name

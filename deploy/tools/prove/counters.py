@@ -67,6 +67,8 @@ def engine_of(page: Page | None, owner: str) -> str:
     """Name the engine by its metrics, or by `owned_by` of its models."""
     names = [sample.name for sample in page.samples] if page else []
     found = [one.engine for one in ENGINES if any(name.startswith(one.prefix) for name in names)]
+    if ENGINES[0].engine in found:  # it also has some metrics by vLLM's names, for autoscalers that know only those
+        return ENGINES[0].engine
     return " with ".join(found) or owner or "an unknown server"
 
 
