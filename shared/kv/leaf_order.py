@@ -107,7 +107,7 @@ class LeafOrder:
         tenant.num_pages += kept.num_pages
         tenant.oldest_first[node] = kept
         self._push_timed((kept.until, next(self._pushes), node, kept))
-        while tenant.num_pages > KEPT_SHARE * self.num_total / len(self._tenants):
+        while tenant.num_pages * len(self._tenants) > KEPT_SHARE * self.num_total:
             self._let_oldest_go(tenant)
 
     def use(self, node: CachedPage) -> None:

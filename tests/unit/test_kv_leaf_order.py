@@ -109,6 +109,14 @@ def test_a_tenant_keeps_no_more_than_its_share() -> None:
     assert evicted(cache) == [11, 12, 21, 13, 14, 15, 16, 17, 18], "the oldest two lost their place"
 
 
+def test_what_is_larger_than_the_share_is_not_kept() -> None:
+    cache = cache_of(num_total=4)
+    cache.keep(put(cache, 11, 12, 13), 50.0, ANNA)
+    put(cache, 21)
+    assert cache.leaves.num_kept == 0
+    assert evicted(cache) == [13, 12, 11, 21]
+
+
 def test_tenants_keep_equal_parts() -> None:
     cache = cache_of(num_total=12)
     for name in range(11, 17):

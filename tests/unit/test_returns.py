@@ -150,8 +150,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rules, name, 4)
     site = Site()
     for number in range(20):
-        site.returns.ended(str(number), EndedAnswer(Key("r", 1, "x", 0, 0), (), b"x", 0, 0.0))
         site.turn(prompt(), Answered("", PLAIN, f"session {number}"), tenant=number)
+        site.returns.ended(f"unread {number}", EndedAnswer(Key("r", 1, "x", 0, 0), (), b"x", 0, 0.0))
     parts = site.returns
     assert len(parts._ended) == len(parts._young) == len(parts._waiting) == 4
     site.learn([], PLAIN)
