@@ -24,6 +24,7 @@ from router.certify.signing import AnswerSigner
 from router.dispatch.gateway import Gateway
 from router.http.connection import ClientGone, Connection
 from router.http.errors import internal_error
+from router.requests.answered import Answered, AnswerKind
 from router.requests.effects import Failure, News, ScoredPrompt, Update
 from router.requests.journey import UNTRACED
 from router.requests.mailbox import Mailbox
@@ -174,7 +175,8 @@ class Generation:
             self._span.over(self._writer.answer_id, self._ended_as, reasons, self._counts(), self._times)
 
     async def _send_answer(self, connection: Connection, trace: str) -> None:
-        asker = Asker(session_of(connection), connection.tenant, time_left(connection, self._arrived), trace)
+        session = session_of(connection) or self._plan.session
+        asker = Asker(session, connection.tenant, time_left(connection, self._arrived), trace)
         requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
         mailbox = self._gateway.open(requests, self._writer.answer_id)
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
@@ -188,6 +190,7 @@ class Generation:
             else:
                 await self._whole(connection, mailbox)
             self._ended_as = self._outcome()
+            mailbox.answered = [self._answered(job, rid, asker) for job, rid in enumerate(mailbox.rids)]
         except BatonError as error:
             self._ended_as = error.code
             self._is_our_failure = not (isinstance(error, DeadlineExceeded) and asker.within_s is not None)
@@ -206,6 +209,12 @@ class Generation:
         finally:
             self._gateway.close(mailbox)
             self._metrics.ended(self._ended_as, time.monotonic() - self._arrived)
+
+    def _answered(self, job: int, rid: str, asker: Asker) -> Answered:
+        num = self._plan.num_sequences
+        has_calls = any(choice.has_calls for choice in self._choices[job * num : (job + 1) * num])
+        kind = AnswerKind.AFTER_TOOLS if self._plan.show.form.tools else AnswerKind.PLAIN
+        return Answered(rid, AnswerKind.CALLS if has_calls else kind, asker.affinity, self._plan.keep_s)
 
     def _new_request(self, job: int, asker: Asker) -> NewRequest:
         """Append the decoder's start tokens, which are neither shown nor counted."""

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from shared.core.errors import IntegrityError
 from shared.core.page_identity import ROOT, identities
 from shared.kv.accounting import raise_problems
+from shared.kv.cached_page import CachedPage
 from shared.kv.pages import PageIds
-from shared.kv.prefix_cache import CachedPage, Firsts, Found, Keys, Listener, Lock, Match
+from shared.kv.prefix_cache import Firsts, Found, Keys, Listener, Lock, Match
 
 
 class WindowCache:

@@ -41,6 +41,7 @@ from shared.wire.messages import (
     Generate,
     Goodbye,
     Heartbeat,
+    Keep,
     Key,
     LoadAdapter,
     Release,
@@ -183,8 +184,7 @@ class Node:
 
     def _flush_tokens(self) -> None:
         facts = self.ctx.facts
-        runs, self._runs = self._runs, {}
-        ends, self._ends = self._ends, {}
+        runs, ends, self._runs, self._ends = self._runs, self._ends, {}, {}
         for peer in {**runs, **ends}:
             for message in tokens_of(facts.node_id, facts.epoch, runs.get(peer, []), ends.get(peer, [])):
                 self.ctx.outbox.send(peer, message)
@@ -235,6 +235,8 @@ class Node:
             self.ctx.drop(received.peer, f"{type(message).__name__} from a router that has not said Welcome")
         elif isinstance(message, Abort):
             self._abort(message, now)
+        elif isinstance(message, Keep):
+            self.ctx.core.queues.budget.ended.keep(key_of(message.key), message.keep_ms / 1000)
         elif isinstance(message, Drain) and message.node_id == self.ctx.facts.node_id:
             self._drain(message, now)
         elif isinstance(message, LoadAdapter | RemoveAdapter) and message.node_id == self.ctx.facts.node_id:
@@ -263,8 +265,7 @@ class Node:
         self.next_heartbeat = now
 
     def _router_over(self, life: RouterLife) -> None:
-        keys = [*self.ctx.core.requests, *(req.key for req in self.side.outside())]
-        for key in keys:
+        for key in [*self.ctx.core.requests, *(req.key for req in self.side.outside())]:
             if (key.router_id, key.router_epoch) == (life.router_id, life.epoch):
                 self._abort_one(key)
 
@@ -331,8 +332,7 @@ class Node:
         if not abort.all_sequences:
             self._abort_one(key)
             return
-        keys = [*self.ctx.core.requests, *(req.key for req in self.side.outside())]
-        for other in keys:
+        for other in [*self.ctx.core.requests, *(req.key for req in self.side.outside())]:
             if other.sibling(key.seq_index) == key:
                 self._abort_one(other)
 

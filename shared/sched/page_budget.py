@@ -23,6 +23,7 @@ from shared.core.request import Request, TokenIds
 from shared.core.states import PageState, Tag
 from shared.kv.manager import KVManager
 from shared.kv.prefix_cache import Firsts, Found, Lock
+from shared.sched.ended import EndedRequests
 from shared.sched.settings import SchedSettings
 
 LoanName = tuple[str, int]  # the peer that reads the pages, and the lease number in the peer's Pull
@@ -39,6 +40,7 @@ class Shortage:
 class PageBudget:
     def __init__(self, kv: KVManager, settings: SchedSettings) -> None:
         self.kv = kv
+        self.ended = EndedRequests(kv)
         self._settings = settings
         self._held: dict[int, int] = {}  # row -> number of pages that its release frees
         # row of an open prefix pull -> number of its private pages; newest last (rule f)
@@ -150,7 +152,7 @@ class PageBudget:
 
     def release(self, req: Request) -> None:
         self.num_left += 1
-        self.kv.release(req.row)
+        self.ended.remember_end(req, self.kv.release(req.row))
         req.row = 0
 
     def hold(self, req: Request) -> int:

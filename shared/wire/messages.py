@@ -1,7 +1,7 @@
 """Every message between routers and nodes, as a data type. codec.py checks sizes and schema.
 
     node -> router   Hello, Heartbeat, Begun, Scores, Tokens, CacheEvents, Goodbye, Unwelcome
-    router -> node   Welcome, Generate, Abort, Drain, CacheReplay, Release, LoadAdapter, RemoveAdapter
+    router -> node   Welcome, Generate, Abort, Keep, Drain, CacheReplay, Release, LoadAdapter, RemoveAdapter
     router -> node -> other routers          Spending
     P -> D           Offer, Ready, Prebuilt, Abort
     D -> P           Grant, Wait, FramesTaken, Refuse, Installed, Failed
@@ -22,6 +22,7 @@ from shared.wire.group_messages import Broken as Broken
 from shared.wire.group_messages import Join as Join
 from shared.wire.group_messages import StoreEntry as StoreEntry
 from shared.wire.group_messages import Take as Take
+from shared.wire.keep import Keep as Keep
 from shared.wire.message import Message as Message
 from shared.wire.node_parts import Adapter as Adapter
 from shared.wire.node_parts import AdapterOrder as AdapterOrder
@@ -189,8 +190,7 @@ class Spending(Message, frozen=True):
     router_id: Name
     router_epoch: Unsigned
     number: Count  # grows within this epoch; receivers ignore older numbers
-    # Signed with the routers' secret (router/queue/spending.py).
-    body: Annotated[bytes, Meta(max_length=MAX_SPENDING_BYTES)]
+    body: Annotated[bytes, Meta(max_length=MAX_SPENDING_BYTES)]  # signed: router/queue/spending.py
 
 
 class Generate(Message, frozen=True):
@@ -396,5 +396,5 @@ AnyMessage = (
     Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Begun | Scores | Tokens
     | Offer | Grant | Wait | Refuse | Ready | Prebuilt | Installed | Failed | Join | StoreEntry | Take | Broken
     | CacheEvents | CacheReplay | Release | LoadAdapter | RemoveAdapter | Spending | Pull | Lent | Returned
-    | FramesTaken
+    | FramesTaken | Keep
 )  # fmt: skip

@@ -173,6 +173,7 @@ WAYS: dict[str, tuple[type, ...]] = {
         messages.Welcome,
         messages.Generate,
         messages.Abort,
+        messages.Keep,
         messages.Drain,
         messages.LoadAdapter,
         messages.RemoveAdapter,
