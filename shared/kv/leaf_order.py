@@ -30,7 +30,7 @@ GONE = -1  # `stamp` of an evicted page
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptPath:
-    """`num_pages`: of the leaf's path, those that belonged to no other conversation when it was kept."""
+    """`num_pages`: pages of the leaf's path that belonged to no other conversation when it was kept."""
 
     until: float
     tenant: int

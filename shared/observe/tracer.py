@@ -130,7 +130,7 @@ class Tracer:
         after: OpenSpan | None = None,
     ) -> OpenSpan | None:
         """Return None for a request that is not sampled. `parent`: a traceparent, or "" for a new trace. `attributes`:
-        those that cost nothing to make, since `note` takes the others. `after`: the span that this one is linked with.
+        what costs nothing to make, since `note` takes the others. `after`: the span that this one is linked with.
         """
         from opentelemetry.trace import Link, SpanKind
 

@@ -36,7 +36,7 @@ class EndedRequests:
                 self._ends.popitem(last=False)
 
     def keep(self, key: RequestKey, seconds: float) -> None:
-        """Keep an ended request's pages for so long; 0: let them be evicted first. Ignore an unknown key."""
+        """Keep an ended request's pages for `seconds`; 0: let them be evicted first. Ignore an unknown key."""
         lock, tenant = self._ends.pop(key, (None, 0))
         if self._cache is None or lock is None:
             return
