@@ -224,7 +224,7 @@ class Study:
         self._returns.ended(rid, EndedAnswer(KEY, ("node",), page_near_end(names), 0, self.now))
         for _, word in self._returns.over(Answered(rid, self._kind(asked))):
             if word.keep_ms:
-                self._cache.keep(lock, self.now + word.keep_ms / 1000, 0)
+                self._cache.keep(lock, self.now + word.keep_ms / 1000, 0, len(asked.prompt) // PAGE)
             else:
                 self._cache.spend(lock)
 
