@@ -221,7 +221,7 @@ class Study:
             return
         rid = str(next(self._numbers))
         names = names_of(np.asarray(asked.prompt, np.int64))
-        self._returns.ended(rid, EndedAnswer(KEY, ("node",), page_near_end(names), 0, self.now))
+        self._returns.ended(rid, EndedAnswer(KEY, ("node",), page_near_end(names), 0, self.now), names)
         for _, word in self._returns.over(Answered(rid, self._kind(asked))):
             if word.keep_ms:
                 self._cache.keep(lock, self.now + word.keep_ms / 1000, 0, len(asked.prompt) // PAGE)

@@ -11,7 +11,7 @@ from shared.kv.group_cache import by_group
 from shared.kv.manager import KVManager
 from shared.kv.prefix_cache import Lock, PrefixCache
 
-MOST = 256  # requests; a router's word comes within milliseconds of the end
+MOST = 1024  # requests; a router's word comes within milliseconds of the end, or of the next answer's
 
 
 class EndedRequests:
@@ -37,7 +37,7 @@ class EndedRequests:
 
     def keep(self, key: RequestKey, seconds: float) -> None:
         """Keep an ended request's pages for so long; 0: let them be evicted first. Ignore an unknown key."""
-        lock, tenant, num_prompt = self._ends.pop(key, (None, 0, 0))
+        lock, tenant, num_prompt = self._ends.get(key, (None, 0, 0))
         if self._cache is None or lock is None:
             return
         if seconds:
