@@ -1,16 +1,16 @@
 """Measure how soon conversations come back, so that nodes keep their pages that long. Sans-IO.
 
     an answer ends --> it waits for its return, by the name of a page near its prompt's end
-    a prompt begins with that page --> it is back after so many seconds
+    a prompt begins with that page --> it is back
     PATIENCE_S after its end --> it counts, as back or as gone
 
 If answers counted as soon as they were back, the slow ones would be missing. Answers count in groups: by tenant, the
 client's session and kind of answer. A group with few answers is judged by its tenant's answers of the kind, and these
 by all tenants'.
 
-If a session's prompt does not go on from the session's last answer, the client has edited its history: what the nodes
-cached of that answer is of no more use. An answer whose calls are still being run is no such branch: other requests of
-the session may be those of its tools.
+If a session's prompt does not go on from the session's last answer, the client has edited its history: the pages of
+that answer are then useless. An answer whose calls may still be running is spared: other requests of the
+session may come from its tools.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENOUGH = 8  # answers from which on a group is judged by itself
 MOST_GROUPS, MOST_WAITING = 4096, 1 << 14  # further answers are not followed
 MOST_ENDED = 4096  # answers that their clients are still reading
 MOST_SOUGHT = 1024  # last pages of a prompt that are compared with answers that wait
-LEVEL = 0.95  # pages are kept until this share of those who come back is back
+LEVEL = 0.95  # pages are kept until this share of all returns has come
 LIKELY, UNLIKELY = 0.5, 0.05  # shares of a group that come back: to be kept, and to be evicted first
 ASSUMED_S = 30.0  # until enough answers with calls were seen
 LONGEST_S = 24 * 3600.0  # that a client may ask for

@@ -8,8 +8,8 @@ A leaf stands for its whole path, because only leaves are evicted. A kept leaf b
 a request uses it, or when its tenant keeps more than its share: then its oldest one goes. If only kept leaves are left,
 the oldest one of the tenant that keeps most goes. So keeping changes only an order, and no request waits for it.
 
-The oldest goes, because tools that have run for long go on for longer: of those that wait, the youngest will be back
-first.
+The oldest goes, because tools that have run for long go on for longer: the youngest of several will be
+back first.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ GONE = -1  # `stamp` of an evicted page
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptPath:
-    """`num_pages`: of the leaf's path, those that belonged to no other conversation when it was kept. `prompt_end`: the
-    page that the conversation's next prompt has, even if it spells the answer otherwise. `num_prompt`: the pages of
-    `num_pages` down to it. `used`: the leaf's last use."""
+    """`num_pages`: of the leaf's path, the ones that belonged to no other conversation when it was kept.
+
+    `prompt_end`: the page that the conversation's next prompt has, even if it spells the answer otherwise.
+    `num_prompt`: the pages of `num_pages` down to it. `used`: the leaf's last use.
+    """
 
     until: float
     tenant: int

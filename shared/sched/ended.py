@@ -36,7 +36,7 @@ class EndedRequests:
                 self._ends.popitem(last=False)
 
     def keep(self, key: RequestKey, seconds: float) -> None:
-        """Keep an ended request's pages for so long; 0: let them be evicted first. Ignore an unknown key."""
+        """Keep the pages of an ended request for some seconds; 0: let them be evicted first. Ignore an unknown key."""
         lock, tenant, num_prompt = self._ends.get(key, (None, 0, 0))
         if self._cache is None or lock is None:
             return
