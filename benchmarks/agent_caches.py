@@ -1,4 +1,4 @@
-"""Prompt tokens that a crowded prefix cache makes a node compute, for agents and for people who chat, by its order.
+"""Count the prompt tokens that a node with a crowded prefix cache computes, for agents and for people who chat.
 
     python -m benchmarks.agent_caches [--agents 20] [--chats 1.0] [--pages 4000] [--seconds 300] [--seeds 1,2,3]
                                       [--plain]
@@ -8,8 +8,8 @@ virtual clock moves, and one node has the real prefix cache and page allocator, 
 `--token-ms`, one prompt after another, and answer tokens take 20 ms each. The orders:
 
     lru      the longest unused first
-    known    what is used last, or never again, first: it knows when each conversation returns (Belady)
-    kept     what nodes do: router/requests/returns.py measures, and shared/kv/leaf_order.py keeps
+    known    the page that is used last, or never again, goes first: this order knows all returns (Belady)
+    kept     the order of nodes: router/requests/returns.py measures, and shared/kv/leaf_order.py keeps
 
 With `--plain` the agents declare no tools, so an answer does not show whether it ends in a call.
 """
@@ -221,10 +221,10 @@ class Study:
             return
         rid = str(next(self._numbers))
         names = names_of(np.asarray(asked.prompt, np.int64))
-        self._returns.ended(rid, EndedAnswer(KEY, ("node",), page_near_end(names), 0, self.now))
+        self._returns.ended(rid, EndedAnswer(KEY, ("node",), page_near_end(names), 0, self.now), names)
         for _, word in self._returns.over(Answered(rid, self._kind(asked))):
             if word.keep_ms:
-                self._cache.keep(lock, self.now + word.keep_ms / 1000, 0)
+                self._cache.keep(lock, self.now + word.keep_ms / 1000, 0, len(asked.prompt) // PAGE)
             else:
                 self._cache.spend(lock)
 

@@ -88,7 +88,8 @@ def count_tokens(plan: GenerationPlan, choices: Sequence[ChoiceText], cached: Se
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    affinity: str = ""
+    affinity: str = ""  # its session, or what it sends as prompt_cache_key
+    has_session: bool = False
     tenant: Tenant = EVERYBODY
     within_s: float | None = None  # the client's limit for the whole answer
     trace: str = ""
@@ -175,8 +176,8 @@ class Generation:
             self._span.over(self._writer.answer_id, self._ended_as, reasons, self._counts(), self._times)
 
     async def _send_answer(self, connection: Connection, trace: str) -> None:
-        session = session_of(connection) or self._plan.session
-        asker = Asker(session, connection.tenant, time_left(connection, self._arrived), trace)
+        session, left = session_of(connection), time_left(connection, self._arrived)
+        asker = Asker(session or self._plan.session, bool(session), connection.tenant, left, trace)
         requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
         mailbox = self._gateway.open(requests, self._writer.answer_id)
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
@@ -213,8 +214,9 @@ class Generation:
     def _answered(self, job: int, rid: str, asker: Asker) -> Answered:
         num = self._plan.num_sequences
         has_calls = any(choice.has_calls for choice in self._choices[job * num : (job + 1) * num])
-        kind = AnswerKind.AFTER_TOOLS if self._plan.show.form.tools else AnswerKind.PLAIN
-        return Answered(rid, AnswerKind.CALLS if has_calls else kind, asker.affinity, self._plan.keep_s)
+        without = AnswerKind.AFTER_TOOLS if self._plan.show.form.tools else AnswerKind.PLAIN
+        kind = AnswerKind.CALLS if has_calls else without
+        return Answered(rid, kind, asker.affinity, self._plan.keep_s, asker.has_session)
 
     def _new_request(self, job: int, asker: Asker) -> NewRequest:
         """Append the decoder's start tokens, which are neither shown nor counted."""

@@ -253,7 +253,7 @@ class Attempts:
         if names:
             key, peers = to_wire(self.key(request, 0)), tuple(node.peer for node in attempt.nodes)
             name, tenant = page_near_end(names), request.asked.tenant.number
-            self.returns.ended(request.rid, EndedAnswer(key, peers, name, tenant, now))
+            self.returns.ended(request.rid, EndedAnswer(key, peers, name, tenant, now, attempt.sent_at), names)
         self.end(request, now)
 
     def _page_names(self, request: OpenRequest, node: RegisteredNode) -> Sequence[bytes]:

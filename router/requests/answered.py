@@ -19,10 +19,11 @@ class Answered:
     """A request whose client has the whole answer.
 
     `session`: the client's name for what belongs together. `keep_s`: how long the client asked to keep its prompt
-    cached.
+    cached. `names_session`: whether that name is of one session; else, several may have it.
     """
 
     rid: str
     kind: AnswerKind = AnswerKind.PLAIN
     session: str = ""
     keep_s: float = 0.0
+    names_session: bool = False

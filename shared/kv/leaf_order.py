@@ -8,8 +8,8 @@ A leaf stands for its whole path, because only leaves are evicted. A kept leaf b
 a request uses it, or when its tenant keeps more than its share: then its oldest one goes. If only kept leaves are left,
 the oldest one of the tenant that keeps most goes. So keeping changes only an order, and no request waits for it.
 
-The oldest goes, because tools that have run for long go on for longer: of those that wait, the youngest will be back
-first.
+The oldest goes, because tools that have run for long go on for longer: the youngest of several will be
+back first.
 """
 
 from __future__ import annotations
@@ -30,11 +30,18 @@ GONE = -1  # `stamp` of an evicted page
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptPath:
-    """`num_pages`: pages of the leaf's path that belonged to no other conversation when it was kept."""
+    """`num_pages`: of the leaf's path, the ones that belonged to no other conversation when it was kept.
+
+    `prompt_end`: the page that the conversation's next prompt has, even if it spells the answer otherwise.
+    `num_prompt`: the pages of `num_pages` down to it. `used`: the leaf's last use.
+    """
 
     until: float
     tenant: int
     num_pages: int
+    prompt_end: CachedPage
+    num_prompt: int
+    used: int
 
 
 Timed = tuple[float, int, CachedPage, KeptPath]  # a time, push number, leaf
@@ -58,6 +65,7 @@ class LeafOrder:
         # (used, push number, stamp, node); stale entries of both heaps are dropped when popped
         self._plain: list[tuple[int, int, int, CachedPage]] = []
         self._kept: dict[CachedPage, KeptPath] = {}
+        self._leaf_of: dict[CachedPage, CachedPage] = {}  # prompt's end -> kept leaf
         self._soonest_first: list[Timed] = []  # by `until`
         self._tenants: dict[int, TenantKept] = {}
         self._horizon = 0  # latest use of an evicted plain leaf
@@ -104,6 +112,7 @@ class LeafOrder:
             self._forget(node)
         tenant = self._tenants.setdefault(kept.tenant, TenantKept())
         self._kept[node] = kept
+        self._leaf_of[kept.prompt_end] = node
         tenant.num_pages += kept.num_pages
         tenant.oldest_first[node] = kept
         self._push_timed((kept.until, next(self._pushes), node, kept))
@@ -111,10 +120,12 @@ class LeafOrder:
             self._let_oldest_go(tenant)
 
     def use(self, node: CachedPage) -> None:
-        """Note a request's use of a page, before the page's `used` changes. What was kept for it need not be kept."""
-        if node in self._kept:
-            kept = self._forget(node)
-            self.num_saved += kept.num_pages * (node.used <= self._horizon)
+        """Note a request's use of a page. What was kept for it need not be kept."""
+        leaf = self._leaf_of.get(node)
+        if leaf is not None:
+            kept = self._kept[leaf]
+            self.num_saved += kept.num_prompt * (kept.used <= self._horizon)
+            self._let_go(leaf, kept)
 
     def spend(self, path: Sequence[CachedPage]) -> None:
         """Let a leaf, and then the pages above it in `path`, be evicted first."""
@@ -146,6 +157,8 @@ class LeafOrder:
         tenant = self._tenants[kept.tenant]
         tenant.num_pages -= kept.num_pages
         del tenant.oldest_first[node]
+        if self._leaf_of.get(kept.prompt_end) is node:
+            del self._leaf_of[kept.prompt_end]
         if not tenant.oldest_first:
             del self._tenants[kept.tenant]
         return kept

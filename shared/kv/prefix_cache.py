@@ -241,12 +241,18 @@ class PrefixCache:
                 self.leaves.push(node)
             node = node.parent
 
-    def keep(self, end: Lock, until: float, tenant: int) -> None:
-        """Evict the path of a lock that was unlocked after others, until a time on the clock of `leaves.now`."""
+    def keep(self, end: Lock, until: float, tenant: int, num_prompt: int) -> None:
+        """Evict the path of a lock that was unlocked after others, until a time on the clock of `leaves.now`.
+
+        num_prompt: the number of its pages that only the prompt fills."""
         node = end.node
-        if node is not None and not node.children and node.stamp != GONE:
-            num_own = 1 + sum(1 for _ in takewhile(lambda page: len(page.children) == 1, self._above(node)))
-            self.leaves.keep(node, KeptPath(until, tenant, num_own))
+        if node is None or node.children or node.stamp == GONE:
+            return
+        path = [node, *self._above(node)]
+        num_own = 1 + sum(1 for _ in takewhile(lambda page: len(page.children) == 1, path[1:]))
+        num_answer = min(max(0, end.num_pages - num_prompt), len(path) - 1)
+        own_prompt = max(0, num_own - num_answer)
+        self.leaves.keep(node, KeptPath(until, tenant, num_own, path[num_answer], own_prompt, node.used))
 
     def spend(self, end: Lock) -> None:
         """Evict the path of a lock that was unlocked first, as far as nothing else has it."""

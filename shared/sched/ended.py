@@ -11,7 +11,7 @@ from shared.kv.group_cache import by_group
 from shared.kv.manager import KVManager
 from shared.kv.prefix_cache import Lock, PrefixCache
 
-MOST = 256  # requests; a router's word comes within milliseconds of the end
+MOST = 1024  # requests; a router's word comes within milliseconds of the end, or of the next answer's
 
 
 class EndedRequests:
@@ -22,7 +22,7 @@ class EndedRequests:
         self._cache = caches[0] if len(caches) == 1 and isinstance(caches[0], PrefixCache) else None
         if self._cache is not None:
             self._cache.leaves.num_total = kv.allocator.num_total
-        self._ends: OrderedDict[RequestKey, tuple[Lock, int]] = OrderedDict()  # the ended lock, and the tenant
+        self._ends: OrderedDict[RequestKey, tuple[Lock, int, int]] = OrderedDict()  # ended lock, tenant, prompt's pages
 
     def set_time(self, now: float) -> None:
         """`now`: in seconds, on any clock that only grows."""
@@ -31,17 +31,17 @@ class EndedRequests:
 
     def remember_end(self, req: Request, lock: Lock | None) -> None:
         if self._cache is not None and lock is not None:
-            self._ends[req.key] = lock, req.tenant
+            self._ends[req.key] = lock, req.tenant, len(req.prompt_ids) // self._cache.page_size
             if len(self._ends) > MOST:
                 self._ends.popitem(last=False)
 
     def keep(self, key: RequestKey, seconds: float) -> None:
-        """Keep an ended request's pages for `seconds`; 0: let them be evicted first. Ignore an unknown key."""
-        lock, tenant = self._ends.pop(key, (None, 0))
+        """Keep the pages of an ended request for some seconds; 0: let them be evicted first. Ignore an unknown key."""
+        lock, tenant, num_prompt = self._ends.get(key, (None, 0, 0))
         if self._cache is None or lock is None:
             return
         if seconds:
-            self._cache.keep(lock, self._cache.leaves.now + seconds, tenant)
+            self._cache.keep(lock, self._cache.leaves.now + seconds, tenant, num_prompt)
         else:
             self._cache.spend(lock)
 

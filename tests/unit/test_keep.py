@@ -70,6 +70,20 @@ def test_the_next_prompt_of_a_conversation_is_its_return() -> None:
     assert [word.keep_ms for _, word in told if isinstance(word, Keep)] == [4000]
 
 
+def test_the_nodes_hear_that_a_session_left_a_branch() -> None:
+    rig = RouterRig(local_tokens=1000)
+    decode = rig.join("decode", "d")
+    told = []
+    for prompt in (PROMPT, [*PROMPT[:20], *range(60, 99)]):
+        rig.now += 1.0
+        (generate,) = rig.open(prompt)
+        rig.run(decode, generate.key, 0, [1])
+        rig.end(decode, generate.key, 1)
+        told.append((generate.key, said(rig, Answered(generate.key.rid, session="s", names_session=True), [])))
+    (first, nothing), (_, words) = told
+    assert nothing == [] and words == [("d@1", Keep(first, 0))]
+
+
 SAMPLING = SamplingParams(max_tokens=10, temperature=0.0)
 WHOLE = 5  # pages of such a prompt and answer
 
@@ -128,6 +142,18 @@ def test_one_that_will_hardly_return_goes_first() -> None:
     site.ask(FIRST, *CROWD[:2])
     site.keep(CROWD[1].rid, 0)
     assert site.ask(CROWD[2], CROWD[3], NEXT) == [0, 0, 64]
+    assert_clean(site.node)
+
+
+def test_an_older_branch_goes_first_although_it_was_kept() -> None:
+    site = OneNode()
+    branch = job(98, (*FIRST.prompt[:32], *range(40)))
+    site.ask(FIRST)
+    site.keep(FIRST.rid, 60)
+    assert site.ask(branch) == [32]
+    site.keep(FIRST.rid, 0)
+    assert site.ask(*CROWD[:4]) == [0] * 4, "which takes three cached pages"
+    assert site.ask(replace(branch, rid=97), replace(FIRST, rid=96)) == [48, 32]
     assert_clean(site.node)
 
 

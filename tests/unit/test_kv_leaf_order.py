@@ -36,6 +36,10 @@ def put(cache: PrefixCache, *names: int) -> Lock:
     return lock
 
 
+def keep(cache: PrefixCache, end: Lock, until: float, tenant: int, num_prompt: int = 99) -> None:
+    cache.keep(end, until, tenant, num_prompt)
+
+
 def use(cache: PrefixCache, *names: int) -> None:
     cache.unlock(cache.match(keys_of(*names), 99).lock)
 
@@ -49,14 +53,14 @@ def evicted(cache: PrefixCache, n: int = 99) -> list[int]:
 
 def test_what_is_kept_is_evicted_after_what_is_younger() -> None:
     cache = cache_of()
-    cache.keep(put(cache, 11, 12), 30.0, ANNA)
+    keep(cache, put(cache, 11, 12), 30.0, ANNA)
     put(cache, 21, 22)
     assert evicted(cache, 3) == [22, 21, 12]
 
 
 def test_when_its_time_is_over_it_is_evicted_by_its_age() -> None:
     cache = cache_of()
-    cache.keep(put(cache, 11, 12), 30.0, ANNA)
+    keep(cache, put(cache, 11, 12), 30.0, ANNA)
     put(cache, 21, 22)
     cache.leaves.now = 29.0
     assert evicted(cache, 1) == [22]
@@ -66,7 +70,7 @@ def test_when_its_time_is_over_it_is_evicted_by_its_age() -> None:
 
 def test_who_comes_back_is_not_kept_any_longer() -> None:
     cache = cache_of()
-    cache.keep(put(cache, 11, 12), 30.0, ANNA)
+    keep(cache, put(cache, 11, 12), 30.0, ANNA)
     put(cache, 21)
     use(cache, 11, 12)
     put(cache, 31)
@@ -74,9 +78,21 @@ def test_who_comes_back_is_not_kept_any_longer() -> None:
     assert evicted(cache) == [21, 12, 11, 31]
 
 
+def test_who_comes_back_with_the_answer_spelled_otherwise_is_back() -> None:
+    cache = cache_of()
+    keep(cache, put(cache, 11, 12, 13), 30.0, ANNA, num_prompt=2)
+    put(cache, 21)
+    assert evicted(cache, 1) == [21]
+    put(cache, 11)
+    assert cache.leaves.num_kept == 3, "another one that begins alike"
+    put(cache, 11, 12, 33)
+    assert cache.leaves.num_kept == 0 and cache.leaves.num_saved == 2
+    assert evicted(cache) == [13, 33, 12, 11]
+
+
 def test_a_copy_is_no_return() -> None:
     cache = cache_of()
-    cache.keep(put(cache, 11, 12), 30.0, ANNA)
+    keep(cache, put(cache, 11, 12), 30.0, ANNA)
     put(cache, 21)
     cache.unlock(cache.pin(cache.take_cold(9), "copy"))
     assert evicted(cache) == [21, 12, 11]
@@ -86,7 +102,7 @@ def test_what_is_kept_during_a_copy_stays_kept() -> None:
     cache = cache_of()
     end = put(cache, 11, 12)
     copy = cache.pin(cache.take_cold(9), "copy")
-    cache.keep(end, 30.0, ANNA)
+    keep(cache, end, 30.0, ANNA)
     put(cache, 21)
     cache.unlock(copy)
     assert evicted(cache) == [21, 12, 11]
@@ -95,7 +111,7 @@ def test_what_is_kept_during_a_copy_stays_kept() -> None:
 def test_of_kept_ones_the_oldest_is_evicted_first() -> None:
     cache = cache_of()
     for name, until in ((11, 20.0), (21, 40.0), (31, 30.0)):
-        cache.keep(put(cache, name), until, ANNA)
+        keep(cache, put(cache, name), until, ANNA)
     assert evicted(cache) == [11, 21, 31]
 
 
@@ -103,7 +119,7 @@ def test_a_tenant_keeps_no_more_than_its_share() -> None:
     cache = cache_of(num_total=12)
     share = KEPT_SHARE * 12
     for name in range(11, 19):
-        cache.keep(put(cache, name), 50.0, ANNA)
+        keep(cache, put(cache, name), 50.0, ANNA)
     assert cache.leaves.num_kept == share == 6
     put(cache, 21)
     assert evicted(cache) == [11, 12, 21, 13, 14, 15, 16, 17, 18], "the oldest two lost their place"
@@ -111,7 +127,7 @@ def test_a_tenant_keeps_no_more_than_its_share() -> None:
 
 def test_what_is_larger_than_the_share_is_not_kept() -> None:
     cache = cache_of(num_total=4)
-    cache.keep(put(cache, 11, 12, 13), 50.0, ANNA)
+    keep(cache, put(cache, 11, 12, 13), 50.0, ANNA)
     put(cache, 21)
     assert cache.leaves.num_kept == 0
     assert evicted(cache) == [13, 12, 11, 21]
@@ -120,9 +136,9 @@ def test_what_is_larger_than_the_share_is_not_kept() -> None:
 def test_tenants_keep_equal_parts() -> None:
     cache = cache_of(num_total=12)
     for name in range(11, 17):
-        cache.keep(put(cache, name), 50.0, ANNA)
+        keep(cache, put(cache, name), 50.0, ANNA)
     for name in range(21, 27):
-        cache.keep(put(cache, name), 90.0, BERT)
+        keep(cache, put(cache, name), 90.0, BERT)
     assert cache.leaves.num_kept == 6 + 3, "the older ones are kept until room is short"
     assert evicted(cache) == [21, 22, 23, 11, 12, 13, 14, 24, 15, 25, 16, 26]
 
@@ -130,8 +146,8 @@ def test_tenants_keep_equal_parts() -> None:
 def test_the_tenant_that_keeps_most_gives_way_first() -> None:
     cache = cache_of()
     for name in (11, 12, 13):
-        cache.keep(put(cache, name), 50.0, ANNA)
-    cache.keep(put(cache, 21), 90.0, BERT)
+        keep(cache, put(cache, name), 50.0, ANNA)
+    keep(cache, put(cache, 21), 90.0, BERT)
     assert evicted(cache, 2) == [11, 12] and cache.leaves.num_kept == 2
 
 
@@ -140,8 +156,10 @@ def test_a_spent_branch_goes_first_and_its_trunk_stays() -> None:
     put(cache, 31)
     end = put(cache, 11, 12, 13)
     put(cache, 11, 22)
+    put(cache, 41)
+    use(cache, 11)
     cache.spend(end)
-    assert evicted(cache) == [13, 12, 31, 22, 11]
+    assert evicted(cache) == [13, 12, 31, 22, 41, 11]
 
 
 def test_a_branch_that_goes_on_is_not_spent() -> None:
@@ -160,17 +178,17 @@ def test_what_is_gone_is_neither_kept_nor_spent() -> None:
     cache = cache_of()
     end = put(cache, 11)
     assert evicted(cache) == [11]
-    cache.keep(end, 30.0, ANNA)
+    keep(cache, end, 30.0, ANNA)
     cache.spend(end)
     assert cache.leaves.num_kept == 0 and evicted(cache) == []
 
 
 def test_only_pages_that_would_have_been_evicted_count_as_saved() -> None:
     cache = cache_of()
-    cache.keep(put(cache, 11, 12), 30.0, ANNA)
+    keep(cache, put(cache, 11, 12), 30.0, ANNA)
     use(cache, 11, 12)
     assert cache.leaves.num_saved == 0, "nothing was evicted"
-    cache.keep(put(cache, 11, 12), 30.0, ANNA)
+    keep(cache, put(cache, 11, 12), 30.0, ANNA)
     put(cache, 21)
     assert evicted(cache, 1) == [21]
     use(cache, 11, 12)
@@ -183,9 +201,9 @@ def test_the_order_stays_small() -> None:
     cache = cache_of()
     end = put(cache, 11)
     for until in range(10 * HEAP_SLACK):
-        cache.keep(end, float(until), ANNA)
+        keep(cache, end, float(until), ANNA)
         cache.spend(end)
-        cache.keep(end, float(until), ANNA)
+        keep(cache, end, float(until), ANNA)
     leaves = cache.leaves
     assert max(len(leaves._plain), len(leaves._soonest_first)) <= 2 + HEAP_SLACK + 1
     assert evicted(cache) == [11]
@@ -214,7 +232,7 @@ def test_whatever_is_kept_or_spent_every_page_can_be_evicted(seed: int) -> None:
             ends.append(locks.pop(rng.randrange(len(locks))))
             cache.unlock(ends[-1])
         elif what == 2 and ends:
-            cache.keep(rng.choice(ends), cache.leaves.now + rng.random() * 20, rng.randrange(3))
+            keep(cache, rng.choice(ends), cache.leaves.now + rng.random() * 20, rng.randrange(3))
         elif what == 3 and ends:
             cache.spend(rng.choice(ends))
         elif what == 4:

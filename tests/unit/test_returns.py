@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from router.requests import returns as rules
 from router.requests.answered import Answered, AnswerKind
 from router.requests.returns import ASSUMED_S, ENOUGH, LONGEST_S, PATIENCE_S, EndedAnswer, Returns, page_near_end
-from shared.wire.messages import Key
+from shared.wire.messages import Keep, Key
 
 CALLS, AFTER_TOOLS, PLAIN = AnswerKind
 NUMBERS = itertools.count()
@@ -28,8 +28,8 @@ class Site:
         self.returns.came(names, self.now)
         rid = str(next(NUMBERS))
         key = Key("r", 1, rid, 0, 0)
-        self.returns.ended(rid, EndedAnswer(key, ("p@1", "d@1"), page_near_end(names), tenant, self.now))
-        told = self.returns.over(Answered(rid, **answered_fields(answered)))
+        self.returns.ended(rid, EndedAnswer(key, ("p@1", "d@1"), page_near_end(names), tenant, self.now), names)
+        told = self.returns.over(replace(answered or Answered(""), rid=rid))
         assert [(peer, word.key) for peer, word in told] in ([], [("p@1", key), ("d@1", key)])
         return [word.keep_ms / 1000 for _, word in told[:1]]
 
@@ -43,11 +43,6 @@ class Site:
                 self.returns.came([b"more", *names], self.now)
         self.now += PATIENCE_S
         self.returns.came([], self.now)
-
-
-def answered_fields(answered: Answered | None) -> dict[str, object]:
-    one = answered or Answered("")
-    return {"kind": one.kind, "session": one.session, "keep_s": one.keep_s}
 
 
 def prompt(num_pages: int = 5) -> list[bytes]:
@@ -151,7 +146,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site()
     for number in range(20):
         site.turn(prompt(), Answered("", PLAIN, f"session {number}"), tenant=number)
-        site.returns.ended(f"unread {number}", EndedAnswer(Key("r", 1, "x", 0, 0), (), b"x", 0, 0.0))
+        site.returns.ended(f"unread {number}", EndedAnswer(Key("r", 1, "x", 0, 0), (), b"x", 0, 0.0), ())
     parts = site.returns
     assert len(parts._ended) == len(parts._young) == len(parts._waiting) == 4
     site.learn([], PLAIN)
@@ -160,3 +155,55 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_answer_that_nobody_read_is_not_kept() -> None:
     assert Returns().over(Answered("unknown", CALLS)) == []
+
+
+def spent(told: list[tuple[str, Keep]]) -> list[str]:
+    return [word.key.rid for peer, word in told if not word.keep_ms and peer == "d@1"]
+
+
+@dataclass
+class Dialogue:
+    """A client that names its session, unless it shares its name with others."""
+
+    returns: Returns = field(default_factory=Returns)
+    now: float = 0.0
+
+    def turn(
+        self, rid: str, names: list[bytes], kind: AnswerKind = PLAIN, *, begun_s: float = 0.0, is_own: bool = True
+    ) -> list[str]:
+        """Return the earlier answers that nodes shall evict first."""
+        self.now += 1.0
+        self.returns.came(names, self.now)
+        answer = EndedAnswer(
+            Key("r", 1, rid, 0, 0), ("p@1", "d@1"), page_near_end(names), 0, self.now, self.now - begun_s
+        )
+        self.returns.ended(rid, answer, names)
+        return spent(self.returns.over(Answered(rid, kind, "s", names_session=is_own)))
+
+
+def test_of_an_edited_conversation_the_older_branch_goes_first() -> None:
+    site, start, first, edited = Dialogue(), prompt(3), prompt(3), prompt(3)
+    assert site.turn("a", [*first, *start]) == []
+    assert site.turn("b", [*prompt(2), *first, *start]) == [], "it goes on"
+    assert site.turn("c", [*edited, *start]) == ["b"]
+    assert site.turn("d", [*prompt(2), *edited, *start]) == []
+
+
+def test_what_tools_ask_is_no_edit() -> None:
+    site, main = Dialogue(), prompt(6)
+    assert site.turn("main", main, CALLS) == []
+    assert site.turn("tool", prompt(4)) == [], "an agent that the first one called"
+    assert site.turn("again", [*prompt(1), *main], CALLS) == ["tool"], "it has answered"
+    assert site.turn("later", [*prompt(1), *main]) == [], "it goes on"
+
+
+def test_what_is_asked_at_the_same_time_is_no_edit() -> None:
+    site, start = Dialogue(), prompt(6)
+    site.turn("a", [*prompt(2), *start])
+    assert site.turn("b", [*prompt(2), *start], begun_s=5.0) == []
+
+
+def test_a_name_that_others_may_have_tells_no_edit() -> None:
+    site, start = Dialogue(), prompt(6)
+    site.turn("a", [*prompt(2), *start], is_own=False)
+    assert site.turn("b", [*prompt(2), *start], is_own=False) == []
