@@ -27,7 +27,8 @@ from shared.kv.leaf_order import GONE, KeptPath, LeafOrder
 from shared.kv.pages import PageIds
 
 Keys = npt.NDArray[np.int64]
-Listener = Callable[[bytes, bool], None]  # gets a page's identity, and whether the page is cached now
+Added = tuple[bytes, bytes]  # a page's keys, and the identity of the page before it
+Listener = Callable[[bytes, Added | None], None]  # gets the identity of a page that is cached now, or (None) gone
 Firsts = tuple[int, ...]  # the first page of each page group that a step may read; (): 0 in all
 
 
@@ -316,9 +317,9 @@ class PrefixCache:
             child = CachedPage(key, page, node)
             node.children[key] = child
             self._nodes[page] = child
-            node = child
             if self.listener is not None:
-                self.listener(self.identity_of(child), True)
+                self.listener(self.identity_of(child), (key, self.identity_of(node)))
+            node = child
         self._num_evictable += len(ids)
         return node
 
@@ -326,7 +327,7 @@ class PrefixCache:
         parent = node.parent
         assert parent is not None  # the root is never on the heap
         if self.listener is not None:
-            self.listener(self.identity_of(node), False)
+            self.listener(self.identity_of(node), None)
         del parent.children[node.key]
         del self._nodes[node.page]
         self._cold.pop(node, None)

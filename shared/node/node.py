@@ -19,7 +19,7 @@ from shared.core.states import FinishReason, QueueStage
 from shared.core.trace_context import traced
 from shared.model.adapter_bank import bank_of
 from shared.node.adapters import AdapterDesk
-from shared.node.cache_teller import CacheTeller
+from shared.node.cache_teller import CacheTeller, Outsiders
 from shared.node.context import NodeContext
 from shared.node.convert import end_of, requests_of, run_of, scores_of, tokens_of
 from shared.node.departure import Departure
@@ -60,12 +60,12 @@ TAKEN_AT_ONCE = 1024  # Generates after which the router hears at once; a round 
 class Node:
     """`busy`: the next tick is due immediately."""
 
-    def __init__(self, ctx: NodeContext, side: Side) -> None:
+    def __init__(self, ctx: NodeContext, side: Side, outsiders: Outsiders | None = None) -> None:
         self.ctx = ctx
         self.side = side
         self.busy = False
         self.next_heartbeat = 0.0
-        self._teller = CacheTeller(ctx.core.kv, ctx.facts.node_id, ctx.facts.epoch)
+        self._teller = CacheTeller(ctx.core.kv, ctx.facts.node_id, ctx.facts.epoch, outsiders)
         self._watch = StepWatch(ctx.core, ctx.metrics, ctx.clock, ctx.spans)
         self._waiting_since: dict[RequestKey, tuple[Request, float]] = {}
         self._runs: dict[str, list[TokenRun]] = {}

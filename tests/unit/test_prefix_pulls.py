@@ -209,7 +209,7 @@ def test_pages_are_told_of_when_all_were_checked(monkeypatch: pytest.MonkeyPatch
     rig, one = PullPair(transport="shm"), job(2)
     rig.warm(job(1))
     told: list[bool] = []
-    rig.p.ctx.core.kv.cache.listener = lambda identity, is_cached: told.append(is_cached)
+    rig.p.ctx.core.kv.cache.listener = lambda identity, added: told.append(added is not None)
     rig.net.hold = lambda source, target, message: isinstance(message, Ready) and message.first_page == 4
     key = rig.ask(one)
     rig.net.run()
