@@ -1,4 +1,4 @@
-"""Turn a saved request, or a text, into the prompt ids that a router would send to nodes, and compare them."""
+"""Turn a saved request, or a text, into the prompt ids that nodes would get, and compare them."""
 
 from __future__ import annotations
 

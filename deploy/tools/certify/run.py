@@ -73,7 +73,7 @@ def tasks_of(
     speller: Speller | None,
     counts: ReplayCounts,
 ) -> Iterator[ReplayTask]:
-    """Tell and count those that are wrong, or can't be computed."""
+    """Tell and count answers that are wrong, or can't be computed."""
     for name, shown in named:
         try:
             task = task_of(name, shown, prompts, keys)
