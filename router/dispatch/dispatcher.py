@@ -119,7 +119,7 @@ class Dispatcher:
         return OpenRequest(self._journal.new_rid(), new, now + self._within_s(new), pages, expected_answer)
 
     def close(self, rids: Iterable[str], answered: Sequence[Answered], now: float) -> Effects:
-        """Cancel what is open, and tell nodes to keep the pages of conversations that are expected back."""
+        """Cancel open attempts, and tell nodes to keep the pages of conversations that are expected back."""
         effects = self.cancel(rids, now)
         for one in answered:
             effects.sends += self._attempts.returns.over(one)

@@ -78,7 +78,7 @@ def test_who_comes_back_is_not_kept_any_longer() -> None:
     assert evicted(cache) == [21, 12, 11, 31]
 
 
-def test_who_comes_back_with_the_answer_spelled_otherwise_is_back() -> None:
+def test_who_comes_back_with_another_spelling_is_back() -> None:
     cache = cache_of()
     keep(cache, put(cache, 11, 12, 13), 30.0, ANNA, num_prompt=2)
     put(cache, 21)
