@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from deploy.metrics_page import Page, parse_page
+from deploy.metrics_page import Page, Sample, parse_page
 from deploy.tools.prove import truths
 from deploy.tools.prove.asks import Ask, Way, at_once, make_asks, make_fillers, staggered
 from deploy.tools.prove.counters import engine_of, moved_cached, moved_handed_over
@@ -143,7 +143,7 @@ class SentWay:
 
 def read_pages(pages: Sequence[Server]) -> Page | None:
     """Return all servers' metrics as one page; None if one has none."""
-    samples = []
+    samples = list[Sample]()
     for page in pages:
         try:
             status, body = page.get("/metrics")

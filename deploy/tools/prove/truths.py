@@ -64,7 +64,7 @@ def rows_of(groups: Sequence[AskedGroup], partings: Sequence[Parting]) -> list[W
         for way in list(group.answers)[1:]:
             compared = [ask for name, ask, _, _ in group.others() if name == way]
             found = [one for one in partings if one.way == way]
-            equal = {}
+            equal = dict[str, tuple[int, int]]()
             for kind in KINDS:
                 total = sum(ask.kind == kind for ask in compared)
                 equal[kind] = (total - sum(one.kind == kind for one in found), total)
