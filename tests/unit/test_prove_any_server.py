@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,10 +16,13 @@ from deploy import cli
 from deploy.metrics_page import parse_page
 from deploy.tools.prove import asks, truth_run
 from deploy.tools.prove.asks import Ask
-from deploy.tools.prove.counters import engine_of, moved_cached
+from deploy.tools.prove.counters import Moved, engine_of, moved_cached
 from deploy.tools.prove.partings import Parting, part
 from deploy.tools.prove.recorded import RecordedAnswer, TokenScore, read_answer
+from deploy.tools.prove.truths import check_prefixes
+from tests.support.cluster import ROOT
 from tests.support.faulty_openai import AGAIN, CROWD, OTHERWISE, WHOLE, FaultyOpenAI, Lies
+from tests.support.patience import HANG_GUARD_S
 
 
 @pytest.fixture(autouse=True)
@@ -231,3 +236,31 @@ def test_engines_are_told_by_their_metrics() -> None:
     computed = [parse_page(f"llamacpp:prompt_tokens_total {n}\n") for n in (10, 40)]
     ((name, by),) = moved_cached(*computed, 100)
     assert by == 70 and "less llamacpp:prompt_tokens_total" in name
+
+
+@pytest.mark.parametrize(
+    ("told", "risen", "verdict"),
+    [
+        (None, None, "skipped"),
+        (5, None, "ok"),
+        (None, 5, "ok"),
+        (5, 5, "ok"),
+        (5, 0, "failed"),  # usage tells of tokens that the counter has not seen
+        (0, 5, "doubtful"),
+        (0, 0, "doubtful"),  # no cache was used, so the streams prove nothing of it
+        (None, 0, "doubtful"),
+    ],
+)
+def test_caches_by_usage_and_by_counter(told: int | None, risen: int | None, verdict: str) -> None:
+    assert check_prefixes(told, [] if risen is None else [Moved("counter", risen)]).verdict == verdict
+
+
+def test_a_router_s_packages_are_enough() -> None:
+    """People with another engine install only these: docs/is-your-cluster-telling-the-truth.md says so."""
+    absent = "import sys; sys.modules.update(dict.fromkeys(['numpy', 'rich', 'torch', 'numba', 'xxhash', 'gguf']))"
+    with serving(Lies()) as server:
+        program = (
+            f"{absent}; from deploy import cli; sys.exit(cli.main(['prove', '{server.url}', '--max-tokens', '2']))"
+        )
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=HANG_GUARD_S)
+    assert done.returncode == 0 and b"55 of 55 streams are equal" in done.stdout, done.stderr
