@@ -393,8 +393,8 @@ class Returned(Message, frozen=True):
 
 
 AnyMessage = (
-    Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Begun | Scores | Tokens
+    Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Keep | Begun | Scores | Tokens
     | Offer | Grant | Wait | Refuse | Ready | Prebuilt | Installed | Failed | Join | StoreEntry | Take | Broken
     | CacheEvents | CacheReplay | Release | LoadAdapter | RemoveAdapter | Spending | Pull | Lent | Returned
-    | FramesTaken | Keep
+    | FramesTaken
 )  # fmt: skip
