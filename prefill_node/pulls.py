@@ -93,7 +93,7 @@ class Pulls:
         if prefixes.makes_wait(req):
             self._count("under_way")
             return None
-        prefixes.begin(req, pages=slice(first, source.num_pages))
+        prefixes.begin(req, pages=slice(self._first_led(first, source.num_pages), source.num_pages))
         until = now + min(LONGEST_S, source.within_ms / 1000)
         pull = PrefixPull(generate.key, req, peer, self._leases.next(), now, until, first, source.num_pages, keys)
         self.open[pull.lease] = self._by_request[req.key] = pull
@@ -135,6 +135,14 @@ class Pulls:
     def _num_cached(self, keys: TokenIds) -> int:
         kv = self._ctx.core.kv
         return len(kv.cache.find(keys, len(keys)).pages) // kv.num_groups
+
+    def _first_led(self, first: int, num_pages: int) -> int:
+        """Return the first page for which other prompts wait, while pages [first, num_pages) of tokens come.
+
+        A prompt may begin behind each page whose windows are here or come. Where only a window's last pages come, that
+        is the last page alone."""
+        windows_begin = max(self._ctx.core.kv.cache.first_needed(num_pages * self._ctx.core.settings.page_size))
+        return first if windows_begin <= first else num_pages - 1
 
     # ---- the source's answers
 

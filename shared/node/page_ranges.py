@@ -57,8 +57,8 @@ class PageRanges:
         self._count_whole()
 
     def _count_whole(self) -> None:
-        while self.num_whole < self.end and self._arrived[self.num_whole].all():
-            self.num_whole += 1
+        missing = ~self._arrived[self.num_whole :].all(axis=1)
+        self.num_whole += int(missing.argmax()) if missing.any() else len(missing)
 
     def _layers(self, part: Part) -> slice:
         num_layers = self._claimed.shape[1]

@@ -161,3 +161,37 @@ def test_a_pull_into_page_groups_takes_what_it_brings() -> None:
     rig.net.at(1.1)
     rig.finish(key, one)
     assert rig.count("pull.late") == 1
+
+
+@pytest.mark.parametrize(("tokens", "num_followers"), [(60, 0), (83, 1)])
+def test_only_a_prompt_with_the_whole_prefix_waits(tokens: int, num_followers: int) -> None:
+    """A pull brings the last window alone: what leaves the prompt before could not begin with these pages."""
+    rig = WindowedPair("whole below")
+    rig.warm(rig.job(1))
+    rig.net.hold = lambda source, target, message: isinstance(message, Ready)
+    one, other = rig.job(2), rig.job(3, tokens)
+    keys = [rig.ask(one, rig.source(one, ASKED)), rig.net.generate(rig.p, other)]
+    rig.net.run()
+    assert [key in rig.net.router.ends for key in keys] == [False, not num_followers]
+    rig.net.hold = lambda source, target, message: False
+    rig.net.release_held()
+    rig.finish(keys[0], one)
+    rig.finish(keys[1], other)
+    assert rig.num_computed == 20 + tokens - num_followers * ASKED * PAGE
+
+
+def test_a_prompt_waits_for_a_part_that_is_all_there() -> None:
+    """Windows that begin before the pulled pages are cached here: prompts may begin behind each page."""
+    rig = WindowedPair("whole below")
+    rig.warm(rig.job(1))
+    rig.net.run_until_ended([rig.net.generate(rig.p, rig.job(4, 65))])
+    rig.net.hold = lambda source, target, message: isinstance(message, Ready)
+    one, other = rig.job(2), rig.job(3, 77)
+    keys = [rig.ask(one, rig.source(one, ASKED)), rig.net.generate(rig.p, other)]
+    rig.net.run()
+    assert not any(rig.net.router.ends[key] for key in keys)
+    rig.net.hold = lambda source, target, message: False
+    rig.net.release_held()
+    rig.finish(keys[0], one)
+    rig.finish(keys[1], other)
+    assert rig.num_computed == 65 + 20 + 77 - 76
