@@ -101,21 +101,18 @@ def make_attend(form: AttendForm, num_kv_heads: int = 0, scale: float = 0.0) -> 
     """Compile the task. Pages before the window are never read: they may have been reused.
 
     `num_kv_heads` is 0 if pages hold one token after another (attend_places.side_at). The task's words then have this
-    number, the factor of scores and the number of unread keys; and if the form has them, the softcap and the address of
-    sinks (heads,) float32.
+    number, the factor of scores, unread keys, and what the form has of softcap and sinks (heads,) float32.
     """
-    group, key_size, value_size, is_half = form[:4]
+    group, key_size, value_size, is_half, _, is_capped, has_sinks = form
     lanes, items, size = block_lanes(key_size), int(form.items), max(key_size, value_size)
     key_bytes, value_bytes = (own * form.items.num_bytes for own in (key_size, value_size))
     number_bytes, out_bytes = number_bytes_of(form.items), value_size * (2 if is_half else 4)
     group_bytes, by_token = group * key_size * number_bytes, num_kv_heads == 0
-    is_capped, has_sinks = form.is_capped, form.has_sinks
 
     def attend(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
         stride = step[SCORE_BYTES]
-        memory = step[SCRATCH] + worker * step[SCRATCH_BYTES]
-        room = room_at(memory, step[RUN_TOKENS], group, size, lanes)
+        room = room_at(step[SCRATCH] + worker * step[SCRATCH_BYTES], step[RUN_TOKENS], group, size, lanes)
         heads = words[NUM_KV_HEADS] if by_token else num_kv_heads
         factor = float_of(_u32(words[SCALE])) if by_token else _f32(scale)
         num_unread = words[NUM_UNREAD] if by_token else 0
