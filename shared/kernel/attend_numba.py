@@ -101,14 +101,13 @@ def make_attend(form: AttendForm, num_kv_heads: int = 0, scale: float = 0.0) -> 
     """Compile the task. Pages before the window are never read: they may have been reused.
 
     `num_kv_heads` is 0 if pages hold one token after another (attend_places.side_at). The task's words then have this
-    number, the factor of scores and the number of unread keys; and if the form has them, the softcap and the address of
-    sinks (heads,) float32.
+    number, the factor of scores, unread keys, and what the form has of softcap and sinks (heads,) float32.
     """
     group, key_size, value_size, is_half, _, is_capped, has_sinks = form
     lanes, items, size = block_lanes(key_size), int(form.items), max(key_size, value_size)
     key_bytes, value_bytes = (own * form.items.num_bytes for own in (key_size, value_size))
     number_bytes, out_bytes = number_bytes_of(form.items), value_size * (2 if is_half else 4)
-    group_bytes, row_bytes, by_token = group * key_size * number_bytes, group * value_size * 4, num_kv_heads == 0
+    group_bytes, by_token = group * key_size * number_bytes, num_kv_heads == 0
 
     def attend(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
@@ -151,7 +150,8 @@ def make_attend(form: AttendForm, num_kv_heads: int = 0, scale: float = 0.0) -> 
                 for i in range(run.length):
                     oldest = oldest_of(run.num_keys + i, run.window, run.num_unread)
                     weights = room.scores + i * group * stride + (start - oldest) * number_bytes
-                    sum_block(group, value_size, items, True, weights, stride, room.block, 0, room.sums + i * row_bytes)
+                    sums = room.sums + i * group * value_size * 4
+                    sum_block(group, value_size, items, True, weights, stride, room.block, 0, sums)
             _sum_own(group, value_size, items, number_bytes, lanes, step, run, room, values, False)
             out, row = words[OUT] + (run.first * heads + head) * group * out_bytes, heads * group * out_bytes
             store_run(run, room.sums, room.tops, lanes * 4, out, row, group, value_size, is_half)

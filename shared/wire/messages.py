@@ -355,7 +355,7 @@ class Failed(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """A prefill node asks another prefill node for a prompt's cached pages [first_page, num_pages) of all groups."""
+    """A prefill node asks another prefill node for a prompt's cached pages [first_page, num_pages) in all groups."""
 
     key: Key
     lease: Unsigned  # the asking node's number for this pull, never reused
