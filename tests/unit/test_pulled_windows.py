@@ -10,7 +10,7 @@ import pytest
 
 from shared.kv.group_cache import by_group
 from shared.model.hashlm.layer import STATE
-from shared.wire.messages import Lent, Ready
+from shared.wire.messages import Hello, Lent, Ready
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.prefix_pulls import PullPair, job
 
@@ -195,3 +195,11 @@ def test_a_prompt_waits_for_a_part_that_is_all_there() -> None:
     rig.finish(keys[0], one)
     rig.finish(keys[1], other)
     assert rig.num_computed == 65 + 20 + 77 - 76
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_node_says_whether_its_told_pages_have_a_window(name: str) -> None:
+    """Routers hear of the first group's pages alone, and search those of a whole group in few steps."""
+    rig = WindowedPair(name)
+    (told,) = [message for message in rig.said(Hello, rig.s) if isinstance(message, Hello)]
+    assert told.has_window is (by_group(rig.s.ctx.core.kv.cache)[0].windows != (0,)) is (name != "whole below")
