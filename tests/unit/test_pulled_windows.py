@@ -156,8 +156,9 @@ def test_a_pull_into_page_groups_takes_what_it_brings() -> None:
     free = rig.p.ctx.core.kv.num_available
     rig.net.run()
     (pull,) = rig.asker.pulls.open.values()
-    assert pull.num_wanted == free - rig.p.ctx.core.kv.num_available == sum(rig.needed)
-    assert np.count_nonzero(rig.p.ctx.core.kv.rows.pages_of(pull.row)) == pull.num_wanted
+    assert pull.ranges is not None
+    assert pull.ranges.num_wanted == free - rig.p.ctx.core.kv.num_available == sum(rig.needed)
+    assert np.count_nonzero(rig.p.ctx.core.kv.rows.pages_of(pull.row)) == pull.ranges.num_wanted
     rig.net.at(1.1)
     rig.finish(key, one)
     assert rig.count("pull.late") == 1
