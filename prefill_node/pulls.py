@@ -38,9 +38,9 @@ NO_COST = ("ended", "lost")  # outcomes that do not show a pull's cost: their ti
 
 @dataclass(slots=True, eq=False)
 class PrefixPull:
-    """Pulls pages [first, num_pages) of a prompt's tokens: `num_wanted` pages of all page groups together.
+    """Pulls pages [first, num_pages) of a prompt's tokens, in all page groups.
 
-    `keys`: the keys of all `num_pages` pages. `row`, `ranges`, `num_wanted`: 0 or None until the source lends pages."""
+    `keys`: the keys of all `num_pages` pages. `row`, `ranges`: 0 and None until the source lends pages."""
 
     key: Key
     request: Request
@@ -54,7 +54,6 @@ class PrefixPull:
     transport: str = ""
     row: int = 0
     ranges: PageRanges | None = None
-    num_wanted: int = 0
     num_pulling: int = 0
 
 
@@ -175,7 +174,6 @@ class Pulls:
         num_groups = self._ctx.core.kv.num_groups
         pages = self._ctx.core.pages_of(row)[: pull.num_pages * num_groups]
         pull.ranges = PageRanges(pages, pull.first * num_groups)
-        pull.num_wanted = self._ctx.core.queues.budget.num_pulled(pull.first, pull.num_pages)
 
     def _reserve(self, pull: PrefixPull, num_pages: int) -> int | None:
         """Reserve a row, and memory that no waiting prompt and no running row needs. Return None if too little is
@@ -185,7 +183,7 @@ class Pulls:
         if waiting and kv.rows.num_free <= len(waiting) + 1:
             return None
         pulls = [*self.open.values(), *(pull for pull, _ in self.copies.held)]
-        pinned = sum(other.num_wanted for other in pulls)
+        pinned = sum(other.ranges.num_wanted for other in pulls if other.ranges is not None)
         if pinned + core.queues.budget.num_pulled(pull.first, num_pages) > MOST_PINNED * kv.allocator.num_total:
             return None
         keep_free = core.scheduler.capacity.wanted()
@@ -218,18 +216,18 @@ class Pulls:
             assert pull.ranges is not None
             pull.ranges.arrived(ready.first_page, len(ready.pages))
             if pull.ranges.complete:
-                self._complete(pull, now)
+                self._complete(pull, pull.ranges.num_wanted, now)
         for pull in [pull for pull in self.open.values() if pull.until <= now]:
             self._shun(pull.source, now)
             self._give_up(pull, "late", "computing is faster now", now)
         self.copies.free_held()
 
-    def _complete(self, pull: PrefixPull, now: float) -> None:
-        """Put the pages into the prefix cache, where the pull's request finds them."""
+    def _complete(self, pull: PrefixPull, num_pulled: int, now: float) -> None:
+        """Put the pages into the prefix cache, where the pull's request finds them. `num_pulled`: of all groups."""
         core = self._ctx.core
         core.kv.insert_prefix(pull.row, pull.keys, pull.num_pages * core.settings.page_size)
         core.queues.budget.release_held(pull.row)
-        self._ctx.metrics.count("pulled_pages", pull.num_wanted)
+        self._ctx.metrics.count("pulled_pages", num_pulled)
         self._ctx.metrics.count("pulled_tokens", (pull.num_pages - pull.first) * core.settings.page_size)
         self._over(pull, "pulled", now)
         self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))

@@ -25,7 +25,9 @@ class PageRanges:
         self._expected = np.flatnonzero(pages)
         # [page, layer]. The last layer's entry also covers the planes that follow the layers in the page.
         self._claimed = np.ones((self.end, num_layers), np.bool_)
-        self._claimed[self._expected[self._expected >= first]] = False
+        wanted = self._expected[self._expected >= first]
+        self.num_wanted = len(wanted)  # how many pages come
+        self._claimed[wanted] = False
         self._arrived = self._claimed.copy()
         self.num_whole = 0  # how many pages, from the first one on, are here with all layers
         self._count_whole()
@@ -57,8 +59,8 @@ class PageRanges:
         self._count_whole()
 
     def _count_whole(self) -> None:
-        missing = ~self._arrived[self.num_whole :].all(axis=1)
-        self.num_whole += int(missing.argmax()) if missing.any() else len(missing)
+        missing = np.flatnonzero(~self._arrived[self.num_whole :].all(axis=1))
+        self.num_whole = self.num_whole + int(missing[0]) if len(missing) else self.end
 
     def _layers(self, part: Part) -> slice:
         num_layers = self._claimed.shape[1]

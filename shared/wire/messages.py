@@ -79,7 +79,7 @@ class Hello(Message, frozen=True):
     connection: Count  # this connection's number at the router; a repeated Hello has the same number
     adapters: Annotated[list[Adapter], Meta(max_length=MAX_NAMES)]
     key_lookahead: Count = 0  # 1: a token's key also covers the next token (core/page_identity.py)
-    has_window: bool = False  # the cache drops early pages, and keeps later pages of the same prefix
+    has_window: bool = False  # of the pages that CacheEvents tell, early ones go, and later ones of a prefix stay
     weights: Weights | None = None  # None for models without files
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from shared.kv.group_cache import by_group
 from shared.model.hashlm.layer import STATE
-from shared.wire.messages import Lent, Ready
+from shared.wire.messages import Hello, Lent, Ready
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.prefix_pulls import PullPair, job
 
@@ -156,8 +156,9 @@ def test_a_pull_into_page_groups_takes_what_it_brings() -> None:
     free = rig.p.ctx.core.kv.num_available
     rig.net.run()
     (pull,) = rig.asker.pulls.open.values()
-    assert pull.num_wanted == free - rig.p.ctx.core.kv.num_available == sum(rig.needed)
-    assert np.count_nonzero(rig.p.ctx.core.kv.rows.pages_of(pull.row)) == pull.num_wanted
+    assert pull.ranges is not None
+    assert pull.ranges.num_wanted == free - rig.p.ctx.core.kv.num_available == sum(rig.needed)
+    assert np.count_nonzero(rig.p.ctx.core.kv.rows.pages_of(pull.row)) == pull.ranges.num_wanted
     rig.net.at(1.1)
     rig.finish(key, one)
     assert rig.count("pull.late") == 1
@@ -195,3 +196,11 @@ def test_a_prompt_waits_for_a_part_that_is_all_there() -> None:
     rig.finish(keys[0], one)
     rig.finish(keys[1], other)
     assert rig.num_computed == 65 + 20 + 77 - 76
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_node_says_whether_its_told_pages_have_a_window(name: str) -> None:
+    """Routers hear of the first group's pages alone, and search those of a whole group in few steps."""
+    rig = WindowedPair(name)
+    (told,) = [message for message in rig.said(Hello, rig.s) if isinstance(message, Hello)]
+    assert told.has_window is (by_group(rig.s.ctx.core.kv.cache)[0].windows != (0,)) is (name != "whole below")
