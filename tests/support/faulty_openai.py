@@ -11,7 +11,7 @@ import math
 import threading
 import zlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -32,6 +32,7 @@ class Lies:
     longer_prompt_at: int | None = None
     cached: int | None = None  # told instead of the truth
     hides_best: bool = False  # the chosen token is never the most likely one
+    penalises: bool = False  # repeated tokens, unless the request says not to: then the best one is not chosen
     sums: bool = False  # probabilities add up to more than 1
     counter_moves: bool = True
     hands_over: bool = True
@@ -161,6 +162,8 @@ class FaultyHandler(BaseHTTPRequestHandler):
         self, body: dict[str, Any], tokens: list[str], times: int, finish: str | None, first: int = 0
     ) -> dict[str, Any]:
         lies, kind = self.server.lies, {"is_greedy": not body["temperature"]}
+        if lies.penalises and body.get("repetition_penalty") != 1.0:
+            lies = replace(lies, hides_best=True)
         text = "".join(tokens)
         is_chat = "messages" in body
         said = ({"delta" if body.get("stream") else "message": {"content": text}}) if is_chat else {"text": text}

@@ -76,15 +76,16 @@ def has_counter(page: Page, name: str) -> bool:
     return bool(name) and any(sample.name == name for sample in page.samples)
 
 
-def moved_cached(before: Page | None, after: Page | None, prompt_tokens: int) -> list[Moved]:
-    """Return how many prompt tokens came from caches, by each counter. `prompt_tokens`: of all requests between."""
+def moved_cached(before: Page | None, after: Page | None, prompt_tokens: int | None) -> list[Moved]:
+    """Return how many prompt tokens came from caches, by each counter. `prompt_tokens`: of all requests between, if
+    known."""
     found = list[Moved]()
     if before is None or after is None:
         return found
     for one in ENGINES:
         if has_counter(after, one.cached):
             found.append(Moved(one.mark(one.cached), after.total(one.cached) - before.total(one.cached)))
-        if has_counter(after, one.computed):
+        if prompt_tokens is not None and has_counter(after, one.computed):
             computed = after.total(one.computed) - before.total(one.computed)
             found.append(Moved(f"prompt tokens less {one.mark(one.computed)}", prompt_tokens - computed))
     return found

@@ -63,6 +63,8 @@ def part(way: str, ask: Ask, wanted: RecordedAnswer, got: RecordedAnswer, noise:
         ends_alike = wanted.finish == got.finish and wanted.text == got.text
         if position is None or (ends_alike and position == min(len(first), len(second))):
             continue  # one of the two may show the token that ends the answer
+        if unit == "token" and len(first) != len(second) and wanted.thoughts and all_said(wanted) == all_said(got):
+            continue  # streams of some servers hide the tokens around the thoughts
         around = slice(position, position + shown)
         has_scores = unit == "token" and scored(wanted) and scored(got)
         margin, below, why = judge(ask, wanted, got, position, noise) if has_scores else (None, False, UNKNOWN)
@@ -81,6 +83,10 @@ def tokens_of(answer: RecordedAnswer) -> tuple[str, ...]:
     return tuple(one.token for one in answer.scores)
 
 
+def all_said(answer: RecordedAnswer) -> tuple[str, str, str]:
+    return answer.thoughts, answer.text, answer.finish
+
+
 def scored(answer: RecordedAnswer) -> bool:
     """Return whether each shown token has a log-probability, so that positions agree."""
     return bool(answer.scores) and (not answer.ids or len(answer.ids) == len(answer.scores))
@@ -95,10 +101,13 @@ def judge(
 ) -> tuple[float | None, bool, str]:
     """Return (margin, whether it is below the noise, why), from the scores of both at `position`."""
     if ask.fields.get("temperature") == 0.0:
-        margin, is_exact = margin_between(wanted.scores, got.scores, position)
-        if margin is None:
+        views = ((wanted.scores, got.scores), (got.scores, wanted.scores))
+        found = [margin_between(*view, position) for view in views]
+        margins = [(one, is_exact) for one, is_exact in found if one is not None]
+        if not margins:
             return None, False, UNKNOWN
-        below = margin <= noise and is_exact
+        margin, is_exact = max(margins)  # a near tie is one for both
+        below = margin <= noise and any(one[1] for one in margins)
         verdict = f"below the noise of {noise:g}" if below else f"above the noise of {noise:g}"
         return margin, below, f"there the two are {'' if is_exact else 'more than '}{margin:.4f} apart: {verdict}"
     moved = max(max_move(wanted.scores[:position], got.scores[:position]), moved_at(wanted, got, position))
@@ -111,7 +120,7 @@ def judge(
 
 
 def margin_between(wanted: Sequence[TokenScore], got: Sequence[TokenScore], position: int) -> tuple[float | None, bool]:
-    """Return (the two tokens' margin by the first stream's scores, True), or (a lower bound of it, False).
+    """Return (the two tokens' margin by the scores of `wanted`, True), or (a lower bound of it, False).
 
     If one stream ended there, its last token's text is unknown: the margin is that of the best two of the other.
     """

@@ -61,13 +61,15 @@ def read_answer(parts: Iterable[Mapping[str, Any]]) -> RecordedAnswer:
             if part.get("usage"):
                 usage = usage_of(part["usage"])
             for choice in part.get("choices") or ():
+                if choice.get("index"):
+                    continue
                 said = choice.get("delta") or choice.get("message") or {}
                 text += said.get("content") or choice.get("text") or ""
                 thoughts += said.get("reasoning_content") or said.get("reasoning") or ""
                 ids += choice.get("token_ids") or ()
                 scores += scores_of(choice.get("logprobs") or {})
                 finish = choice.get("finish_reason") or finish
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         return RecordedAnswer(error=f"not OpenAI's form: {error!r}", status=500)
     if not finish:
         return RecordedAnswer(error="the answer has no finish_reason: it broke off", status=500)

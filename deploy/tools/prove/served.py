@@ -6,18 +6,21 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPResponse
 from typing import Any
 
 from deploy.router_http import UNREACHABLE, RouterHttp, error_message
+from deploy.tools.certify.shown_files import printable
 from deploy.tools.prove.asks import Ask, Way, limit_of
 from deploy.tools.prove.recorded import RecordedAnswer, read_answer
 from deploy.tools.traffic.sse import DONE, Splitter
 from shared.core.errors import ConfigError
 
-TIMEOUT_S = 600.0
+TIMEOUT_S = 600.0  # of a whole answer, however its bytes come
+MOST_LOST = 3
+MAX_BYTES = 1 << 26  # of a whole answer
+LOST = RecordedAnswer(error="no answer", status=0)
 READ_BYTES = 1 << 16
 MAX_SHOWN = 200
 TOP = 5  # most likely tokens asked for: as many as every engine gives
@@ -26,6 +29,7 @@ PROBE = Ask("probe", "greedy", "Say yes.", {"temperature": 0.0})
 PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}
 LOGPROBS: dict[bool, dict[str, Any]] = {True: {"logprobs": True, "top_logprobs": TOP}, False: {"logprobs": TOP}}
 IDS = {"return_token_ids": True}
+NEUTRAL = {"repetition_penalty": 1.0}  # some engines take another one from the model's files
 USAGE = {"stream_options": {"include_usage": True}}
 
 
@@ -40,12 +44,13 @@ class Offers:
 
 
 class AnyServer:
-    """`prompt_tokens`: of all answered requests so far, by usage."""
+    """`prompt_tokens`: of all answered requests so far, by usage; None if an answer did not tell it."""
 
     def __init__(self, http: RouterHttp, model: str, max_tokens: int) -> None:
         self._http, self._model, self._max_tokens = http, model, max_tokens
         self._lock = threading.Lock()
-        self.prompt_tokens = 0
+        self.prompt_tokens: int | None = 0
+        self._num_lost = 0
         self.offers = Offers(True)
 
     def find_offers(self) -> None:
@@ -66,6 +71,7 @@ class AnyServer:
             why = self._why_not(Offers(is_chat, extra | fields), is_shown)
             extra |= {} if why else fields
             refused |= {name: why} if why else {}
+        extra |= {} if self._probe(Offers(is_chat, extra | NEUTRAL)).error else NEUTRAL
         why = self._why_not(Offers(is_chat, extra, USAGE), lambda answer: answer.usage is not None, streams=True)
         streamed |= {} if why else USAGE
         refused |= {"usage in streams": why} if why else {}
@@ -83,14 +89,29 @@ class AnyServer:
 
         def one(ask: Ask, after: float = 0.0) -> RecordedAnswer:
             time.sleep(after)
+            if self._num_lost >= MOST_LOST:
+                return replace(LOST, error=f"not sent: {MOST_LOST} requests had no answer within {TIMEOUT_S:g} s")
             answer = self._send(ask, self.offers, limit_of(ask, self._max_tokens), streams=way.streamed)
             told()
             return answer
 
         if way.offsets is None:
             return [one(ask) for ask in asks]
-        with ThreadPoolExecutor(len(asks)) as pool:
-            return list(pool.map(one, asks, way.offsets))
+        answers = [LOST] * len(asks)
+
+        def keep(place: int, ask: Ask, after: float) -> None:
+            answers[place] = one(ask, after)
+
+        # daemons, which Ctrl-C does not wait for
+        threads = [
+            threading.Thread(target=keep, args=(place, *each), daemon=True)
+            for place, each in enumerate(zip(asks, way.offsets, strict=True))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return answers
 
     def _send(self, ask: Ask, offers: Offers, limit: int, *, streams: bool) -> RecordedAnswer:
         prompt = {"messages": [{"role": "user", "content": ask.prompt}]} if offers.is_chat else {"prompt": ask.prompt}
@@ -98,18 +119,23 @@ class AnyServer:
         body |= {"stream": True, **offers.streamed} if streams else {}
         answer = self._post_body(PATHS[offers.is_chat], body, streams=streams)
         with self._lock:
-            self.prompt_tokens += answer.usage.prompt if answer.usage else 0
-        return answer
+            if answer.usage is not None and self.prompt_tokens is not None:
+                self.prompt_tokens += answer.usage.prompt
+            elif not answer.error:
+                self.prompt_tokens = None
+        return replace(answer, error=printable(answer.error))
 
     def _post_body(self, path: str, body: dict[str, Any], *, streams: bool) -> RecordedAnswer:
         try:
             with self._http.opened("POST", path, body, TIMEOUT_S) as reply:
                 if reply.status != 200:
-                    return refusal(reply.status, reply.read())
-                return read_answer(chunks(reply)) if streams else read_answer([json.loads(reply.read())])
+                    return refusal(reply.status, b"".join(pieces(reply)))
+                return read_answer(chunks(reply) if streams else [json.loads(b"".join(pieces(reply)))])
         except UNREACHABLE as error:
-            return RecordedAnswer(error=f"no answer: {error}", status=0)
-        except ValueError as error:
+            with self._lock:
+                self._num_lost += isinstance(error, TimeoutError)
+            return replace(LOST, error=f"no answer: {error}")
+        except (ValueError, RecursionError) as error:
             return RecordedAnswer(error=f"not JSON: {error}", status=500)
 
 
@@ -120,7 +146,19 @@ def refusal(status: int, body: bytes) -> RecordedAnswer:
 
 def chunks(reply: HTTPResponse) -> Iterator[dict[str, Any]]:
     splitter = Splitter()
-    while data := reply.read1(READ_BYTES):
+    for data in pieces(reply):
         for event in splitter.feed_bytes(data):
             if event != DONE:
                 yield json.loads(event)
+
+
+def pieces(reply: HTTPResponse) -> Iterator[bytes]:
+    """Raise TimeoutError for an answer that takes too long, and ValueError for one that is too large."""
+    begun, size = time.monotonic(), 0
+    while data := reply.read1(READ_BYTES):
+        size += len(data)
+        if size > MAX_BYTES:
+            raise ValueError(f"the answer is larger than {MAX_BYTES} bytes")
+        if time.monotonic() - begun > TIMEOUT_S:
+            raise TimeoutError(f"it had no end after {TIMEOUT_S:g} s")
+        yield data

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from deploy.metrics_page import Page, Sample, parse_page
+from deploy.tools.certify.shown_files import printable
 from deploy.tools.prove import truths
 from deploy.tools.prove.asks import Ask, Way, at_once, make_asks, make_fillers, staggered
 from deploy.tools.prove.counters import engine_of, moved_cached, moved_handed_over
@@ -43,9 +44,9 @@ class ProvedServer:
 def prove_server(proved: ProvedServer, asked: AnyServer, dtype: str, max_tokens: int, salt: str) -> TruthReport:
     salt = salt or secrets.token_hex(3)
     begun = datetime.now(UTC).isoformat(timespec="seconds")
+    before = read_pages(proved.pages)  # `prompt_tokens` also counts what finds the offers
     asked.find_offers()
     refused = dict(asked.offers.refused)
-    before = read_pages(proved.pages)
     groups = run_ways(asked, salt, refused)
     cached, handed_over = [], []
     if before is not None:
@@ -71,7 +72,7 @@ def prove_server(proved: ProvedServer, asked: AnyServer, dtype: str, max_tokens:
     return TruthReport(
         server=str(proved.server.url),
         engine=named(proved, before),
-        model=proved.model,
+        model=printable(proved.model),
         begun=begun,
         command=shlex.join(["baton", *sys.argv[1:]]),
         salt=salt,
@@ -162,7 +163,7 @@ def named(proved: ProvedServer, page: Page | None) -> str:
         try:
             status, body = proved.server.get(path)
             if status == 200 and (version := json.loads(body).get(key)):
-                return f"{engine} {version}"
-        except (ConfigError, ValueError, AttributeError):
+                return printable(f"{engine} {version}")
+        except (ConfigError, ValueError, AttributeError, RecursionError):
             continue
-    return engine
+    return printable(engine)

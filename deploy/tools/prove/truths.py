@@ -9,15 +9,16 @@ from dataclasses import dataclass
 
 from deploy.tools.prove.asks import KINDS, SEEDED_ONE, SEEDED_OTHER, Ask, limit_of, valid_day
 from deploy.tools.prove.counters import Moved
-from deploy.tools.prove.partings import Parting, max_move, part
+from deploy.tools.prove.partings import Parting, all_said, max_move, part
 from deploy.tools.prove.recorded import RecordedAnswer, TokenScore
 from deploy.tools.traffic.check import Check
 
 MOST_DETAILS = 5
+TOO_MANY = 429
 ROUNDED = 1e-4  # servers print log-probabilities with a few digits
 SUM_SLACK = 1e-3
 NOT_OFFERED = "not offered: {why}"
-BROKEN = "\ufffd"  # stands for bytes that are not a whole character: several tokens may have this text
+BROKEN = "\ufffd"  # stands for bytes that are no whole character, as "" does: several tokens may have such a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ def check_replies(groups: Sequence[AskedGroup]) -> Check:
     if not failed:
         return Check("answers", "ok", f"all {len(asked)} requests were answered to their end")
     details = tuple(f"{way}: {ask.name!r}: {answer.error}" for way, ask, answer in failed[:MOST_DETAILS])
+    if all(answer.status == TOO_MANY for _, _, answer in failed):
+        return Check("answers", "doubtful", f"{len(failed)} of {len(asked)} requests were one too many", details)
     return Check("answers", "failed", f"{len(failed)} of {len(asked)} requests failed", details)
 
 
@@ -104,7 +107,7 @@ def check_seeds(group: AskedGroup) -> Check:
     by_name = {ask.name: answer for ask, answer in zip(group.asks, group.reference, strict=True) if not answer.error}
     if SEEDED_ONE not in by_name or SEEDED_OTHER not in by_name:
         return Check("seeds", "skipped", NOT_OFFERED.format(why="seeded requests were refused"))
-    if by_name[SEEDED_ONE].text != by_name[SEEDED_OTHER].text:
+    if all_said(by_name[SEEDED_ONE]) != all_said(by_name[SEEDED_OTHER]):
         return Check("seeds", "ok", "another seed draws another stream")
     return Check("seeds", "doubtful", "two seeds drew the same stream: is the temperature heeded?")
 
@@ -133,7 +136,7 @@ def misfit(answer: RecordedAnswer) -> str:
     try:
         value = json.loads(answer.text)
     except ValueError:
-        is_begun = answer.finish == "length" and answer.text.lstrip().startswith("{")
+        is_begun = answer.finish == "length" and answer.text.lstrip()[:1] in ("", "{")  # or in its thoughts
         return "" if is_begun else f"not JSON: {answer.text[:60]!r}"
     return "" if valid_day(value) else f"not the schema's: {answer.text[:120]!r}"
 
@@ -165,13 +168,14 @@ def untrue_scores(ask: Ask, answer: RecordedAnswer) -> str:
 
 
 def untrue_score(one: TokenScore, *, is_greedy: bool) -> str:
-    if one.logprob > ROUNDED:
-        return f"a log-probability of {one.logprob:.4f} is above 0"
+    wrong = next((value for value in (one.logprob, *one.top.values()) if not value <= ROUNDED), None)
+    if wrong is not None:
+        return f"a log-probability is {wrong:.4f}, which is not 0 or below"
     total = sum(map(math.exp, one.top.values()))
     if total > 1 + SUM_SLACK:
         return f"the probabilities of the most likely tokens add up to {total:.4f}"
     told = one.top.get(one.token)
-    if told is not None and BROKEN not in one.token and abs(told - one.logprob) > ROUNDED:
+    if told is not None and one.token and BROKEN not in one.token and abs(told - one.logprob) > ROUNDED:
         return f"it has {one.logprob:.4f} as the chosen token and {told:.4f} among the most likely ones"
     best = max(one.top, key=lambda token: one.top[token], default=None)
     if is_greedy and best is not None and one.top[best] > one.logprob + ROUNDED:
@@ -242,7 +246,8 @@ def untrue_usage(answer: RecordedAnswer, wanted: RecordedAnswer, limit: int) -> 
     if wanted.usage is not None and usage.prompt != wanted.usage.prompt:
         return f"{usage.prompt} prompt tokens, and {wanted.usage.prompt} for the same prompt before"
     hidden = 1 if answer.finish == "stop" else 0  # the token that ends an answer has no text
-    if answer.num_shown and not answer.num_shown <= usage.completion <= answer.num_shown + hidden:
+    most = usage.completion if answer.thoughts else answer.num_shown + hidden  # nor have those around thoughts
+    if answer.num_shown and not answer.num_shown <= usage.completion <= most:
         return f"completion_tokens is {usage.completion}, but {answer.num_shown} tokens were shown"
     if answer.finish == "length" and usage.completion != limit:
         return f"completion_tokens is {usage.completion} of an answer that was cut off at {limit}"
@@ -263,7 +268,9 @@ def check_prefixes(told: int | None, moved: Sequence[Moved]) -> Check:
     highest = max((one.by for one in moved), default=None)
     if told is None and highest is None:
         return Check("prefixes", "skipped", NOT_OFFERED.format(why=text))
-    if told and highest is not None and highest <= 0:
+    if highest is not None and highest < 0:
+        return Check("prefixes", "doubtful", f"{text}: a counter fell, so it is of another server, or of a new one")
+    if told and highest == 0:
         return Check("prefixes", "failed", text)
     if told == 0 and highest is not None and highest > 0:
         return Check("prefixes", "doubtful", text)
