@@ -18,7 +18,7 @@ TOO_MANY = 429
 ROUNDED = 1e-4  # servers print log-probabilities with a few digits
 SUM_SLACK = 1e-3
 NOT_OFFERED = "not offered: {why}"
-BROKEN = "\ufffd"  # stands for bytes that are no whole character, as "" does: several tokens may have such a text
+BROKEN = "\ufffd"  # stands for bytes that are not a whole character, as "" does: several tokens may have such a text
 
 
 @dataclass(frozen=True, slots=True)
