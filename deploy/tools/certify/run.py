@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.hub.local_model import local_path
+from deploy.router_http import printable
 from deploy.tools.certify.progress import ReplayCounts, watching
 from deploy.tools.certify.prompt_file import GivenPrompts, prompts_in
 from deploy.tools.certify.settings import ReplayConfig
-from deploy.tools.certify.shown_files import printable, read_shown
+from deploy.tools.certify.shown_files import read_shown
 from deploy.tools.certify.shown_text import Speller
 from router.certify.record import BadCertificate, ShownAnswer
 from router.certify.signing import read_public, read_record, verified

@@ -148,8 +148,3 @@ def objects_of(text: str) -> Iterator[Any]:
                 yield json.loads(line)
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from None
-
-
-def printable(text: str) -> str:
-    """Escape what moves a terminal's cursor or ends a line: a forger chooses the words of a wrong certificate."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from http.client import HTTPResponse
 from typing import Any
 
-from deploy.router_http import UNREACHABLE, RouterHttp, error_message
-from deploy.tools.certify.shown_files import printable
+from deploy.router_http import UNREACHABLE, RouterHttp, error_message, printable
 from deploy.tools.prove.asks import Ask, Way, limit_of
 from deploy.tools.prove.recorded import RecordedAnswer, read_answer
 from deploy.tools.traffic.sse import DONE, Splitter

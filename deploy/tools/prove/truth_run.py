@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from deploy.metrics_page import Page, Sample, parse_page
-from deploy.tools.certify.shown_files import printable
+from deploy.router_http import printable
 from deploy.tools.prove import truths
 from deploy.tools.prove.asks import Ask, Way, at_once, make_asks, make_fillers, staggered
 from deploy.tools.prove.counters import engine_of, moved_cached, moved_handed_over
