@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 from router.requests.returns import ASSUMED_S
+from shared.wire.messages import Keep
 from tests.support.patience import HANG_GUARD_S
 from tests.support.router_fake_node import FakeNode
 from tests.support.router_process import RouterProcess
@@ -123,6 +125,13 @@ def test_errors_name_the_member(client: openai.OpenAI) -> None:
             ask(client, "x", **more)
 
 
+def heard(node: FakeNode) -> Keep:
+    try:
+        return node.keeps.get(timeout=HANG_GUARD_S)
+    except queue.Empty:
+        raise AssertionError("the router said nothing") from None
+
+
 def test_the_node_hears_what_to_keep(site: Site) -> None:
     """Streams and whole answers with calls, and what clients ask for; answers without calls say nothing."""
     client, node = site
@@ -136,7 +145,7 @@ def test_the_node_hears_what_to_keep(site: Site) -> None:
     expected = (ASSUMED_S, ASSUMED_S, 24 * 3600)
     generates = node.generates[-3:]
     for seconds, generate in zip(expected, generates, strict=True):
-        word = told.get(timeout=HANG_GUARD_S)
+        word = heard(node)
         assert (word.key, word.keep_ms) == (generate.key, 1000 * seconds)
     with pytest.raises(openai.BadRequestError, match="prompt_cache_retention"):
         ask(client, "x", extra_body={"prompt_cache_retention": "1h"})
@@ -148,5 +157,5 @@ def test_an_edited_history_spends_the_older_branch(site: Site) -> None:
         client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": text}], extra_headers={"X-Session-ID": "mine"}
         )
-    word = node.keeps.get(timeout=HANG_GUARD_S)
+    word = heard(node)
     assert (word.key, word.keep_ms) == (node.generates[-2].key, 0)
