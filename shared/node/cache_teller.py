@@ -49,7 +49,7 @@ class EventStream:
 class Outsiders(Protocol):
     """Programs that follow the cache from outside the cluster."""
 
-    def look(self) -> tuple[bool, bool]:
+    def look_for_followers(self) -> tuple[bool, bool]:
         """Return whether anybody follows, and whether somebody has joined since the last call."""
         ...
 
@@ -124,7 +124,7 @@ class CacheTeller:
                 yield peer, stream.next(*self._name)
 
     def _tell_outsiders(self, outsiders: Outsiders) -> None:
-        is_followed, has_joined = outsiders.look()
+        is_followed, has_joined = outsiders.look_for_followers()
         if not is_followed:
             self._outward = None
         elif self._outward is None or has_joined:

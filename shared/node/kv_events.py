@@ -31,7 +31,7 @@ LEAST_BETWEEN_S = 1.0  # between two times that all pages are told for newcomers
 class Subscribers(Protocol):
     """`shared.wire.zeromq.publisher.Publisher`."""
 
-    def look(self) -> tuple[bool, bool]: ...
+    def look_for_followers(self) -> tuple[bool, bool]: ...
 
     def publish(self, payload: bytes) -> None: ...
 
@@ -67,9 +67,9 @@ class KvEvents:
         self._is_telling = False
         self._next_at = 0.0
 
-    def look(self) -> tuple[bool, bool]:
+    def look_for_followers(self) -> tuple[bool, bool]:
         """Count no subscriber before all pages may be told again."""
-        is_followed, has_joined = self._subscribers.look()
+        is_followed, has_joined = self._subscribers.look_for_followers()
         self._has_joined = is_followed and (self._has_joined or has_joined)
         begins = self._has_joined and self._clock() >= self._next_at
         if begins:

@@ -256,7 +256,7 @@ def test_subscribers_that_come_and_go_wait_for_their_pages() -> None:
     class Subscribers:
         state = False, False
 
-        def look(self) -> tuple[bool, bool]:
+        def look_for_followers(self) -> tuple[bool, bool]:
             return self.state
 
         def publish(self, payload: bytes) -> None: ...
@@ -274,7 +274,7 @@ def test_subscribers_that_come_and_go_wait_for_their_pages() -> None:
         ((True, True), LEAST_BETWEEN_S / 2),
     ):
         now, subscribers.state = now + passes, state
-        seen.append(events.look())
+        seen.append(events.look_for_followers())
     nobody, changes, all_pages = (False, False), (True, False), (True, True)
     assert seen == [nobody, all_pages, changes, nobody, nobody, all_pages, changes]
 
@@ -329,7 +329,7 @@ def test_a_follower_that_reads_nothing_costs_only_its_events(monkeypatch: pytest
     sender = Publisher("tcp://127.0.0.1:0", TOPIC)
     slow = Follower(sender.endpoint, most_unread=1)
     ends = time.monotonic() + HANG_GUARD_S
-    while not sender.look()[0]:
+    while not sender.look_for_followers()[0]:
         assert time.monotonic() < ends
     payload = msgspec.msgpack.encode([1234.5, [["AllBlocksCleared"]], 0, "x" * (1 << 20)])
     for _ in range(200):

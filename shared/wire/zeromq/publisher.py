@@ -42,7 +42,7 @@ class Publisher:
             raise ConfigError(f"can't bind {endpoint}: {error.strerror}") from error
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\x00")
 
-    def look(self) -> tuple[bool, bool]:
+    def look_for_followers(self) -> tuple[bool, bool]:
         """Return whether anybody is subscribed, and whether somebody has joined since the last call."""
         has_joined = False
         for _ in range(CALLS_AT_ONCE):
