@@ -35,6 +35,7 @@ HEX = r"^[0-9a-f]{64}$"
 
 Digest = Annotated[str, Meta(pattern=HEX)]
 Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[int, Meta(ge=0, lt=253_402_300_800)]  # since 1970, before the year 10000
 
 
 class BadCertificate(InvalidRequest):
@@ -81,7 +82,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     version: Literal[1] = 1
     answer: str
     choice: Count
-    time: Count
+    time: Seconds
     model: str
     adapter: str
     nodes: Annotated[list[CertifiedNumerics], Meta(min_length=1)]

@@ -38,7 +38,8 @@ def replay_files(
     model = local_path(config.model.model, config.hub.offline, library=config.model.model_library)
     config = replace(config, model=replace(config.model, model=model))
     named = [(str(file), one) for file in files for one in read_shown(file)]
-    named += [(f"{log}, answer {n}", one) for n, one in enumerate(read_shown(log) if log is not None else [], 1)]
+    counts = ReplayCounts()
+    named += [(f"{log}, answer {n}", one) for n, one in enumerate(read_log(log, counts) if log is not None else [], 1)]
     known = read_public(keys) if keys else {}
     if not known:
         print("signatures are not checked, because no --key is given", file=sys.stderr)
@@ -46,12 +47,21 @@ def replay_files(
     core_plan.apply(config.cores)
     has_text = any(one.text is not None and one.token_ids is not None for _, one in named)
     speller = Speller(load_text_model(model, config.text).tokenizer) if has_text else None
-    counts = ReplayCounts()
     tasks = list(tasks_of(named, prompts, known, speller, counts))
     if tasks:
         with engine(config, tasks) as replayer:
             judge_all(replayer, tasks, counts, tells_equal=log is None)
     return counts.exit_code
+
+
+def read_log(log: Path, counts: ReplayCounts) -> list[ShownAnswer]:
+    """Tell and count lines that can't be read: the last one may be half written."""
+
+    def tell(text: str) -> None:
+        counts.add(None)
+        print(f"{log}: not computed: {printable(text)}")
+
+    return read_shown(log, tell)
 
 
 def judge_all(replayer: Replayer, tasks: Sequence[ReplayTask], counts: ReplayCounts, *, tells_equal: bool) -> None:

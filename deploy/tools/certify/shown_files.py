@@ -10,7 +10,7 @@ A file holds one of these, or one per line. A choice's certificate ends it: what
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,12 @@ class SavedAnswer:
         return [choice.shown_after(self.prompt_token_ids) for choice in self.choices.values()]
 
 
-def read_shown(path: Path) -> list[ShownAnswer]:
-    """Return all certificates of the file, and NO_RECORD for choices without one. Raise ConfigError if it has none."""
+def read_shown(path: Path, told: Callable[[str], None] | None = None) -> list[ShownAnswer]:
+    """Return all certificates of the file, and NO_RECORD for choices without one. Raise ConfigError if it has none.
+
+    `told`: gets what is wrong with a line, which is then left out; without it, ConfigError is raised."""
     try:
-        found = shown_in(objects_of(path.read_text("utf-8")))
+        found = shown_in(objects_of(path.read_text("utf-8"), told), told)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path} holds an answer or a certificate of another form: {error}") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -117,15 +119,21 @@ def read_shown(path: Path) -> list[ShownAnswer]:
     return found
 
 
-def shown_in(objects: Iterator[Any]) -> list[ShownAnswer]:
+def shown_in(objects: Iterator[Any], told: Callable[[str], None] | None = None) -> list[ShownAnswer]:
     bare: list[ShownAnswer] = []
     answers: list[SavedAnswer] = []
     open_answers: dict[str, SavedAnswer] = {}
     for one in objects:
-        if isinstance(one, dict) and "record" in one:
-            bare.append(msgspec.convert(one, ShownAnswer))
-        elif isinstance(one, dict) and isinstance(one.get("choices"), list):
-            said = msgspec.convert(one, SavedObject)
+        try:
+            said = saved_object(one)
+        except msgspec.ValidationError as error:
+            if told is None:
+                raise
+            told(f"an answer of another form: {error}")
+            continue
+        if isinstance(said, ShownAnswer):
+            bare.append(said)
+        elif said is not None:
             answer = open_answers.get(said.id or "")
             if answer is None or not said.id or answer.is_over_before(said):
                 answers.append(answer := SavedAnswer())
@@ -134,8 +142,18 @@ def shown_in(objects: Iterator[Any]) -> list[ShownAnswer]:
     return [*bare, *(one for answer in answers for one in answer.shown_choices())]
 
 
-def objects_of(text: str) -> Iterator[Any]:
-    """Yield the JSON values of a document, of lines, or of a stream's events. Raise ValueError for other texts."""
+def saved_object(one: Any) -> ShownAnswer | SavedObject | None:
+    """Return None for an object that is neither."""
+    if isinstance(one, dict) and "record" in one:
+        return msgspec.convert(one, ShownAnswer)
+    if isinstance(one, dict) and isinstance(one.get("choices"), list):
+        return msgspec.convert(one, SavedObject)
+    return None
+
+
+def objects_of(text: str, told: Callable[[str], None] | None = None) -> Iterator[Any]:
+    """Yield the JSON values of a document, of lines, or of a stream's events. Raise ValueError for other texts, unless
+    `told` gets what is wrong with a line."""
     try:
         yield json.loads(text)
         return
@@ -146,5 +164,7 @@ def objects_of(text: str) -> Iterator[Any]:
         if line and line != LAST_EVENT and not line.startswith(OTHER_LINES):
             try:
                 yield json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from None
+            except (ValueError, RecursionError) as error:
+                if told is None:
+                    raise ValueError(f"line {number}: {error}") from None
+                told(f"line {number}: {error}")

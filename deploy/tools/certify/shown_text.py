@@ -24,6 +24,9 @@ class Speller:
         text, ids = shown.text, shown.token_ids
         if text is None or ids is None:
             return
+        over = max((*ids, *prompt_ids), default=0)
+        if over >= self._tokenizer.facts.vocab_size:
+            raise BadCertificate(f"the model here has no token {over}, so its text can't be compared")
         silent = frozenset(record.sampling.get("stop_token_ids", ()))
         ways = [*self._spelled(ids), *self._spelled([one for one in ids if one not in silent])]
         ways += [prompt + way for prompt in self._spelled(prompt_ids) for way in ways]
