@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from deploy.tools.certify.settings import ReplayConfig
 from router.certify.record import CertifiedNumerics
@@ -18,7 +19,7 @@ def with_certified_formats(config: ReplayConfig, node: CertifiedNumerics) -> Rep
     machine: one with AMX takes other formats than one without."""
     if node.dtype not in DTYPES:  # a model without formats
         return config
-    found = {
+    found: dict[str, Any] = {
         "dtype": node.dtype,
         "weight_dtype": weight_format(node.weights),
         "kv_dtype": next((form for word, form in KV_TYPES.items() if word in node.pages), AUTO),
