@@ -5,8 +5,8 @@
     kept     ends of conversations that are expected back until a time
 
 A leaf stands for its whole path, because only leaves are evicted. A kept leaf becomes plain when its time is over, when
-a request uses it, or when its tenant keeps more than its share: then its oldest one goes. If only kept leaves are left,
-the oldest one of the tenant that keeps most goes. So keeping changes only an order, and no request waits for it.
+a request uses it, or when more than half of the pool is kept. Then, and if only kept leaves are left, the oldest one of
+the tenant that keeps most goes. So keeping changes only an order, and no request waits for it.
 
 The oldest goes, because tools that have run for long go on for longer: the youngest of several will be
 back first.
@@ -23,22 +23,21 @@ from dataclasses import dataclass, field
 from shared.kv.cached_page import CachedPage
 
 HEAP_SLACK = 64
-KEPT_SHARE = 0.5  # of the pool's pages, what all tenants together may keep, in equal parts
+KEPT_SHARE = 0.5  # of the pool's pages, what all tenants together may keep
 SPENT = -1  # `used` of a page that is evicted before all plain ones
 GONE = -1  # `stamp` of an evicted page
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptPath:
-    """`num_pages`: of the leaf's path, the ones that belonged to no other conversation when it was kept.
+    """`prompt_end`: the page that the conversation's next prompt has, even if it spells the answer otherwise.
 
-    `prompt_end`: the page that the conversation's next prompt has, even if it spells the answer otherwise.
-    `num_prompt`: the pages of `num_pages` down to it. `used`: the leaf's last use.
+    `num_prompt`: of the path down to it, the pages that belonged to no other conversation when the leaf was kept.
+    `used`: the leaf's last use.
     """
 
     until: float
     tenant: int
-    num_pages: int
     prompt_end: CachedPage
     num_prompt: int
     used: int
@@ -47,14 +46,41 @@ class KeptPath:
 Timed = tuple[float, int, CachedPage, KeptPath]  # a time, push number, leaf
 
 
+class PathPages:
+    """The pages of some leaves' paths, each counted once, however many of the paths have it."""
+
+    def __init__(self) -> None:
+        self._uses: dict[CachedPage, int] = {}  # page -> its leaf (1), and its children in here
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def add(self, leaf: CachedPage) -> None:
+        page: CachedPage | None = leaf
+        while page is not None and page.parent is not None:
+            num = self._uses[page] = self._uses.get(page, 0) + 1
+            page = page.parent if num == 1 else None
+
+    def remove(self, leaf: CachedPage) -> None:
+        page: CachedPage | None = leaf
+        while page is not None and page.parent is not None:
+            self._uses[page] -= 1
+            if self._uses[page]:
+                return
+            del self._uses[page]
+            page = page.parent
+
+
 @dataclass(slots=True)
 class TenantKept:
-    num_pages: int = 0
+    pages: PathPages = field(default_factory=PathPages)
     oldest_first: OrderedDict[CachedPage, KeptPath] = field(default_factory=OrderedDict)
 
 
 class LeafOrder:
-    """A call costs O(log n), amortized. The owner sets `now`, in seconds, and `num_total`, the pool's pages."""
+    """A call costs O(log n), amortized, and a keep its path's own pages, too.
+
+    The owner sets `now`, in seconds, and `num_total`, the pool's pages."""
 
     def __init__(self, nodes: Sized) -> None:
         """`nodes`: all of the tree."""
@@ -68,6 +94,7 @@ class LeafOrder:
         self._leaf_of: dict[CachedPage, CachedPage] = {}  # prompt's end -> kept leaf
         self._soonest_first: list[Timed] = []  # by `until`
         self._tenants: dict[int, TenantKept] = {}
+        self._kept_pages = PathPages()  # of all tenants
         self._horizon = 0  # latest use of an evicted plain leaf
         self.num_saved = 0  # pages used again that would have been evicted if they had not been kept
 
@@ -76,7 +103,8 @@ class LeafOrder:
 
     @property
     def num_kept(self) -> int:
-        return sum(tenant.num_pages for tenant in self._tenants.values())
+        """Return the number of pages on kept paths."""
+        return len(self._kept_pages)
 
     def evictable(self) -> set[CachedPage]:
         """Return all leaves that `pop` would find."""
@@ -104,7 +132,7 @@ class LeafOrder:
                     return node
             if not self._kept:
                 return None
-            self._let_oldest_go(max(self._tenants.values(), key=lambda tenant: tenant.num_pages))
+            self._let_one_go()
 
     def keep(self, node: CachedPage, kept: KeptPath) -> None:
         """Keep a leaf. It may be locked meanwhile, by a copy."""
@@ -113,11 +141,12 @@ class LeafOrder:
         tenant = self._tenants.setdefault(kept.tenant, TenantKept())
         self._kept[node] = kept
         self._leaf_of[kept.prompt_end] = node
-        tenant.num_pages += kept.num_pages
+        tenant.pages.add(node)
+        self._kept_pages.add(node)
         tenant.oldest_first[node] = kept
         self._push_timed((kept.until, next(self._pushes), node, kept))
-        while tenant.num_pages * len(self._tenants) > KEPT_SHARE * self.num_total:
-            self._let_oldest_go(tenant)
+        while self.num_kept > KEPT_SHARE * self.num_total:
+            self._let_one_go()
 
     def use(self, node: CachedPage) -> None:
         """Note a request's use of a page. What was kept for it need not be kept."""
@@ -143,8 +172,9 @@ class LeafOrder:
             self._soonest_first = [one for one in self._soonest_first if self._kept.get(one[2]) is one[3]]
             heapq.heapify(self._soonest_first)
 
-    def _let_oldest_go(self, tenant: TenantKept) -> None:
-        self._let_go(*next(iter(tenant.oldest_first.items())))
+    def _let_one_go(self) -> None:
+        most = max(self._tenants.values(), key=lambda tenant: len(tenant.pages))
+        self._let_go(*next(iter(most.oldest_first.items())))
 
     def _let_go(self, node: CachedPage, kept: KeptPath) -> None:
         if self._kept.get(node) is kept:
@@ -152,16 +182,16 @@ class LeafOrder:
             if _is_leaf(node):
                 self.push(node)
 
-    def _forget(self, node: CachedPage) -> KeptPath:
+    def _forget(self, node: CachedPage) -> None:
         kept = self._kept.pop(node)
         tenant = self._tenants[kept.tenant]
-        tenant.num_pages -= kept.num_pages
+        tenant.pages.remove(node)
+        self._kept_pages.remove(node)
         del tenant.oldest_first[node]
         if self._leaf_of.get(kept.prompt_end) is node:
             del self._leaf_of[kept.prompt_end]
         if not tenant.oldest_first:
             del self._tenants[kept.tenant]
-        return kept
 
 
 def _is_leaf(node: CachedPage) -> bool:

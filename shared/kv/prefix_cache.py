@@ -253,7 +253,7 @@ class PrefixCache:
         num_own = 1 + sum(1 for _ in takewhile(lambda page: len(page.children) == 1, path[1:]))
         num_answer = min(max(0, end.num_pages - num_prompt), len(path) - 1)
         own_prompt = max(0, num_own - num_answer)
-        self.leaves.keep(node, KeptPath(until, tenant, num_own, path[num_answer], own_prompt, node.used))
+        self.leaves.keep(node, KeptPath(until, tenant, path[num_answer], own_prompt, node.used))
 
     def spend(self, end: Lock) -> None:
         """Evict the path of a lock that was unlocked first, as far as nothing else has it."""

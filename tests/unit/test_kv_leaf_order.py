@@ -139,8 +139,36 @@ def test_tenants_keep_equal_parts() -> None:
         keep(cache, put(cache, name), 50.0, ANNA)
     for name in range(21, 27):
         keep(cache, put(cache, name), 90.0, BERT)
-    assert cache.leaves.num_kept == 6 + 3, "the older ones are kept until room is short"
-    assert evicted(cache) == [21, 22, 23, 11, 12, 13, 14, 24, 15, 25, 16, 26]
+    assert cache.leaves.num_kept == 6
+    assert evicted(cache) == [11, 12, 13, 21, 22, 23, 14, 24, 15, 25, 16, 26]
+
+
+def test_many_tenants_keep_no_more_than_the_share() -> None:
+    cache = cache_of(num_total=24)
+    for tenant in range(12):
+        for name in range(100 * tenant + 1, 100 * tenant + 1 + 12 // (tenant + 1)):
+            keep(cache, put(cache, name), 50.0, tenant)
+            assert cache.leaves.num_kept <= KEPT_SHARE * 24
+
+
+def test_pages_of_two_kept_conversations_count_once() -> None:
+    cache = cache_of(num_total=20)
+    ends = [put(cache, *range(11, 19), end) for end in (21, 22)]
+    for tenant, end in zip((ANNA, BERT), ends, strict=True):
+        keep(cache, end, 50.0, tenant)
+    assert cache.leaves.num_kept == 8 + 2
+    use(cache, *range(11, 19), 21)
+    assert cache.leaves.num_kept == 8 + 1
+    use(cache, *range(11, 19), 22)
+    assert cache.leaves.num_kept == 0
+
+
+def test_nobody_keeps_a_long_prompt_by_asking_twice() -> None:
+    cache = cache_of(num_total=20)
+    ends = [put(cache, *range(11, 31), end) for end in (41, 42)]
+    for end in ends:
+        keep(cache, end, 50.0, ANNA)
+    assert cache.leaves.num_kept == 0, "which is longer than the share"
 
 
 def test_the_tenant_that_keeps_most_gives_way_first() -> None:
