@@ -259,8 +259,9 @@ class PrefixCache:
         """Evict the path of a lock that was unlocked first, as far as nothing else has it."""
         node = end.node
         if node is not None and not node.children and node.stamp != GONE and node.refs == 0:
-            own = takewhile(lambda page: page.refs == 0 and len(page.children) == 1, self._above(node))
-            self.leaves.spend([node, *own])
+            alone = takewhile(lambda page: page.refs == 0 and len(page.children) == 1, self._above(node))
+            used = node.used
+            self.leaves.spend([node, *takewhile(lambda page: page.used == used, alone)])
 
     def _above(self, node: CachedPage) -> Iterator[CachedPage]:
         while node.parent is not None and node.parent is not self._root:
@@ -334,6 +335,7 @@ class PrefixCache:
         self._num_evictable -= 1
         if parent is not self._root and not parent.children and parent.refs == 0:
             self.leaves.push(parent)
+        node.parent = None  # so what still knows the page, as an ended lock does, holds no more of its path
         return node.page
 
     def _require_held(self, lock: Lock) -> None:

@@ -202,6 +202,22 @@ def test_a_branch_that_goes_on_is_not_spent() -> None:
     assert evicted(cache) == [31, 13, 12, 11]
 
 
+def test_what_another_request_has_used_since_is_not_spent() -> None:
+    cache = cache_of()
+    end = put(cache, 11, 12, 13)
+    put(cache, 21)
+    use(cache, 11)
+    cache.spend(end)
+    assert evicted(cache) == [13, 12, 21, 11]
+
+
+def test_an_ended_lock_holds_no_evicted_path() -> None:
+    cache = cache_of()
+    end = put(cache, 11, 12)
+    assert evicted(cache) == [12, 11]
+    assert end.node is not None and end.node.parent is None
+
+
 def test_what_is_gone_is_neither_kept_nor_spent() -> None:
     cache = cache_of()
     end = put(cache, 11)
