@@ -118,11 +118,13 @@ class Dispatcher:
         pages = PromptPages(new.prompt_ids, new.adapter, new.cache_salt)
         return OpenRequest(self._journal.new_rid(), new, now + self._within_s(new), pages, expected_answer)
 
-    def close(self, rids: Iterable[str], answered: Sequence[Answered], now: float) -> Effects:
+    def close(self, rids: Sequence[str], answered: Sequence[Answered], now: float) -> Effects:
         """Cancel open attempts, and tell nodes to keep the pages of conversations that are expected back."""
         effects = self.cancel(rids, now)
         for one in answered:
             effects.sends += self._attempts.returns.over(one)
+        for rid in rids:
+            self._attempts.returns.left(rid)
         return effects
 
     def cancel(self, rids: Iterable[str], now: float) -> Effects:

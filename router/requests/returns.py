@@ -27,7 +27,6 @@ PATIENCE_S = 180.0
 LATEST = 64  # answers of a group that count
 ENOUGH = 8  # answers from which on a group is judged by itself
 MOST_GROUPS, MOST_WAITING = 4096, 1 << 14  # further answers are not followed
-MOST_ENDED = 4096  # answers that their clients are still reading
 MOST_SOUGHT = 1024  # last pages of a prompt that are compared with answers that wait
 LEVEL = 0.95  # pages are kept until this share of all returns has come
 LIKELY, UNLIKELY = 0.5, 0.05  # shares of a group that come back: to be kept, and to be evicted first
@@ -70,7 +69,7 @@ class Returns:
     def __init__(self) -> None:
         self._gaps: OrderedDict[Group, Gaps] = OrderedDict()  # the group that learned last is last
         # by rid: answers that have ended, but are not yet read to the end, and their prompts' pages
-        self._ended: OrderedDict[str, tuple[EndedAnswer, Sequence[bytes]]] = OrderedDict()
+        self._ended: dict[str, tuple[EndedAnswer, Sequence[bytes]]] = {}
         self._last: OrderedDict[tuple[int, str], EndedAnswer] = (
             OrderedDict()
         )  # by tenant and session; the latest is last
@@ -93,10 +92,12 @@ class Returns:
                 return
 
     def ended(self, rid: str, answer: EndedAnswer, names: Sequence[bytes]) -> None:
-        """Note that an answer's last token has come. `names`: of its prompt's pages."""
+        """Note that an answer's last token has come, until `over` or `left`. `names`: of its prompt's pages."""
         self._ended[rid] = answer, names
-        if len(self._ended) > MOST_ENDED:
-            self._ended.popitem(last=False)
+
+    def left(self, rid: str) -> None:
+        """Forget an answer that nobody reads any more."""
+        self._ended.pop(rid, None)
 
     def over(self, answered: Answered) -> list[tuple[str, Keep]]:
         """Return what to tell which nodes."""

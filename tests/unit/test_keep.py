@@ -54,6 +54,16 @@ def test_who_hangs_up_is_not_expected_back() -> None:
     assert [type(message) for _, message in sends] == [Abort]
 
 
+def test_an_ended_answer_is_forgotten_when_its_client_goes() -> None:
+    rig = RouterRig(local_tokens=1000)
+    decode = rig.join("decode", "d")
+    (generate,) = rig.open(PROMPT)
+    rig.run(decode, generate.key, 0, [1])
+    rig.end(decode, generate.key, 1)
+    rig.dispatcher.close([generate.key.rid], [], rig.now)
+    assert said(rig, Answered(generate.key.rid, AnswerKind.CALLS), []) == []
+
+
 def test_the_next_prompt_of_a_conversation_is_its_return() -> None:
     rig = RouterRig(local_tokens=1000)
     decode = rig.join("decode", "d")

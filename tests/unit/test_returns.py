@@ -141,14 +141,15 @@ def test_what_a_client_asks_for_is_kept_as_long() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MOST_WAITING", "MOST_ENDED", "MOST_GROUPS"):
+    for name in ("MOST_WAITING", "MOST_GROUPS"):
         monkeypatch.setattr(rules, name, 4)
     site = Site()
     for number in range(20):
         site.turn(prompt(), Answered("", PLAIN, f"session {number}"), tenant=number)
         site.returns.ended(f"unread {number}", EndedAnswer(Key("r", 1, "x", 0, 0), (), b"x", 0, 0.0), ())
+        site.returns.left(f"unread {number}")
     parts = site.returns
-    assert len(parts._ended) == len(parts._young) == len(parts._waiting) == 4
+    assert len(parts._young) == len(parts._waiting) == 4 and not parts._ended
     site.learn([], PLAIN)
     assert len(parts._gaps) == 4 and not parts._young and not parts._waiting
 
