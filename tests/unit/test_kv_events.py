@@ -20,7 +20,7 @@ from shared.core.page_identity import KEY_BYTES, ROOT, child_identity, prefix_ke
 from shared.core.sampling_params import SamplingParams
 from shared.node.cache_teller import CacheTeller
 from shared.node.core import NodeCore
-from shared.node.kv_events import LEAST_BETWEEN_S, KvEvents, hash_of
+from shared.node.kv_events import LEAST_BETWEEN_PAGES_S, LEAST_BETWEEN_S, KvEvents, hash_of
 from shared.wire.zeromq import publisher
 from shared.wire.zeromq.publisher import Publisher
 from tests.support.core_rig import CoreKnobs, Job, make_core
@@ -253,16 +253,32 @@ def test_newcomers_don_t_make_a_node_tell_all_at_every_turn(rigs: list[Rig]) -> 
     assert rig.num_sent == sent + 1
 
 
+class Comers:
+    """Subscribers whose coming and going a test writes."""
+
+    state = False, False
+
+    def look_for_followers(self) -> tuple[bool, bool]:
+        return self.state
+
+    def publish(self, payload: bytes) -> None: ...
+
+
+def test_the_more_pages_the_rarer_all_are_told() -> None:
+    now, subscribers = 5.0, Comers()
+    subscribers.state = True, True
+    events = KvEvents(subscribers, SIZE, 0, lambda: now)
+    for number in range(20_000):
+        events.note_page(number.to_bytes(16), (b"", ROOT))
+    told = []
+    for passes in (0.0, LEAST_BETWEEN_S, 20_000 * LEAST_BETWEEN_PAGES_S - LEAST_BETWEEN_S):
+        now += passes
+        told.append(events.look_for_followers())
+    assert told == [(True, True), (True, False), (True, True)]
+
+
 def test_subscribers_that_come_and_go_wait_for_their_pages() -> None:
-    class Subscribers:
-        state = False, False
-
-        def look_for_followers(self) -> tuple[bool, bool]:
-            return self.state
-
-        def publish(self, payload: bytes) -> None: ...
-
-    now, subscribers = 5.0, Subscribers()
+    now, subscribers = 5.0, Comers()
     events = KvEvents(subscribers, SIZE, 0, lambda: now)
     seen = []
     for state, passes in (
