@@ -282,6 +282,8 @@ def test_whatever_is_kept_or_spent_every_page_can_be_evicted(seed: int) -> None:
         elif what == 4:
             free += cache.evict(rng.randrange(4)).tolist()
         cache.check_integrity()
+        kept = {page for leaf in cache.leaves._kept for page in (leaf, *cache._above(leaf))}
+        assert cache.leaves.num_kept == len(kept) <= KEPT_SHARE * 40
     for lock in locks:
         cache.unlock(lock)
     free += cache.flush().tolist()
