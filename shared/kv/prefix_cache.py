@@ -238,6 +238,8 @@ class PrefixCache:
             if node.is_due:
                 self._cold[node], node.is_due = None, False
                 node.parent.used, node.parent.is_due = max(node.parent.used, node.used), True
+                if lock.is_copy:
+                    self.leaves.use(node.parent)
             if not node.children:
                 self.leaves.push(node)
             node = node.parent

@@ -108,6 +108,15 @@ def test_what_is_kept_during_a_copy_stays_kept() -> None:
     assert evicted(cache) == [21, 12, 11]
 
 
+def test_who_comes_back_during_a_copy_is_back() -> None:
+    cache = cache_of()
+    keep(cache, put(cache, 11, 12, 13), 30.0, ANNA, num_prompt=1)
+    copy = cache.pin(cache.take_cold(9), "copy")
+    use(cache, 11, 12, 13)
+    cache.unlock(copy)
+    assert cache.leaves.num_kept == 0
+
+
 def test_of_kept_ones_the_oldest_is_evicted_first() -> None:
     cache = cache_of()
     for name, until in ((11, 20.0), (21, 40.0), (31, 30.0)):
