@@ -96,7 +96,7 @@ class Returns:
         self._ended[rid] = answer, names
 
     def left(self, rid: str) -> None:
-        """Forget an answer that nobody reads any more."""
+        """Forget an answer whose client has left."""
         self._ended.pop(rid, None)
 
     def over(self, answered: Answered) -> list[tuple[str, Keep]]:

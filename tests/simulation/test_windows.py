@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import random
 from dataclasses import replace
 
 import pytest
 
-from prefill_node.pulls import Pulls
 from router.fleet.node_room import room_in
 from shared.kv.layout import PlaneSpec, page_windows
 from shared.model.hashlm.layer import STATE
 from shared.model.hashlm.model import HashLM
 from shared.node.fingerprint import make_fingerprint
-from shared.observe.log import Logger
-from shared.observe.log_once import LogOnce
 from shared.wire.fitting import misfit, num_page_groups
 from shared.wire.messages import NodeLoad
 from tests.support.core_rig import CoreKnobs, assert_streams, assert_whole, make_core, run_local
 from tests.support.equivalence_cells import Watch, run_cell
 from tests.support.hashlm_reference import reference_stream
-from tests.support.node_pair import make_node
 from tests.support.scripted_core import Script, job
 
 WINDOWS = (2, 5, 17, 40)
@@ -199,12 +194,3 @@ def replace_spec(fingerprint):  # noqa: ANN001, ANN201
     import msgspec
 
     return msgspec.structs.replace(fingerprint, spec="eagle:1")
-
-
-@pytest.mark.parametrize(("model", "num_lines"), [({}, 0), ({"window": 9}, 1), ({"window": 9, "lower_window": 0}, 1)])
-def test_a_node_says_that_windows_end_pulls(model: dict, num_lines: int) -> None:
-    ctx, lines = make_node("prefill", "p", CoreKnobs(**model)).ctx, io.StringIO()
-    ctx.log = LogOnce(Logger("p0", lines))
-    assert not Pulls(ctx, {}).open
-    assert lines.getvalue().count("layers of the model have a sliding window") == num_lines
-    ctx.core.close()

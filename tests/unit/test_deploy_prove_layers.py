@@ -123,7 +123,7 @@ def test_the_command_replays_the_first_difference(
     thread.start()
     try:
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        assert cli.main(["prove", url, "--layers", "--model", str(folder), "--max-tokens", "3"]) == 1
+        assert cli.main(["prove", url, url, "--layers", "--model", str(folder), "--max-tokens", "3"]) == 1
     finally:
         server.shutdown()
         thread.join()

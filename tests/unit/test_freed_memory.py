@@ -76,7 +76,7 @@ def test_the_router_s_background_returns_memory() -> None:
     async def names() -> set[str]:
         nobody = Tenants()
         keys, log = RouterKeys(nobody, nobody), Logger("r", io.StringIO())
-        tasks = start_background(RouterProcessConfig(), keys, log, lambda: 0, None)
+        tasks = start_background(RouterProcessConfig(), keys, log, lambda: 0, None, None)
         await end(tasks)
         return {getattr(task.get_coro(), "__name__", "") for task in tasks}
 

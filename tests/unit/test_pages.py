@@ -32,6 +32,12 @@ OTHERS_FLAGS = {
     "--tool",
     "--trace",
     "--basetemp",
+    "--data-urlencode",
+    "--network",
+    "--now",
+    "--rm",
+    "--storage",
+    "--web",
 }
 
 

@@ -22,6 +22,7 @@ from deploy.tools.prove.partings import part
 from deploy.tools.prove.recorded import RecordedAnswer, TokenScore, ToldUsage, read_answer
 from deploy.tools.prove.served import AnyServer
 from tests.support.faulty_openai import CROWD, FaultyHandler, FaultyOpenAI, Lies
+from tests.support.patience import HANG_GUARD_S
 
 GREEDY = Ask("g", "greedy", "p", {"temperature": 0.0})
 
@@ -138,7 +139,7 @@ def test_ctrl_c_does_not_wait_for_answers(server: Any, monkeypatch: pytest.Monke
         if b"too busy" in data and len(server.asked) > 1:  # not yet the requests that find the offers
             if once.acquire(blocking=False):
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            waited.append(ended.wait(20))
+            waited.append(ended.wait(HANG_GUARD_S))
         return data
 
     server.odd = odd

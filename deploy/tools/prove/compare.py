@@ -52,7 +52,7 @@ def differences(names: Sequence[str], wanted: Answers, got: Answers) -> list[Dif
     return found
 
 
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+def first_difference(a: Sequence[object], b: Sequence[object]) -> int | None:
     for position, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return position

@@ -15,7 +15,9 @@ from shared.core.errors import ConfigError
 
 def prove_one(url: Url, args: argparse.Namespace) -> int:
     if args.layers:
-        raise ConfigError("--layers computes answers of Baton's own clusters, or of two URLs")
+        raise ConfigError(
+            "--layers compares Baton's own clusters, or two URLs: for one running cluster give its URL twice"
+        )
     key = read_api_key(args.api_key_file)
     server = Server(url, key, args.ca)
     target = look_at(server, args.model or "")

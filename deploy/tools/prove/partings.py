@@ -59,7 +59,7 @@ def part(way: str, ask: Ask, wanted: RecordedAnswer, got: RecordedAnswer, noise:
     ):
         if not first and not second or (unit == "token" and not (first and second)):
             continue
-        position = first_difference(first, second)  # type: ignore[arg-type]
+        position = first_difference(first, second)
         ends_alike = wanted.finish == got.finish and wanted.text == got.text
         if position is None or (ends_alike and position == min(len(first), len(second))):
             continue  # one of the two may show the token that ends the answer
