@@ -88,13 +88,16 @@ class Follower:
             self.blocks.clear()
             self.num_cleared += 1
         elif isinstance(event, BlockRemoved):
+            assert self.blocks.keys() >= set(event.block_hashes), "removed, but never stored"
             for block in event.block_hashes:
-                del self.blocks[block]  # nothing is removed that was not stored
+                del self.blocks[block]
             self.num_removed += len(event.block_hashes)
         else:
             assert (event.block_size, event.lora_id, event.medium, event.lora_name) == (SIZE, None, "GPU", None)
             assert len(event.token_ids) == SIZE * len(event.block_hashes)
-            before = [] if event.parent_block_hash is None else self.blocks[event.parent_block_hash]
+            parent = event.parent_block_hash
+            assert parent is None or parent in self.blocks, "stored behind a block that was never told"
+            before = [] if parent is None else self.blocks[parent]
             for block, end in zip(event.block_hashes, itertools.count(SIZE, SIZE), strict=False):
                 before = self.blocks[block] = [*before, *event.token_ids[end - SIZE : end]]
 
