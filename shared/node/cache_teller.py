@@ -101,7 +101,6 @@ class CacheTeller:
         for stream in self._open_streams():
             if len(stream.changes) > self._most_changes:
                 self._begin_anew(stream)
-            stream.changes.pop(identity, None)  # a page that returns comes after the one before it
             stream.changes[identity] = added is not None
 
     def _open_streams(self) -> Iterator[EventStream]:
