@@ -431,3 +431,11 @@ def make_device(
     device = VirtualGpu(0, mode, seed, laziness, watched, memory_bytes, pool_size)
     backend.GPUS[0] = device
     return device
+
+
+def make_devices(count: int, mode: str = "eager", seed: int = 0) -> list[VirtualGpu]:
+    """Fresh devices of one process, which take the place of its last ones. Nothing is watched for races."""
+    backend.install()
+    made = [VirtualGpu(index, mode, seed + index, None, False, 16 * GIB, 32) for index in range(count)]
+    backend.GPUS.update(enumerate(made))
+    return made
