@@ -242,7 +242,8 @@ def to_copy(
     **_: Any,
 ) -> torch.Tensor:
     """As torch's own, which can't make pinned memory for us."""
-    gpu, dtype, device = gpu_of([self]), dtype or self.dtype, device or self.device
+    dtype, device = dtype or self.dtype, device or self.device
+    gpu = gpu_of([device, self])
     if device.type == "cpu" and non_blocking:
         out = gpu.pinned(self.size(), dtype)
     elif device.type == KIND:
