@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from decode_node.groups_in import GroupsIn
 from decode_node.handoff_in import HandoffIn, WaitingOffer
-from decode_node.page_ranges import PageRanges
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.states import QueueStage
@@ -22,6 +21,7 @@ from shared.node.context import NodeContext
 from shared.node.convert import draft_state_of_bytes, drafts_within
 from shared.node.leases import Leases
 from shared.node.page_copies import PageCopies
+from shared.node.page_ranges import PageRanges
 from shared.transfer.interface import PageReceiver, part_bytes, part_of, require_frames
 from shared.wire.codec import to_wire
 from shared.wire.messages import FramesTaken, Grant, Prebuilt, Ready

@@ -84,6 +84,7 @@ USUAL_FLAGS = frozenset(
 )  # fmt: skip
 DEALT_BY_UP = frozenset(
     {"role", "node_id", "router", "routers_file", "bind_host", "bind_port", "ready_port", "node_endpoint", "router_id"}
+    | {"kv_events_endpoint", "kv_events_topic"}
 )
 
 COMMANDS = {

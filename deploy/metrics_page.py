@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from shared.core.states import PageState, RowState
 
-SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
+NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|Inf|NaN)"
+SAMPLE = re.compile(rf"^([\w:]+)(?:\{{(.*)\}})? ({NUMBER})(?: -?[0-9]+)?$")  # a timestamp may end it
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 RESTING_PAGES = (PageState.FREE, PageState.CACHED)
 OPEN = "baton_open_requests"
@@ -37,6 +38,7 @@ class Page:
 
 
 def parse_page(text: str) -> Page:
+    """Lines of another form are left out: a proxy may answer any path with a page in HTML."""
     found = (SAMPLE.match(line) for line in text.splitlines())
     return Page(tuple(Sample(m[1], dict(LABEL.findall(m[2] or "")), float(m[3])) for m in found if m))
 

@@ -119,3 +119,8 @@ def error_message(body: bytes) -> str:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return ""
+
+
+def printable(text: str) -> str:
+    """Escape what moves a terminal's cursor or ends a line: a server or a forger chose these words."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

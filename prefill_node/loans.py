@@ -18,7 +18,6 @@ from prefill_node.unread import Unread
 from shared.core.errors import HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.page_identity import KEY_BYTES, identities, prefix_keys
-from shared.kv.prefix_cache import PrefixCache
 from shared.node.context import NodeContext
 from shared.node.routers.lives import local_time
 from shared.node.spent_tickets import SpentTickets
@@ -41,7 +40,9 @@ OWN_NEED = "its own requests need the pages"
 
 @dataclass(slots=True, eq=False)
 class Loan:
-    """The scheduler's budget pins the loan's pages, and can unpin them for this node's requests (rule f)."""
+    """The scheduler's budget pins the loan's pages, and can unpin them for this node's requests (rule f).
+
+    `num_pages`: how many are pinned, of all page groups."""
 
     key: Key
     peer: str
@@ -82,9 +83,10 @@ class Loans:
 
     def _lend(self, peer: str, pull: Pull, now: float) -> None:
         """Pin the requested pages that are cached. Raise HandoffFailed if no page may be lent."""
-        cache, facts = self._ctx.core.kv.cache, self._ctx.facts
+        kv, facts = self._ctx.core.kv, self._ctx.facts
+        cache = kv.cache
         until = self._vouched_until(peer, pull, now)
-        if self._ctx.leaving or not isinstance(cache, PrefixCache) or not cache.enabled:
+        if self._ctx.leaving or not cache.enabled:
             raise HandoffFailed("this node lends nothing now")
         if differs := other_pages(facts.fingerprint, pull.fingerprint):
             raise HandoffFailed(f"{differs} differs")
@@ -96,16 +98,18 @@ class Loans:
             raise HandoffFailed("too many loans are open")
         keys = self._keys_of(peer, pull)
         match = cache.match(keys, pull.num_pages * cache.page_size, f"loan to {peer}")
-        if why := self._why_not(peer, len(match.pages), pull.first_page):
+        num_pages, num_pinned = len(match.pages) // kv.num_groups, int(np.count_nonzero(match.pages))
+        if why := self._why_not(peer, num_pinned, num_pages > pull.first_page):
             cache.unlock(match.lock)
             raise HandoffFailed(why)
         until = min(until, now + min(LONGEST_S, pull.within_ms / 1000) + LATER_S)
-        loan = Loan(pull.key, peer, len(match.pages), until, Sending(pull.lease, self._senders[transport]))
+        loan = Loan(pull.key, peer, num_pinned, until, Sending(pull.lease, self._senders[transport]))
         self.open[loan.name] = loan
         self._ctx.core.queues.budget.lend(loan.name, match.lock)
         self._ctx.metrics.count("loans")
-        self._ctx.outbox.send(peer, Lent(pull.key, pull.lease, len(match.pages), transport, ""), back=True)
-        self.queue.add_pages(loan, pull.first_page, match.pages[pull.first_page :])
+        self._ctx.outbox.send(peer, Lent(pull.key, pull.lease, num_pages, transport, ""), back=True)
+        first = pull.first_page * kv.num_groups
+        self.queue.add_pages(loan, first, match.pages[first:])
         self.queue.launch()
 
     def _vouched_until(self, peer: str, pull: Pull, now: float) -> float:
@@ -145,14 +149,15 @@ class Loans:
             raise self._refuse(peer, "a Pull of pages that its ticket does not allow")
         return np.frombuffer(keys, np.int64)
 
-    def _why_not(self, peer: str, num_cached: int, first_page: int) -> str:
+    def _why_not(self, peer: str, num_pinned: int, has_more: bool) -> str:
+        """`num_pinned`: pages that the loan would pin. `has_more`: whether it has pages that the peer lacks."""
         core, theirs = self._ctx.core, [loan.num_pages for loan in self.open.values() if loan.peer == peer]
-        if num_cached <= first_page:
+        if not has_more:
             return "the pages are not cached any more"
         lent = sum(loan.num_pages for loan in self.open.values())
-        if lent + num_cached > MOST_LENT * core.kv.allocator.num_total:
+        if lent + num_pinned > MOST_LENT * core.kv.allocator.num_total:
             return "this loan would exceed the limit of lent pages"
-        if theirs and sum(theirs) + num_cached > MOST_LENT_TO_ONE * core.kv.allocator.num_total:
+        if theirs and sum(theirs) + num_pinned > MOST_LENT_TO_ONE * core.kv.allocator.num_total:
             return "this loan would exceed the limit of pages lent to one node"
         if core.kv.num_available < core.scheduler.capacity.wanted():
             return OWN_NEED

@@ -11,15 +11,15 @@ reserved until the last copy into its pages has ended, even if the pull ends ear
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.request import Request, TokenIds
-from shared.kv.prefix_cache import PrefixCache
 from shared.node.context import NodeContext
 from shared.node.leases import Leases
 from shared.node.page_copies import PageCopies
+from shared.node.page_ranges import PageRanges
 from shared.observe.metric_names import PULL_PREFIX
 from shared.transfer.interface import WHOLE, PageReceiver, part_of, require_frames
 from shared.wire.codec import key_of
@@ -38,8 +38,9 @@ NO_COST = ("ended", "lost")  # outcomes that do not show a pull's cost: their ti
 
 @dataclass(slots=True, eq=False)
 class PrefixPull:
-    """Pulls pages [first, num_pages) of a prompt. `keys`: the keys of all `num_pages` pages. `row`: 0 until the source
-    lends pages."""
+    """Pulls pages [first, num_pages) of a prompt's tokens, in all page groups.
+
+    `keys`: the keys of all `num_pages` pages. `row`, `ranges`: 0 and None until the source lends pages."""
 
     key: Key
     request: Request
@@ -52,8 +53,7 @@ class PrefixPull:
     keys: TokenIds
     transport: str = ""
     row: int = 0
-    claimed: set[int] = field(default_factory=set)
-    num_arrived: int = 0
+    ranges: PageRanges | None = None
     num_pulling: int = 0
 
 
@@ -68,8 +68,6 @@ class Pulls:
         self._by_request: dict[RequestKey, PrefixPull] = {}
         self.open: dict[int, PrefixPull] = {}  # by lease
         self.copies: PageCopies[PrefixPull] = PageCopies(ctx, receivers, "pull prefix")
-        if any(ctx.core.kv.cache.windows):
-            ctx.log.info("windows", "computes other nodes' prefixes", why="layers of the model have a sliding window")
 
     def begin(self, generate: Generate, req: Request, now: float) -> str | None:
         """Request pages from the source that the router named. Return the source; None if no pull has begun."""
@@ -94,7 +92,7 @@ class Pulls:
         if prefixes.makes_wait(req):
             self._count("under_way")
             return None
-        prefixes.begin(req, pages=slice(first, source.num_pages))
+        prefixes.begin(req, pages=slice(self._first_led(first, source.num_pages), source.num_pages))
         until = now + min(LONGEST_S, source.within_ms / 1000)
         pull = PrefixPull(generate.key, req, peer, self._leases.next(), now, until, first, source.num_pages, keys)
         self.open[pull.lease] = self._by_request[req.key] = pull
@@ -129,14 +127,21 @@ class Pulls:
         return len(self.open) < MOST_PULLS and num_asked < MOST_OF_ONE_SOURCE
 
     def _can_pull(self, req: Request) -> bool:
-        """Return False if the cache drops pages behind a window, or if log-probabilities of early prompt tokens are
-        wanted."""
-        cache = self._ctx.core.kv.cache
-        has_cache = isinstance(cache, PrefixCache) and cache.enabled
+        """Return False if log-probabilities of early prompt tokens are wanted."""
+        has_cache = self._ctx.core.kv.cache.enabled
         return has_cache and bool(self.copies.receivers) and req.first_unscored is None
 
     def _num_cached(self, keys: TokenIds) -> int:
-        return len(self._ctx.core.kv.cache.find(keys, len(keys)).pages)
+        kv = self._ctx.core.kv
+        return len(kv.cache.find(keys, len(keys)).pages) // kv.num_groups
+
+    def _first_led(self, first: int, num_pages: int) -> int:
+        """Return the first page for which other prompts wait, while pages [first, num_pages) of tokens come.
+
+        A prompt may begin behind each page whose windows are here or come. Where only a window's last pages come, that
+        is the last page alone."""
+        windows_begin = max(self._ctx.core.kv.cache.first_needed(num_pages * self._ctx.core.settings.page_size))
+        return first if windows_begin <= first else num_pages - 1
 
     # ---- the source's answers
 
@@ -166,6 +171,9 @@ class Pulls:
             self._give_up(pull, "no_memory", "no memory for the pages", now)
             return
         pull.row, pull.num_pages, pull.transport = row, lent.num_pages, lent.transport
+        num_groups = self._ctx.core.kv.num_groups
+        pages = self._ctx.core.pages_of(row)[: pull.num_pages * num_groups]
+        pull.ranges = PageRanges(pages, pull.first * num_groups)
 
     def _reserve(self, pull: PrefixPull, num_pages: int) -> int | None:
         """Reserve a row, and memory that no waiting prompt and no running row needs. Return None if too little is
@@ -175,8 +183,8 @@ class Pulls:
         if waiting and kv.rows.num_free <= len(waiting) + 1:
             return None
         pulls = [*self.open.values(), *(pull for pull, _ in self.copies.held)]
-        pinned = sum(other.num_pages - other.first for other in pulls if other.row)
-        if pinned + num_pages - pull.first > MOST_PINNED * kv.allocator.num_total:
+        pinned = sum(other.ranges.num_wanted for other in pulls if other.ranges is not None)
+        if pinned + core.queues.budget.num_pulled(pull.first, num_pages) > MOST_PINNED * kv.allocator.num_total:
             return None
         keep_free = core.scheduler.capacity.wanted()
         owner = f"pull for {pull.request.key}"
@@ -186,20 +194,15 @@ class Pulls:
         """Pull announced pages, unless they were announced before. Raise HandoffFailed for pages that were not lent."""
         if not ready.pages:
             return
-        pages = range(ready.first_page, ready.first_page + len(ready.pages))
-        if not pull.row or pages.start < pull.first or pages.stop > pull.num_pages:
-            raise HandoffFailed(f"pages {pages.start}..{pages.stop - 1}, which were not lent")
+        if pull.ranges is None:
+            raise HandoffFailed("pages before a loan")
         if part_of(ready, self._ctx.core.pool) != WHOLE:
             raise HandoffFailed("a part of a page, although whole pages were lent")
         require_frames(ready, received.frames, self._ctx.core.pool)
         if ready.inline:
             self._ctx.outbox.send(pull.source, FramesTaken(pull.key, pull.lease))
-        if pull.claimed.issuperset(pages):
-            return
-        if not pull.claimed.isdisjoint(pages):
-            raise HandoffFailed(f"pages {pages.start}..{pages.stop - 1} overlap others that came before")
-        pull.claimed.update(pages)
-        self.copies.launch(pull, pull.transport, ready, received.frames)
+        if pull.ranges.claim(ready.first_page, len(ready.pages)):
+            self.copies.launch(pull, pull.transport, ready, received.frames)
 
     # ---- one round
 
@@ -210,21 +213,22 @@ class Pulls:
             if error is not None:
                 self._give_up(pull, "failed", error.message, now)
                 continue
-            pull.num_arrived += len(ready.pages)
-            if pull.num_arrived == pull.num_pages - pull.first:
-                self._complete(pull, now)
+            assert pull.ranges is not None
+            pull.ranges.arrived(ready.first_page, len(ready.pages))
+            if pull.ranges.complete:
+                self._complete(pull, pull.ranges.num_wanted, now)
         for pull in [pull for pull in self.open.values() if pull.until <= now]:
             self._shun(pull.source, now)
             self._give_up(pull, "late", "computing is faster now", now)
         self.copies.free_held()
 
-    def _complete(self, pull: PrefixPull, now: float) -> None:
-        """Put the pages into the prefix cache, where the pull's request finds them."""
-        core, num_pages = self._ctx.core, pull.num_pages - pull.first
+    def _complete(self, pull: PrefixPull, num_pulled: int, now: float) -> None:
+        """Put the pages into the prefix cache, where the pull's request finds them. `num_pulled`: of all groups."""
+        core = self._ctx.core
         core.kv.insert_prefix(pull.row, pull.keys, pull.num_pages * core.settings.page_size)
         core.queues.budget.release_held(pull.row)
-        self._ctx.metrics.count("pulled_pages", num_pages)
-        self._ctx.metrics.count("pulled_tokens", num_pages * core.settings.page_size)
+        self._ctx.metrics.count("pulled_pages", num_pulled)
+        self._ctx.metrics.count("pulled_tokens", (pull.num_pages - pull.first) * core.settings.page_size)
         self._over(pull, "pulled", now)
         self._ctx.outbox.send(pull.source, Returned(pull.key, pull.lease))
 

@@ -21,6 +21,7 @@ from router.api.resolve import Resolver
 from router.api.routes import build_routes
 from router.api.sampling_defaults import load_sampling_defaults
 from router.api.stream_token import Signer
+from router.certify.key_follower import SigningKeyFollower
 from router.certify.signing import AnswerSigner, read_signing_key
 from router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from router.dispatch.gateway import Gateway
@@ -154,6 +155,7 @@ async def serve_all(
         prometheus, registry, lambda: sum(row.requests for row in gateway.waiting()), registry.adapters, time.time
     )
     tracer = open_tracer(router_id, config.trace, log, config.records.trace_sample)
+    answers = None if keys.answers is None else AnswerSigner(keys.answers, text.template.sources)
     handlers = Handlers(
         make_resolver(config, registry, text, defaults),
         gateway,
@@ -167,7 +169,7 @@ async def serve_all(
         operators=keys.operators,
         desk=desk,
         signer=Signer(keys.tenants.now.stream_secret or keys.operators.now.stream_secret),  # equal on all routers
-        answers=None if keys.answers is None else AnswerSigner(keys.answers, text.template.sources),
+        answers=answers,
         tracer=tracer,
     )
     rules = endpoint_rules(config, log, metrics, keys.tenants)
@@ -176,7 +178,7 @@ async def serve_all(
     admin = AdminHandlers(gateway, registry, times.move_after_s, is_on, desk.limits, names, faults)
     app = build_routes(rules, handlers, admin, keys.operators)
     http_rules = HttpRules(config.http, metrics, LogOnce(log), times.retry_after_s, times.slow_reader_s)
-    tasks = start_background(config, keys, log, gateway, certificate)
+    tasks = start_background(config, keys, log, gateway, certificate, answers)
     try:
         return await serve(app, http_rules, listener, gateway, log, config.timeouts.shutdown_s, certificate)
     finally:
@@ -230,9 +232,13 @@ def start_background(
     log: Logger,
     gateway: Gateway,
     certificate: Certificate | None,
+    answers: AnswerSigner | None,
 ) -> list[asyncio.Task[None]]:
     """The caller cancels the tasks."""
     renewed = [] if certificate is None else [asyncio.create_task(certificate.follow())]
+    if answers is not None:
+        follower = SigningKeyFollower(config.records.certificate_key, answers, log)
+        renewed.append(asyncio.create_task(follower.follow()))
     return [
         *renewed,
         asyncio.create_task(KeysFollower(config.router.api_key_file, keys.tenants, log).follow()),

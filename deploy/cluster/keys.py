@@ -43,10 +43,11 @@ So have operators, for `baton admin` and /admin. A file with one bare key gives 
   baton router --admin-key-file FILE            follows the file, too
 
 A router that signs certificates of answers has a key of a third kind, Ed25519 in PEM form. Who checks certificates gets
-its public half, which the command prints. For a new key make a new file, and keep the old public key for old answers:
+its public half, which the command prints. For a new key make a new file, publish its public half beside the old one,
+which old answers need, and move the file to the old one's place:
 
   baton keys certificate FILE                   a key, if the file is missing, and its public half
-  baton router --certificate-key FILE           signs for requests with "certificate": true
+  baton router --certificate-key FILE           signs for requests with "certificate": true; follows the file
 """
 
 

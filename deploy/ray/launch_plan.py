@@ -119,8 +119,12 @@ def check_config(config: RayClusterConfig) -> None:
         raise ConfigError(
             "[node] router, routers_file, node_id and bind_port are set when nodes are placed: leave them out"
         )
-    if config.nodes.probe.ready_port:
-        raise ConfigError("[probe] ready_port can't be shared by the nodes of a machine: leave it out")
+    ports = {
+        "[probe] ready_port": config.nodes.probe.ready_port,
+        "[events] kv_events_endpoint": config.nodes.events.kv_events_endpoint,
+    }
+    if given := next(filter(ports.get, ports), ""):
+        raise ConfigError(f"{given} can't be shared by the nodes of a machine: leave it out")
 
 
 def check_machines(config: RayClusterConfig, addresses: Iterable[str]) -> None:

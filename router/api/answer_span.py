@@ -1,6 +1,7 @@
 """The span of one answer, from its request's arrival to its last byte. It holds no text of prompts or answers.
 
     chat smollm2 ── receive ── tokenize ── queue, placement, attempts (router/requests/journey.py)
+    chat         a request that was refused before its prompt was tokens; nothing is below it
 
 Names follow OpenTelemetry's conventions for generative AI:
 https://opentelemetry.io/docs/specs/semconv/gen-ai/
@@ -8,12 +9,15 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from router.api.generation_plan import GenerationPlan
 from router.api.writer import Counts, Times
+from router.http.connection import Connection
 from router.requests.journey import Journey
+from shared.core.errors import BatonError
 from shared.core.states import FinishReason
 from shared.observe.tracer import Attributes, OpenSpan, Tracer
 
@@ -34,14 +38,35 @@ def begin_answer(
 ) -> AnswerSpan | None:
     """Call it when the prompt is tokens. Return None for a request that is not sampled. `given`: the client's
     traceparent, or ""."""
-    operation = "text_completion" if path in COMPLETIONS else "chat"
-    name = f"{operation} {plan.model}"
-    span = tracer.begin_span(name, given, times.arrived, asked(operation, plan, request_id), is_server=True)
+    operation = operation_of(path)
+    span = tracer.begin_span(f"{operation} {plan.model}", given, times.arrived, is_server=True)
     if span is None:
         return None
+    span.note(asked(operation, plan, request_id))
     tracer.add_span("receive", span.traceparent, times.arrived, times.read, {})
     tracer.add_span("tokenize", span.traceparent, times.read, tracer.clock(), {})
     return AnswerSpan(tracer, span)
+
+
+@contextmanager
+def refusals_traced(tracer: Tracer | None, path: str, arrived: float, connection: Connection) -> Iterator[None]:
+    """Write a span of its own if the `with` block, in which the request has no other, refuses the request.
+
+    It holds the error's code, but not its message, which may quote the request."""
+    try:
+        yield
+    except BatonError as error:
+        operation = operation_of(path)
+        span = None if tracer is None else tracer.begin_span(operation, connection.trace, arrived, is_server=True)
+        if tracer is not None and span is not None:
+            facts: dict[str, str | int] = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "baton"}
+            span.note({**facts, "baton.request_id": connection.request_id, "http.response.status_code": error.status})
+            span.end_span(tracer.clock(), error.code)
+        raise
+
+
+def operation_of(path: str) -> str:
+    return "text_completion" if path in COMPLETIONS else "chat"
 
 
 def asked(operation: str, plan: GenerationPlan, request_id: str) -> Attributes:

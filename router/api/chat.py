@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from router.api.answers import (
     ToolCall,
     TopLogprob,
 )
+from router.api.cache_hints import asked_s, marks_of_messages
 from router.api.chat_messages import ABOUT_TEMPLATE, ChatMessage, conversation_of
 from router.api.chat_task import ChatTask, plan_of
 from router.api.choice_text import Delta
@@ -114,7 +116,8 @@ class Chat:
             num_logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
             parts=parts,
         )
-        return plan_of(task, body, resolver, contexts)
+        plan = plan_of(task, body, resolver, contexts)
+        return replace(plan, keep_s=max(plan.keep_s, asked_s(marks_of_messages(body.messages))))
 
     def skipped(self, body: ChatRequest) -> Sequence[str]:
         older, newer = body.max_tokens, body.max_completion_tokens

@@ -77,6 +77,11 @@ class ChoiceText:
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether an answer that has ended calls tools."""
+        return self._reader is not None and self._reader.num_calls > 0 and not self._reader.is_in_call
+
     def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Delta:
         delta = Delta()
         used = 0
@@ -113,7 +118,7 @@ class ChoiceText:
         if self._reader is not None:
             self._take_parts(self._reader.finish(is_cut=reason is FinishReason.LENGTH), delta)
             delta.parts += self._part_stops.flush()
-            delta.has_calls = self._reader.num_calls > 0 and not self._reader.is_in_call
+            delta.has_calls = self.has_calls
         delta.stopped_by = self._stopped_by  # also by text that the reader held back
         self.finish_reason = delta.finish_reason = FinishReason.STOP if delta.stopped_by else reason
 

@@ -76,7 +76,8 @@ Made from the parser's own tables (`python -m router.api.field_page`).
 - `usage` shows how many of a prompt's tokens were cached. A node reports this number when it ends an answer. At a stop
   string the router ends the answer, and does not wait for the node. So if stop strings ended all answers to a prompt,
   `usage` shows 0 cached tokens.
-- While a prompt waits, its stream sends the comment `: waiting` every three seconds. Clients skip it.
+- While a prompt waits, its stream sends the comment `: waiting` every three seconds. Clients skip it. In
+  a stream with ids no blank line follows it, because openai's SDK would take that for an event without data.
 - Ollama's paths stream lines of JSON (NDJSON), and have no event ids. While a prompt waits, they send a line with an
   empty part of the answer. Errors are `{"error": TEXT}`. `/api/tags`, `/api/ps` and `/api/version` have no body.
 - `/openapi.json` describes the same fields to programs, in OpenAPI 3.1.

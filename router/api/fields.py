@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from router.api.cache_hints import ABOUT_KEY, ABOUT_RETENTION, Retention
 from shared.core.sampling_params import BY_NAME, MAX_GRAMMAR_CHARS, MAX_TOP_LOGPROBS, PARAMETERS
 
 
@@ -184,6 +185,8 @@ class GenerationFields(SamplingFields, frozen=True, kw_only=True):
     ebnf: GrammarText | None = None
     cache_salt: CacheSalt | None = None
     priority: Priority | None = None
+    prompt_cache_key: ShortText | None = None
+    prompt_cache_retention: Retention | None = None
     request_id: ShortText | None = None
     certificate: bool | None = None
 
@@ -221,6 +224,8 @@ ABOUT_GENERATION = {
     "ebnf": "SGLang's name for guided_grammar",
     "cache_salt": "only requests with the same salt share cached prompts",
     "priority": ABOUT_PRIORITY,
+    "prompt_cache_key": ABOUT_KEY,
+    "prompt_cache_retention": ABOUT_RETENTION,
     "request_id": "returned as X-Request-Id, and named in the router's log",
     "certificate": "each choice ends with a signed record of what computed it; the header `X-Certificate` asks for it, "
     "too",
@@ -232,9 +237,7 @@ IGNORED_GENERATION = {
     "spaces_between_special_tokens": "tokens are written as their bytes",
     "store": "nothing is stored",
     "user": "it is not passed on",
-    "prompt_cache_key": "every prompt may use the prefix cache",
     "prompt_cache_options": "every prompt may use the prefix cache",
-    "prompt_cache_retention": "pages stay as long as there is room",
 }
 NOT_YET = "it is not served here"
 REFUSED_GENERATION = {

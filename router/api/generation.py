@@ -19,11 +19,12 @@ from router.api.generation_plan import GenerationPlan
 from router.api.marks import Marks
 from router.api.prompts import Prompts
 from router.api.stream_start import StreamStart
-from router.api.writer import AnswerFacts, Counts, Times, Writer
+from router.api.writer import AnswerFacts, Counts, Times, Writer, ping_among_ids
 from router.certify.signing import AnswerSigner
 from router.dispatch.gateway import Gateway
 from router.http.connection import ClientGone, Connection
 from router.http.errors import internal_error
+from router.requests.answered import Answered, AnswerKind
 from router.requests.effects import Failure, News, ScoredPrompt, Update
 from router.requests.journey import UNTRACED
 from router.requests.mailbox import Mailbox
@@ -87,7 +88,8 @@ def count_tokens(plan: GenerationPlan, choices: Sequence[ChoiceText], cached: Se
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    affinity: str = ""
+    affinity: str = ""  # its session, or what it sends as prompt_cache_key
+    has_session: bool = False
     tenant: Tenant = EVERYBODY
     within_s: float | None = None  # the client's limit for the whole answer
     trace: str = ""
@@ -154,6 +156,7 @@ class Generation:
         if signer is not None and plan.is_certified:
             self._certifying = Certifying(plan, self._writer.answer_id, signer)
         self._marks = start.marks(num_choices) if start is not None else None
+        self._ping = self._writer.ping if start is None else ping_among_ids(self._writer.ping)
         self._held: dict[int, Delta] = {}  # deltas of choices that wait until other choices catch up
         self._is_behind = start is not None and start.seen is not None
         self.was_admitted = False
@@ -173,7 +176,8 @@ class Generation:
             self._span.over(self._writer.answer_id, self._ended_as, reasons, self._counts(), self._times)
 
     async def _send_answer(self, connection: Connection, trace: str) -> None:
-        asker = Asker(session_of(connection), connection.tenant, time_left(connection, self._arrived), trace)
+        session, left = session_of(connection), time_left(connection, self._arrived)
+        asker = Asker(session or self._plan.session, bool(session), connection.tenant, left, trace)
         requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
         mailbox = self._gateway.open(requests, self._writer.answer_id)
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
@@ -187,6 +191,7 @@ class Generation:
             else:
                 await self._whole(connection, mailbox)
             self._ended_as = self._outcome()
+            mailbox.answered = [self._answered(job, rid, asker) for job, rid in enumerate(mailbox.rids)]
         except BatonError as error:
             self._ended_as = error.code
             self._is_our_failure = not (isinstance(error, DeadlineExceeded) and asker.within_s is not None)
@@ -205,6 +210,13 @@ class Generation:
         finally:
             self._gateway.close(mailbox)
             self._metrics.ended(self._ended_as, time.monotonic() - self._arrived)
+
+    def _answered(self, job: int, rid: str, asker: Asker) -> Answered:
+        num = self._plan.num_sequences
+        has_calls = any(choice.has_calls for choice in self._choices[job * num : (job + 1) * num])
+        without = AnswerKind.AFTER_TOOLS if self._plan.show.form.tools else AnswerKind.PLAIN
+        kind = AnswerKind.CALLS if has_calls else without
+        return Answered(rid, kind, asker.affinity, self._plan.keep_s, asker.has_session)
 
     def _new_request(self, job: int, asker: Asker) -> NewRequest:
         """Append the decoder's start tokens, which are neither shown nor counted."""
@@ -303,7 +315,7 @@ class Generation:
             news = await news_within(PING_S, mailbox)
             if news is not None:
                 return news
-            await self._say(connection, self._writer.ping)
+            await self._say(connection, self._ping)
         return await mailbox.take_news()
 
     def _absorb(self, batch: Sequence[News]) -> list[Step]:

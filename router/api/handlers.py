@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from router.api.answer_span import AnswerSpan, BodyTimes, begin_answer
+from router.api.answer_span import AnswerSpan, BodyTimes, begin_answer, refusals_traced
 from router.api.chat import Chat
 from router.api.completions import Completions
 from router.api.endpoint import Handler, keys_of, until_hang_up
@@ -145,8 +146,9 @@ class Handlers:
         return {api.table.path: partial(self._generate, api, self._parser(api.table)) for api in APIS}
 
     async def _generate(self, api: GenerationApi[Any], parser: BodyParser[Any], connection: Connection) -> None:
-        arrived = time.monotonic()
-        raw = await connection.body(self._resolver.limits.max_body_bytes)
+        arrived, path = time.monotonic(), api.table.path
+        with refusals_traced(self._tracer, path, arrived, connection):
+            raw = await connection.body(self._resolver.limits.max_body_bytes)
         asked = Asked(api, raw, connection.body_hold, BodyTimes(arrived, time.monotonic()))
         del raw
 
@@ -159,10 +161,11 @@ class Handlers:
         async def work() -> None:
             key = connection.header(b"idempotency-key")
             await self._work.turn()
-            if key is None:  # a kept answer needs no room
-                with self._desk.refusals(connection.tenant):
-                    self._gateway.check_room(connection.tenant)
-            await self._work.in_time(asked.raw, parse, asked.hold)
+            with refusals_traced(self._tracer, path, arrived, connection):
+                if key is None:  # a kept answer needs no room
+                    with self._desk.refusals(connection.tenant):
+                        self._gateway.check_room(connection.tenant)
+                await self._work.in_time(asked.raw, parse, asked.hold)
             if key is None or asked.body.stream:
                 await self._run(asked, connection)
             else:
@@ -186,14 +189,17 @@ class Handlers:
                 return made, None
             return begin_stream(api.table.path, body, made, self._signer, last_event_id)
 
-        if asks_for_grammar(body):
-            planned, start = await self._checks.run(plan, asked.hold)
-        else:
-            planned, start = await self._work.in_time(asked.raw, plan, asked.hold)
-        asked.drop_raw()
-        connection.more_headers.update(planned.headers)
-        writer = partial(api.writer, body)
-        with self._desk.charged(connection.tenant, planned.cost, connection.more_headers.update) as bill:
+        with ExitStack() as until_paid:
+            with refusals_traced(self._tracer, api.table.path, asked.times.arrived, connection):
+                if asks_for_grammar(body):
+                    planned, start = await self._checks.run(plan, asked.hold)
+                else:
+                    planned, start = await self._work.in_time(asked.raw, plan, asked.hold)
+                asked.drop_raw()
+                headers = connection.more_headers
+                headers.update(planned.headers)
+                bill = until_paid.enter_context(self._desk.charged(connection.tenant, planned.cost, headers.update))
+            writer = partial(api.writer, body)
             generation = Generation(
                 planned,
                 writer,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from router.api.cache_hints import ABOUT_CONTROL, asked_s, marks_of, marks_of_messages
 from router.api.chat_messages import thinking_kwargs
 from router.api.chat_task import ChatTask, named_as, plan_of
 from router.api.fields import (
@@ -87,6 +89,7 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     top_k: TopK | None = None
     stop_sequences: list[str] | None = None
     seed: int | None = None
+    cache_control: Any = None
     cache_salt: CacheSalt | None = None
     priority: Priority | None = None
     request_id: ShortText | None = None
@@ -106,7 +109,6 @@ ABOUT_PROMPT = {
     "output_format": "the older name of output_config.format",
 }
 IGNORED_PROMPT = {
-    "cache_control": "every prompt may use the prefix cache",
     "context_management": "the conversation is never edited",
     "speed": "there is only one",
 }
@@ -127,6 +129,7 @@ MESSAGES = FieldTable(
         "top_k": ABOUT_GENERATION["top_k"],
         "stop_sequences": "strings that end the answer",
         "seed": "beyond Anthropic's: the same seed and request give the same answer, on any node and after any fault",
+        "cache_control": ABOUT_CONTROL,
         "cache_salt": "beyond Anthropic's: only requests with the same salt share cached prompts",
         "priority": f"beyond Anthropic's: {ABOUT_PRIORITY}",
         "request_id": "beyond Anthropic's: returned as X-Request-Id, and named in the router's log",
@@ -153,7 +156,7 @@ COUNT_TOKENS = FieldTable(
     "/v1/messages/count_tokens",
     CountTokensRequest,
     about=ABOUT_PROMPT,
-    ignored=IGNORED_PROMPT,
+    ignored=IGNORED_PROMPT | {"cache_control": "nothing is computed"},
     refused=REFUSED_PROMPT,
 )
 
@@ -185,14 +188,22 @@ class Messages:
             parts=parts,
         )
         own_format = "output_format" if body.output_format is not None else "output_config.format"
+        keep_s = asked_s(cache_marks_of(body))
         with named_as(OWN_NAMES | {"response_format": own_format}):
-            return plan_of(task, fields, resolver, contexts)
+            return replace(plan_of(task, fields, resolver, contexts), keep_s=keep_s)
 
     def skipped(self, body: MessagesRequest) -> Sequence[str]:
         return skipped_tools(body.tools, FUNCTIONS)
 
     def writer(self, body: MessagesRequest, facts: AnswerFacts) -> Writer:
         return MessagesWriter(facts)
+
+
+def cache_marks_of(body: MessagesRequest) -> Iterator[tuple[str, object]]:
+    yield "cache_control", body.cache_control
+    yield from marks_of(body.tools, "tools")
+    yield from marks_of(body.system, "system")
+    yield from marks_of_messages(body.messages)
 
 
 def counted(body: CountTokensRequest, resolver: Resolver) -> dict[str, int]:

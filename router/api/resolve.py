@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from router.api.cache_hints import RETENTION_S
 from router.api.fields import GenerationFields, sampling_fields_of
 from router.api.generation_plan import PLAIN, AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.parts import Parts
@@ -204,6 +205,8 @@ class Resolver:
             adapter="" if model in self.names else self.adapters().get(model, GONE),
             cache_salt=_salt(body.cache_salt),
             rank=body.priority or 0,
+            session=body.prompt_cache_key or "",
+            keep_s=RETENTION_S.get(body.prompt_cache_retention, 0.0),
             jobs=jobs,
             num_sequences=body.n or 1,
             sampling=self._sampling(body, cap.max_tokens, num_logprobs, scores, grammar),

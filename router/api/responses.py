@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from router.api.cache_hints import ABOUT_KEY, ABOUT_RETENTION, Retention
 from router.api.chat_messages import thinking_kwargs
 from router.api.chat_task import ChatTask, named_as, plan_of
 from router.api.fields import (
@@ -87,6 +88,8 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     seed: int | None = None
     cache_salt: CacheSalt | None = None
     priority: Priority | None = None
+    prompt_cache_key: ShortText | None = None
+    prompt_cache_retention: Retention | None = None
     request_id: ShortText | None = None
 
 
@@ -111,14 +114,14 @@ RESPONSES = FieldTable(
         "seed": "beyond OpenAI's: the same seed and request give the same answer, on any node and after any fault",
         "cache_salt": "beyond OpenAI's: only requests with the same salt share cached prompts",
         "priority": f"beyond OpenAI's: {ABOUT_PRIORITY}",
+        "prompt_cache_key": ABOUT_KEY,
+        "prompt_cache_retention": ABOUT_RETENTION,
         "request_id": "beyond OpenAI's: returned as X-Request-Id, and named in the router's log",
     },
     ignored={
         "access_programs": "it is not passed on",
         "max_tool_calls": "the client runs the calls",
-        "prompt_cache_key": "every prompt may use the prefix cache",
         "prompt_cache_options": "every prompt may use the prefix cache",
-        "prompt_cache_retention": "pages stay as long as there is room",
         "safety_identifier": "it is not passed on",
         "service_tier": "there is only one tier",
         "store": "answers are not stored, and say so",
@@ -162,6 +165,8 @@ class Responses:
             response_format=format_of(body.text),
             cache_salt=body.cache_salt,
             priority=body.priority,
+            prompt_cache_key=body.prompt_cache_key,
+            prompt_cache_retention=body.prompt_cache_retention,
             request_id=body.request_id,
         )
         task = ChatTask(

@@ -85,6 +85,13 @@ class Writer(Protocol):
         ...
 
 
+def ping_among_ids(ping: bytes) -> bytes:
+    """Return the ping of a stream whose events have ids: a comment that the next event's lines follow.
+
+    Behind an id, openai's decoder takes a comment's blank line for the end of an event without data, and fails."""
+    return ping.removesuffix(b"\n") if ping == COMMENT else ping
+
+
 def sse_event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 

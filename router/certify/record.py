@@ -35,6 +35,7 @@ HEX = r"^[0-9a-f]{64}$"
 
 Digest = Annotated[str, Meta(pattern=HEX)]
 Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[int, Meta(ge=0, lt=253_402_300_800)]  # since 1970, before the year 10000
 
 
 class BadCertificate(InvalidRequest):
@@ -81,7 +82,7 @@ class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     version: Literal[1] = 1
     answer: str
     choice: Count
-    time: Count
+    time: Seconds
     model: str
     adapter: str
     nodes: Annotated[list[CertifiedNumerics], Meta(min_length=1)]
@@ -145,7 +146,7 @@ def record_of(facts: ChoiceFacts, salt: bytes) -> AnswerRecord:
         adapter=facts.adapter,
         nodes=nodes,
         replays=NEAR_TIES if any(map(runs_by_library, facts.nodes)) else EXACT,
-        template=digest_of(salt, "template", templates_bytes(facts.templates)),
+        template=template_digest(salt, facts.templates),
         prompt=certified_ids(salt, "prompt", facts.prompt_ids),
         sampling=shown_sampling(facts.sampling, salt),
         stop=digest_of(salt, "stop", msgspec.json.encode(list(facts.stops))) if facts.stops else None,
@@ -157,13 +158,15 @@ def record_of(facts: ChoiceFacts, salt: bytes) -> AnswerRecord:
 
 
 class ShownAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A certificate, and what its owner shows with it. `record`: a JWS; `salt`, in hexadecimal digits."""
+    """A certificate, and what its owner shows with it. `record`: a JWS; `salt`, in hexadecimal digits. `text`: of the
+    answer, if all of it is text; no digest is of it."""
 
     record: str
     salt: Annotated[str, Meta(pattern=HEX)] | None = None
     sampling: dict[str, Any] = {}
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    text: str | None = None
 
     def check_shown(self, record: AnswerRecord) -> list[str]:
         """Return the names of the shown parts, all certified. Raise BadCertificate if one is not."""
@@ -218,8 +221,9 @@ def certified_ids(salt: bytes, purpose: str, ids: Sequence[int]) -> CertifiedIds
         raise BadCertificate(f"the {purpose} shown with it is not a list of token ids") from None
 
 
-def templates_bytes(templates: Mapping[str, str]) -> bytes:
-    return msgspec.json.encode(dict(templates), order="sorted")
+def template_digest(salt: bytes, templates: Mapping[str, str]) -> str:
+    """`templates`: the model's chat templates by name."""
+    return digest_of(salt, "template", msgspec.json.encode(dict(templates), order="sorted"))
 
 
 def salted_parameters(sampling: SamplingParams) -> dict[str, Any]:

@@ -51,9 +51,10 @@ class JwsHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     typ: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AnswerSigner:
-    """`templates`: the model's chat templates by name, which every record has a digest of."""
+    """`secret`: replaced when its file changes. `templates`: the model's chat templates by name, which every record
+    has a digest of."""
 
     secret: Ed25519PrivateKey = field(repr=False)
     templates: Mapping[str, str] = field(repr=False)

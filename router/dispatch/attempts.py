@@ -8,6 +8,8 @@ A request has one attempt at a time. Messages of earlier attempts have older key
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from router.fleet.registry import RegisteredNode
 from router.policy.interface import Wanted
 from router.policy.placement import NODES_AWAY_S, Placement, Placer
@@ -17,6 +19,7 @@ from router.requests.abort_log import AbortLog
 from router.requests.effects import Alarm, Effects, Failure, Update
 from router.requests.faults import can_resume, given_up, is_nobodys_fault
 from router.requests.journal import Journal, OpenRequest
+from router.requests.returns import EndedAnswer, Returns, page_near_end
 from router.requests.suspects import SuspectRequests
 from router.requests.tickets import Tickets, deadline_ms
 from shared.core.errors import BatonError, NodeLost, NoNodes, PeerUnreachable, RequestKillsNodes
@@ -56,6 +59,7 @@ class Attempts:
         self._sources = sources
         self._max_attempts = max_attempts
         self._resume_wait_s = resume_wait_s
+        self.returns = Returns()
         # See Dispatcher.was_away.
         self._excused_until = -float("inf")
 
@@ -100,6 +104,8 @@ class Attempts:
         effects.placed.append((request.rid, [node.hello.fingerprint for node in attempt.nodes]))
         first = attempt.prefiller
         assert first is not None
+        if not attempt.number:
+            self.returns.came(self._page_names(request, first), now)
         generate = self._generate(request, now, effects)
         first.unconfirmed.sent(generate.key, deadline_ms(now))
         effects.sends.append((first.peer, generate))
@@ -239,6 +245,20 @@ class Attempts:
     def abandon(self, request: OpenRequest, effects: Effects) -> None:
         self._stop_everywhere(request, effects)
         self.end(request, effects.now)
+
+    def end_answered(self, request: OpenRequest, now: float) -> None:
+        """End a request whose sequences all have their last token."""
+        attempt = request.attempt
+        names = self._page_names(request, attempt.prefiller) if attempt.prefiller is not None else ()
+        if names:
+            key, peers = to_wire(self.key(request, 0)), tuple(node.peer for node in attempt.nodes)
+            name, tenant = page_near_end(names), request.asked.tenant.number
+            self.returns.ended(request.rid, EndedAnswer(key, peers, name, tenant, now, attempt.sent_at), names)
+        self.end(request, now)
+
+    def _page_names(self, request: OpenRequest, node: RegisteredNode) -> Sequence[bytes]:
+        """Return the identities of the prompt's full pages on this node, last first."""
+        return request.pages.names(node.hello) if request.pages is not None else ()
 
     def end(self, request: OpenRequest, now: float) -> None:
         self._no_verdict(request)

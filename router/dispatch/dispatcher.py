@@ -21,6 +21,7 @@ from router.policy.sources import PrefixSources
 from router.queue.admission import AdmissionQueue, Newcomer, Waiting
 from router.queue.fair_queue import FairQueue
 from router.requests.abort_log import AbortLog
+from router.requests.answered import Answered
 from router.requests.effects import Alarm, Effects
 from router.requests.journal import Journal, OpenRequest
 from router.requests.new_request import NewRequest
@@ -116,6 +117,13 @@ class Dispatcher:
     def _new_request(self, new: NewRequest, expected_answer: float, now: float) -> OpenRequest:
         pages = PromptPages(new.prompt_ids, new.adapter, new.cache_salt)
         return OpenRequest(self._journal.new_rid(), new, now + self._within_s(new), pages, expected_answer)
+
+    def close(self, rids: Iterable[str], answered: Sequence[Answered], now: float) -> Effects:
+        """Cancel open attempts, and tell nodes to keep the pages of conversations that are expected back."""
+        effects = self.cancel(rids, now)
+        for one in answered:
+            effects.sends += self._attempts.returns.over(one)
+        return effects
 
     def cancel(self, rids: Iterable[str], now: float) -> Effects:
         effects = Effects(now)

@@ -124,7 +124,7 @@ class Gateway:
 
     def close(self, mailbox: Mailbox) -> None:
         """Abort an answer's open requests. Idempotent."""
-        self._apply(self._dispatcher.cancel(mailbox.rids, self._clock()))
+        self._apply(self._dispatcher.close(mailbox.rids, mailbox.answered, self._clock()))
         for rid in mailbox.rids:
             self._mailboxes.pop(rid, None)
 

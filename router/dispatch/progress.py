@@ -188,7 +188,7 @@ class Progress:
             if attempt.prefill is not None:
                 attempt.prefill.breaker.succeeded()
         if request.is_done:
-            self._attempts.end(request, effects.now)
+            self._attempts.end_answered(request, effects.now)
 
     def _find(self, node: RegisteredNode, wire_key: Key, effects: Effects) -> OpenRequest | None:
         """Return the open request of a key. If there is none, send the node an Abort, at most once in REPEAT_S."""

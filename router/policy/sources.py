@@ -36,11 +36,11 @@ class PrefixSources:
 
     def choose(self, request: OpenRequest, key: RequestKey, effects: Effects) -> PrefixSource | None:
         prefill, pages = request.attempt.prefill, request.pages
-        if prefill is None or pages is None or request.asked.wants_scores or prefill.hello.has_window:
+        if prefill is None or pages is None or request.asked.wants_scores:
             return None
         page_size = prefill.hello.fingerprint.page_size
         most = min(len(request.asked.prompt_ids) - 1, MAX_PULL_TOKENS) // page_size if page_size else 0
-        own = min(most, prefill.pages.num_pages(pages.names(prefill.hello), has_window=False))
+        own = self._num_pages(request, prefill, most)
         least = max(1, -(-LEAST_TOKENS // page_size)) if page_size else 1
         if most - own < least:
             return None
@@ -74,7 +74,8 @@ class PrefixSources:
     @staticmethod
     def _num_pages(request: OpenRequest, node: RegisteredNode, most: int) -> int:
         assert request.pages is not None
-        return min(most, node.pages.num_pages(request.pages.names(node.hello), has_window=False))
+        names = request.pages.names(node.hello)[-most:]
+        return node.pages.num_pages(names, has_window=node.hello.has_window) if most else 0
 
     def _token_s(self, prefill: RegisteredNode, others: Iterable[RegisteredNode], now: float) -> float | None:
         """Return the seconds per computed token. If no node was measured, return the assumed value or None."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from router.requests.answered import Answered
 from router.requests.effects import News
 from shared.wire.messages import Fingerprint
 
@@ -15,13 +16,14 @@ from shared.wire.messages import Fingerprint
 class Mailbox:
     """The news of one HTTP request, bounded by its prompt and max_tokens. Owned by the event loop's thread."""
 
-    __slots__ = ("_news", "_waiter", "answer_id", "begun", "nodes", "rids")
+    __slots__ = ("_news", "_waiter", "answer_id", "answered", "begun", "nodes", "rids")
 
     def __init__(self, answer_id: str = "") -> None:
         self.answer_id = answer_id  # the answer's id, as the client knows it
         self.rids: Sequence[str] = ()
         self.begun: set[str] = set()  # rids whose prompts a node has begun
         self.nodes: dict[str, dict[Fingerprint, None]] = {}  # by rid: of all nodes that had it, in their order
+        self.answered: Sequence[Answered] = ()  # once the client has the whole answer
         self._news: list[News] = []
         self._waiter: asyncio.Future[None] | None = None
 

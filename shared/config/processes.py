@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shared.config.adapter_settings import AdapterConfig
 from shared.config.core_plan import CorePlan
+from shared.config.event_settings import EventsConfig
 from shared.config.frozen import PIPELINE
 from shared.config.http_settings import HttpConfig
 from shared.config.hub_settings import HubConfig
@@ -128,6 +129,7 @@ class NodeParts:
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
+    events: EventsConfig = field(default_factory=EventsConfig)
     log: LogConfig = field(default_factory=LogConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
 
@@ -138,6 +140,7 @@ class NodeParts:
         check_pipeline(self.parallel, self.sched, self.transfer, self.adapters)
         self.node.check_addresses(has_keys=self.security.has_keys)
         self.transfer.check_transport(self.node)
+        self.events.check_reach(trusts_network=self.transfer.trust_network)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ class RecordsConfig:
 
     certificate_key: str = option(
         "",
-        "file with the key that signs certificates of answers (made by `baton keys certificate`); empty: requests for "
-        "a certificate are refused",
+        "file with the key that signs certificates of answers (made by `baton keys certificate`), read again when it "
+        "changes; empty: requests for a certificate are refused",
         metavar="FILE",
     )
     trace_sample: float = option(

@@ -375,7 +375,7 @@ class TimeoutsConfig:
     )
     slow_reader_s: float = option(30.0, "a client that reads nothing for this time is cut off", low=1.0, high=3600.0)
     retry_after_s: int = option(2, "seconds in the header Retry-After of a 503 or 429", low=1, high=3600)
-    max_attempts: int = option(3, "limit on attempts at a request; 1: a lost node becomes an error", low=1, high=8)
+    max_attempts: int = option(3, "limit on a request's failed attempts; 1: a lost node is an error", low=1, high=8)
     resume_wait_s: float = option(10.0, "longest wait of a stream without a node for another", low=0.0, high=600.0)
     move_after_s: float = option(
         30.0, "time that requests of a drained node get to finish before they are moved", low=0.0, high=3600.0

@@ -21,7 +21,9 @@ class TransferConfig:
         high=64,
     )
     trust_network: bool = option(
-        False, "let KV pages go through gloo, nccl or nixl, whose connections neither identify peers nor encrypt"
+        False,
+        "let KV pages go through gloo, nccl or nixl, and KV events leave this machine, over connections that neither "
+        "identify peers nor encrypt",
     )
 
     def __post_init__(self) -> None:

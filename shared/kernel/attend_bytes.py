@@ -131,7 +131,7 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool,
         if has_amx:
             amx.begin_registers(room.registers, amx.ROWS)
         for index in range(share, step[NUM_RUNS] * num_kv_heads, words[NUM_SHARES]):
-            run, head = run_at(step, 0, index // num_kv_heads, BLOCK), index % num_kv_heads
+            run, head = run_at(step, 0, 0, index // num_kv_heads, BLOCK), index % num_kv_heads
             keys = side_at(words[KEYS], words[KEY_SCALES], head, head_dim, False, step)
             values = side_at(words[VALUES], words[VALUE_SCALES], head, head_dim, False, step)
             queries = step[QUERIES] + (head * words[NUM_ROWS] + run.first) * group * query_size

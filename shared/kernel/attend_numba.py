@@ -6,8 +6,8 @@ Neighbouring tokens of a row form a run. If all tokens of a run read a block, th
     token 1                 |early| shared                  | its own   |
     last token                    | shared                  | its own     |
 
-Keys are "early" only with a sliding window. In a draft tree or a decode row, each token forms a run, whose keys are all
-"its own".
+Keys are "early" only with a sliding window or unread keys. In a draft tree or a decode row, each token forms a run,
+whose keys are all "its own".
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from shared.kernel.attention_words import (
     KEYS,
     NUM_KV_HEADS,
     NUM_RUNS,
+    NUM_UNREAD,
     OUT,
     QUERIES,
     RUN_TOKENS,
@@ -100,25 +101,24 @@ def make_attend(form: AttendForm, num_kv_heads: int = 0, scale: float = 0.0) -> 
     """Compile the task. Pages before the window are never read: they may have been reused.
 
     `num_kv_heads` is 0 if pages hold one token after another (attend_places.side_at). The task's words then have this
-    number, and the factor of scores; and the softcap and the address of sinks (heads,) float32, if the form has them.
+    number, the factor of scores, unread keys, and what the form has of softcap and sinks (heads,) float32.
     """
-    group, key_size, value_size, is_half = form[:4]
+    group, key_size, value_size, is_half, _, is_capped, has_sinks = form
     lanes, items, size = block_lanes(key_size), int(form.items), max(key_size, value_size)
     key_bytes, value_bytes = (own * form.items.num_bytes for own in (key_size, value_size))
     number_bytes, out_bytes = number_bytes_of(form.items), value_size * (2 if is_half else 4)
     group_bytes, by_token = group * key_size * number_bytes, num_kv_heads == 0
-    is_capped, has_sinks = form.is_capped, form.has_sinks
 
     def attend(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
         stride = step[SCORE_BYTES]
-        memory = step[SCRATCH] + worker * step[SCRATCH_BYTES]
-        room = room_at(memory, step[RUN_TOKENS], group, size, lanes)
+        room = room_at(step[SCRATCH] + worker * step[SCRATCH_BYTES], step[RUN_TOKENS], group, size, lanes)
         heads = words[NUM_KV_HEADS] if by_token else num_kv_heads
         factor = float_of(_u32(words[SCALE])) if by_token else _f32(scale)
+        num_unread = words[NUM_UNREAD] if by_token else 0
         token_bytes = heads * group_bytes
         for index in range(share, step[NUM_RUNS] * heads, words[NUM_SHARES]):
-            run, head = run_at(step, words[WINDOW], index // heads, lanes), index % heads
+            run, head = run_at(step, words[WINDOW], num_unread, index // heads, lanes), index % heads
             keys = side_at(words[KEYS], words[KEY_SCALES], head, key_bytes, by_token, step)
             values = side_at(words[VALUES], words[VALUE_SCALES], head, value_bytes, by_token, step)
             queries = step[QUERIES] + run.first * token_bytes + head * group_bytes
@@ -132,7 +132,8 @@ def make_attend(form: AttendForm, num_kv_heads: int = 0, scale: float = 0.0) -> 
                 locate(room.items, room.scales, keys, run.table, start, run.end, step, items, lanes)
                 transpose_block(key_size, items, room.items, room.scales, room.block)
                 for i in range(run.length):
-                    found = room.scores + i * group * stride + (start - oldest_of(run.num_keys + i, run.window)) * 4
+                    oldest = oldest_of(run.num_keys + i, run.window, run.num_unread)
+                    found = room.scores + i * group * stride + (start - oldest) * 4
                     tops = room.tops + i * group * lanes * 4
                     score_transposed(group, key_size, items, queries + i * token_bytes, room.block, found, stride, tops)
             if is_capped or has_sinks:
@@ -147,7 +148,7 @@ def make_attend(form: AttendForm, num_kv_heads: int = 0, scale: float = 0.0) -> 
                 locate(room.items, room.scales, values, run.table, start, run.end, step, items, lanes)
                 copy_block(value_size, items, room.items, room.scales, room.block)
                 for i in range(run.length):
-                    oldest = oldest_of(run.num_keys + i, run.window)
+                    oldest = oldest_of(run.num_keys + i, run.window, run.num_unread)
                     weights = room.scores + i * group * stride + (start - oldest) * number_bytes
                     sums = room.sums + i * group * value_size * 4
                     sum_block(group, value_size, items, True, weights, stride, room.block, 0, sums)
@@ -169,7 +170,7 @@ def _score_own(
             fetch(keys, run.table, start, run.num_keys, step, items, key_bytes, lanes)
     for i in range(run.length):
         num_keys = run.num_keys + i
-        oldest, early = oldest_of(num_keys, run.window), min(run.shared, num_keys)
+        oldest, early = oldest_of(num_keys, run.window, run.num_unread), min(run.shared, num_keys)
         rows, tops = room.scores + i * group * step[SCORE_BYTES], room.tops + i * group * lanes * 4
         start = oldest if oldest < early else run.end
         while start < num_keys:
@@ -195,7 +196,7 @@ def _sum_own(
     stride = step[SCORE_BYTES]
     for i in range(run.length):
         num_keys = run.num_keys + i
-        oldest = oldest_of(num_keys, run.window)
+        oldest = oldest_of(num_keys, run.window, run.num_unread)
         first, stop = (oldest, min(run.shared, num_keys)) if is_early else (run.end, num_keys)
         for start in range(first, stop, lanes):
             locate(room.items, room.scales, values, run.table, start, stop, step, items, lanes)

@@ -39,6 +39,7 @@ class Run(NamedTuple):
     table: int  # address of the row's page numbers
     num_keys: int
     window: int  # 0: no window
+    num_unread: int  # of a row's first keys: none is read by another token
     shared: int
     end: int
     tree_start: int  # a draft tree's token reads all slots before this slot, then the slots of `seen`'s set bits
@@ -55,7 +56,7 @@ class KvSide(NamedTuple):
 
 
 @inlined
-def run_at(step: Any, window: int, index: int, lanes: int) -> Run:
+def run_at(step: Any, window: int, num_unread: int, index: int, lanes: int) -> Run:
     bounds = longs_at(step[RUNS])
     first, length = bounds[index], bounds[index + 1] - bounds[index]
     table = step[TABLE] + longs_at(step[ROWS])[first] * step[TABLE_STRIDE] * 4
@@ -64,14 +65,16 @@ def run_at(step: Any, window: int, index: int, lanes: int) -> Run:
     if step[VISIBLE] != 0 and longs_at(step[VISIBLE])[first] >= 0:
         seen = longs_at(step[VISIBLE])[first]
         tree_start, num_keys = _window_of(seen, num_keys)
-    shared = oldest_of(num_keys + length - 1, window)
+    shared = oldest_of(num_keys + length - 1, window, num_unread)
     whole = max(0, num_keys - shared) // lanes if length > 1 else 0
-    return Run(first, length, table, num_keys, window, shared, shared + whole * lanes, tree_start, seen)
+    return Run(first, length, table, num_keys, window, num_unread, shared, shared + whole * lanes, tree_start, seen)
 
 
 @inlined
-def oldest_of(num_keys: int, window: int) -> int:
-    return max(0, num_keys - window) if window != 0 else 0
+def oldest_of(num_keys: int, window: int, num_unread: int) -> int:
+    """Return the first of a token's `num_keys` keys that it reads. It always reads its own."""
+    oldest = max(0, num_keys - window) if window != 0 else 0
+    return max(oldest, min(num_unread, num_keys - 1))
 
 
 @inlined

@@ -29,6 +29,7 @@ from shared.kernel.attention_words import (
     NEW_VALUES,
     NUM_KV_HEADS,
     NUM_TOKEN_WORDS,
+    NUM_UNREAD,
     OUT,
     PAGE_BYTES,
     QKV,
@@ -67,7 +68,7 @@ class TokenHeads:
     value_size: int
     dtype: torch.dtype
     page_dtype: torch.dtype
-    has_window: bool  # whether any layer of the model has one
+    has_window: bool  # whether any layer of the model has one, or unread keys
     is_capped: bool = False
     has_sinks: bool = False
 
@@ -99,12 +100,14 @@ class TokenPages:
 
 @dataclass(frozen=True, slots=True)
 class TokenScoring:
-    """How products become weights. `softcap`: 0 without one. `sinks`: (heads,) float32."""
+    """How products become weights. `softcap`: 0 without one. `sinks`: (heads,) float32. `num_unread`: how many of a
+    row's first keys no other token reads."""
 
     scale: float
     window: int = 0
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
+    num_unread: int = 0
 
 
 class TokenAttention:
@@ -137,6 +140,7 @@ class TokenAttention:
         sinks = None if scoring.sinks is None else scoring.sinks.float().contiguous()
         words = self._program.words
         words[:, NUM_ROWS], words[:, OUT], words[:, WINDOW] = len(q), out.data_ptr(), scoring.window
+        words[:, NUM_UNREAD] = scoring.num_unread
         words[:, QKV], words[:, NEW_KEYS], words[:, NEW_VALUES] = q.data_ptr(), k.data_ptr(), v.data_ptr()
         words[:, KEYS], words[:, VALUES] = pages.keys.data_ptr(), pages.values.data_ptr()
         if pages.key_scales is not None and pages.value_scales is not None:

@@ -42,7 +42,7 @@ def soften_run(items: int, room: RunRoom, run: Run, stride: int, group: int, lan
 
     Write 1 / (sum of a query's weights) to its first number of `tops`."""
     for i in range(run.length):
-        num_keys = run.num_keys + i - oldest_of(run.num_keys + i, run.window)
+        num_keys = run.num_keys + i - oldest_of(run.num_keys + i, run.window, run.num_unread)
         for query in range(i * group, (i + 1) * group):
             row = room.scores + query * stride
             x, tops = floats_at(row), floats_at(room.tops + query * lanes * 4)
@@ -68,7 +68,7 @@ def soften_more(
     If is_capped, a score becomes softcap * tanh(scale * score). If has_sinks, each sum of weights has one more, of a
     query's sink."""
     for i in range(run.length):
-        num_keys = run.num_keys + i - oldest_of(run.num_keys + i, run.window)
+        num_keys = run.num_keys + i - oldest_of(run.num_keys + i, run.window, run.num_unread)
         for g in range(group):
             query = i * group + g
             row = room.scores + query * stride

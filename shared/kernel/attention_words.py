@@ -7,9 +7,10 @@ STEP, QKV, Q_NORM, K_NORM, KEYS, VALUES, OUT, COS, SIN, WINDOW = range(2, 12)
 KEY_SCALES, VALUE_SCALES = 12, 13  # used only if pages hold bytes
 NUM_WORDS = 14
 # Words of attention over pages that hold one token after another (attend_tokens.py), which has no rope and no norms.
-# SCALE: the factor of scores, divided by the softcap if there is one. SCALE, SOFTCAP: float32 bits.
-NEW_KEYS, NEW_VALUES, NUM_KV_HEADS, SCALE, SOFTCAP, SINKS = range(14, 20)
-NUM_TOKEN_WORDS = 20
+# SCALE: the factor of scores, divided by the softcap if there is one. SCALE, SOFTCAP: float32 bits. NUM_UNREAD: how
+# many of a row's first keys no other token reads.
+NEW_KEYS, NEW_VALUES, NUM_KV_HEADS, SCALE, SOFTCAP, SINKS, NUM_UNREAD = range(14, 21)
+NUM_TOKEN_WORDS = 21
 # Words that a step's layers share, at the address in STEP.
 ROWS, POSITIONS, TABLE, TABLE_STRIDE, PAGE_BYTES, PAGE_SIZE = range(6)
 QUERIES, SCORE_BYTES, SLOTS, VISIBLE = range(6, 10)

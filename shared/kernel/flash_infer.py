@@ -176,7 +176,6 @@ class FlashInferAttention:
     """`own`: writes pages, and attends in steps with draft trees."""
 
     gathers = False
-    needs_cpu_seq_lens = True
 
     def __init__(
         self, shape: AttentionShape, dtype: torch.dtype, own: WritesPages, gpu: Gpu, device: torch.device

@@ -181,7 +181,8 @@ class KVManager:
         self._private[row, :n] &= ~taken
         return int(taken.sum())
 
-    def release(self, row: int) -> None:
+    def release(self, row: int) -> Lock | None:
+        """Free the row and its pages. Return the ended lock of its cached pages, if it had one."""
         record = self._record(row)
         mine = self._private[row, : self.rows.num_pages[row]]
         pages = self.rows.pages_of(row)[mine]
@@ -191,6 +192,7 @@ class KVManager:
         self._private[row] = False
         del self._records[row]
         self.rows.free_row(row)
+        return record.lock
 
     def gauges(self) -> dict[PageState, int]:
         """Return the number of pages by state. Tagged pages are private, or pinned in the cache."""

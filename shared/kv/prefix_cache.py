@@ -10,11 +10,11 @@ locking a pinned path costs one addition.
 from __future__ import annotations
 
 import bisect
-import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -22,34 +22,14 @@ import numpy.typing as npt
 from shared.core.errors import IntegrityError
 from shared.core.page_identity import KEY_BYTES, ROOT, child_identity
 from shared.kv.accounting import raise_problems
+from shared.kv.cached_page import CachedPage
+from shared.kv.leaf_order import GONE, KeptPath, LeafOrder
 from shared.kv.pages import PageIds
 
 Keys = npt.NDArray[np.int64]
-Listener = Callable[[bytes, bool], None]  # gets a page's identity, and whether the page is cached now
+Added = tuple[bytes, bytes]  # a page's keys, and the identity of the page before it
+Listener = Callable[[bytes, Added | None], None]  # gets the identity of a page that is cached now, or (None) gone
 Firsts = tuple[int, ...]  # the first page of each page group that a step may read; (): 0 in all
-HEAP_SLACK = 64
-
-
-class CachedPage:
-    """A page in the tree. `identity` is computed on demand. A WindowCache's have no parent.
-
-    `stamp`: logical time when the last lock ended. `used`: the same for uses by requests; eviction goes by it.
-    `is_due`: a use has ended, and the node becomes cold when it is unlocked. An unlock sets
-    `used` and `is_due` up to the first node that is still pinned. Nodes above get both when that node is unlocked.
-    """
-
-    __slots__ = ("children", "identity", "is_due", "key", "page", "parent", "refs", "stamp", "used")
-
-    def __init__(self, key: bytes, page: int, parent: CachedPage | None, identity: bytes = b"") -> None:
-        self.key = key
-        self.page = page
-        self.parent = parent
-        self.children: dict[bytes, CachedPage] = {}
-        self.refs = 0
-        self.stamp = 0
-        self.used = 0
-        self.is_due = False
-        self.identity = identity
 
 
 @dataclass(slots=True, eq=False)
@@ -109,9 +89,7 @@ class PrefixCache:
         self._num_evictable = 0
         self.num_pins = 0  # how often a request or a copy has locked evictable pages
         self._clock = itertools.count(1)
-        # (used, push number, stamp, node) of unlocked leaves; stale entries are dropped when popped
-        self._leaves: list[tuple[int, int, int, CachedPage]] = []
-        self._pushes = itertools.count()
+        self.leaves = LeafOrder(self._nodes)
         self.listener: Listener | None = None
         # nodes that `take_cold` has not returned since their last use, in the order of unlocking; copies may lock them
         self._cold: dict[CachedPage, None] = {}
@@ -251,6 +229,7 @@ class PrefixCache:
         while node is not None and node.parent is not None:
             node.refs -= 1
             if not lock.is_copy:
+                self.leaves.use(node)
                 node.used, node.is_due = stamp, True
             if node.refs > 0:
                 break
@@ -260,8 +239,33 @@ class PrefixCache:
                 self._cold[node], node.is_due = None, False
                 node.parent.used, node.parent.is_due = max(node.parent.used, node.used), True
             if not node.children:
-                self._push_leaf(node)
+                self.leaves.push(node)
             node = node.parent
+
+    def keep(self, end: Lock, until: float, tenant: int, num_prompt: int) -> None:
+        """Evict the path of a lock that was unlocked after others, until a time on the clock of `leaves.now`.
+
+        num_prompt: the number of its pages that only the prompt fills."""
+        node = end.node
+        if node is None or node.children or node.stamp == GONE:
+            return
+        path = [node, *self._above(node)]
+        num_own = 1 + sum(1 for _ in takewhile(lambda page: len(page.children) == 1, path[1:]))
+        num_answer = min(max(0, end.num_pages - num_prompt), len(path) - 1)
+        own_prompt = max(0, num_own - num_answer)
+        self.leaves.keep(node, KeptPath(until, tenant, num_own, path[num_answer], own_prompt, node.used))
+
+    def spend(self, end: Lock) -> None:
+        """Evict the path of a lock that was unlocked first, as far as nothing else has it."""
+        node = end.node
+        if node is not None and not node.children and node.stamp != GONE and node.refs == 0:
+            own = takewhile(lambda page: page.refs == 0 and len(page.children) == 1, self._above(node))
+            self.leaves.spend([node, *own])
+
+    def _above(self, node: CachedPage) -> Iterator[CachedPage]:
+        while node.parent is not None and node.parent is not self._root:
+            node = node.parent
+            yield node
 
     def num_freed_by(self, lock: Lock) -> int:
         """Return how many pages no other lock pins."""
@@ -271,12 +275,10 @@ class PrefixCache:
         return count
 
     def evict(self, n: int) -> PageIds:
-        """Return at most n pages for the caller to free, least recently used leaves first."""
+        """Return at most n pages for the caller to free, in the order of `leaves`."""
         pages: list[int] = []
-        while len(pages) < n and self._leaves:
-            _, _, stamp, node = heapq.heappop(self._leaves)
-            if _is_current(stamp, node):
-                pages.append(self._remove(node))
+        while len(pages) < n and (node := self.leaves.pop()) is not None:
+            pages.append(self._remove(node))
         return np.array(pages, dtype=np.int32)
 
     def flush(self) -> PageIds:
@@ -315,9 +317,9 @@ class PrefixCache:
             child = CachedPage(key, page, node)
             node.children[key] = child
             self._nodes[page] = child
-            node = child
             if self.listener is not None:
-                self.listener(self.identity_of(child), True)
+                self.listener(self.identity_of(child), (key, self.identity_of(node)))
+            node = child
         self._num_evictable += len(ids)
         return node
 
@@ -325,20 +327,14 @@ class PrefixCache:
         parent = node.parent
         assert parent is not None  # the root is never on the heap
         if self.listener is not None:
-            self.listener(self.identity_of(node), False)
+            self.listener(self.identity_of(node), None)
         del parent.children[node.key]
         del self._nodes[node.page]
         self._cold.pop(node, None)
         self._num_evictable -= 1
         if parent is not self._root and not parent.children and parent.refs == 0:
-            self._push_leaf(parent)
+            self.leaves.push(parent)
         return node.page
-
-    def _push_leaf(self, node: CachedPage) -> None:
-        heapq.heappush(self._leaves, (node.used, next(self._pushes), node.stamp, node))
-        if len(self._leaves) > 2 * len(self._nodes) + HEAP_SLACK:
-            self._leaves = [entry for entry in self._leaves if _is_current(entry[2], entry[3])]
-            heapq.heapify(self._leaves)
 
     def _require_held(self, lock: Lock) -> None:
         if not lock.held:
@@ -362,9 +358,8 @@ class PrefixCache:
         if evictable != self._num_evictable:
             found.append(f"{evictable} evictable pages, the counter says {self._num_evictable}")
         found += [f"page {node.page} is gone and counts as cold" for node in self._cold.keys() - set(nodes)]
-        on_heap = {id(node) for _, _, stamp, node in self._leaves if _is_current(stamp, node)}
-        lost = [n.page for n in nodes if n.refs == 0 and not n.children and id(n) not in on_heap]
-        return found + [f"page {page} is an unlocked leaf that eviction would never find" for page in lost]
+        lost = {node for node in nodes if node.refs == 0 and not node.children} - self.leaves.evictable()
+        return found + [f"page {node.page} is an unlocked leaf that eviction would never find" for node in lost]
 
     def _ref_problems(self, nodes: list[CachedPage]) -> list[str]:
         direct: dict[int, list[str]] = {}
@@ -388,12 +383,3 @@ class PrefixCache:
             nodes.append(node)
             todo.extend(node.children.values())
         return nodes
-
-
-def _is_current(stamp: int, node: CachedPage) -> bool:
-    """Return whether a heap entry still stands for an unlocked leaf of the tree.
-
-    A leaf gets a child only under a lock, so its next unlock changes the stamp. Each (stamp, node) is pushed once, and
-    an evicted node has no current entry.
-    """
-    return node.refs == 0 and node.stamp == stamp

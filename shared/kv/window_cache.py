@@ -19,8 +19,9 @@ import numpy.typing as npt
 from shared.core.errors import IntegrityError
 from shared.core.page_identity import ROOT, identities
 from shared.kv.accounting import raise_problems
+from shared.kv.cached_page import CachedPage
 from shared.kv.pages import PageIds
-from shared.kv.prefix_cache import CachedPage, Firsts, Found, Keys, Listener, Lock, Match
+from shared.kv.prefix_cache import Added, Firsts, Found, Keys, Listener, Lock, Match
 
 
 class WindowCache:
@@ -145,13 +146,14 @@ class WindowCache:
         for index, identity in enumerate(identities(new, self.page_size, lock.identity), lock.num_pages):
             if page := int(pages[index]):
                 if identity not in self._page_of:
-                    self._add(identity, page, lock.owner)
+                    part = keys[index * self.page_size : (index + 1) * self.page_size]
+                    self._add(identity, page, lock.owner, (part.tobytes(), lock.identity))
                     self._pin(lock, index, page)
                 taken[index] = self._page_of[identity] == page
             lock.num_pages, lock.identity = index + 1, identity
         return lock, taken
 
-    def _add(self, identity: bytes, page: int, owner: str) -> None:
+    def _add(self, identity: bytes, page: int, owner: str, added: Added) -> None:
         self._num_added += 1
         if page in self._identity_of:
             raise IntegrityError(f"insert for {owner!r}: page {page} is cached under another key")
@@ -159,7 +161,7 @@ class WindowCache:
         self._identity_of[page] = identity
         self._idle[page] = None
         if self.listener is not None:
-            self.listener(identity, True)
+            self.listener(identity, added)
 
     def _pin(self, lock: Lock, index: int, page: int) -> None:
         lock.pages[index] = page
@@ -204,7 +206,7 @@ class WindowCache:
             identity = self._identity_of.pop(page)
             del self._page_of[identity]
             if self.listener is not None:
-                self.listener(identity, False)
+                self.listener(identity, None)
         return np.array(pages, dtype=np.int32)
 
     def flush(self) -> PageIds:

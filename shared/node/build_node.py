@@ -17,6 +17,7 @@ from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
 from shared.node.fingerprint import build_name, make_fingerprint
+from shared.node.kv_events import KvEvents
 from shared.node.node import Node
 from shared.node.request_spans import RequestSpans
 from shared.node.routers.dialled import Routers
@@ -72,7 +73,18 @@ def build_node(
         spans=spans,
         make_group=partial(open_group, host=parts.node.bind_host, device=core.pool.device, wake=links.wakeup.set),
     )
-    return Node(ctx, make_side(ctx))
+    return Node(ctx, make_side(ctx), open_events(parts, core, links))
+
+
+def open_events(parts: NodeParts, core: NodeCore, links: NodeLinks) -> KvEvents | None:
+    """Return None without an address for events. Raise ConfigError if the address can't be had."""
+    asked = parts.events
+    if not asked.kv_events_endpoint:
+        return None
+    node_id, _, _ = links.identity.partition("@")
+    topic = asked.kv_events_topic or f"kv@{node_id}@{parts.model.public_name}"
+    publisher = links.open_publisher(asked.kv_events_endpoint, topic)
+    return KvEvents(publisher, core.settings.page_size, core.settings.key_lookahead)
 
 
 def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:

@@ -19,7 +19,7 @@ from shared.core.states import FinishReason, QueueStage
 from shared.core.trace_context import traced
 from shared.model.adapter_bank import bank_of
 from shared.node.adapters import AdapterDesk
-from shared.node.cache_teller import CacheTeller
+from shared.node.cache_teller import CacheTeller, Outsiders
 from shared.node.context import NodeContext
 from shared.node.convert import end_of, requests_of, run_of, scores_of, tokens_of
 from shared.node.departure import Departure
@@ -41,6 +41,7 @@ from shared.wire.messages import (
     Generate,
     Goodbye,
     Heartbeat,
+    Keep,
     Key,
     LoadAdapter,
     Release,
@@ -59,12 +60,12 @@ TAKEN_AT_ONCE = 1024  # Generates after which the router hears at once; a round 
 class Node:
     """`busy`: the next tick is due immediately."""
 
-    def __init__(self, ctx: NodeContext, side: Side) -> None:
+    def __init__(self, ctx: NodeContext, side: Side, outsiders: Outsiders | None = None) -> None:
         self.ctx = ctx
         self.side = side
         self.busy = False
         self.next_heartbeat = 0.0
-        self._teller = CacheTeller(ctx.core.kv, ctx.facts.node_id, ctx.facts.epoch)
+        self._teller = CacheTeller(ctx.core.kv, ctx.facts.node_id, ctx.facts.epoch, outsiders)
         self._watch = StepWatch(ctx.core, ctx.metrics, ctx.clock, ctx.spans)
         self._waiting_since: dict[RequestKey, tuple[Request, float]] = {}
         self._runs: dict[str, list[TokenRun]] = {}
@@ -183,8 +184,7 @@ class Node:
 
     def _flush_tokens(self) -> None:
         facts = self.ctx.facts
-        runs, self._runs = self._runs, {}
-        ends, self._ends = self._ends, {}
+        runs, ends, self._runs, self._ends = self._runs, self._ends, {}, {}
         for peer in {**runs, **ends}:
             for message in tokens_of(facts.node_id, facts.epoch, runs.get(peer, []), ends.get(peer, [])):
                 self.ctx.outbox.send(peer, message)
@@ -235,6 +235,8 @@ class Node:
             self.ctx.drop(received.peer, f"{type(message).__name__} from a router that has not said Welcome")
         elif isinstance(message, Abort):
             self._abort(message, now)
+        elif isinstance(message, Keep):
+            self.ctx.core.queues.budget.ended.keep(key_of(message.key), message.keep_ms / 1000)
         elif isinstance(message, Drain) and message.node_id == self.ctx.facts.node_id:
             self._drain(message, now)
         elif isinstance(message, LoadAdapter | RemoveAdapter) and message.node_id == self.ctx.facts.node_id:
@@ -263,8 +265,7 @@ class Node:
         self.next_heartbeat = now
 
     def _router_over(self, life: RouterLife) -> None:
-        keys = [*self.ctx.core.requests, *(req.key for req in self.side.outside())]
-        for key in keys:
+        for key in [*self.ctx.core.requests, *(req.key for req in self.side.outside())]:
             if (key.router_id, key.router_epoch) == (life.router_id, life.epoch):
                 self._abort_one(key)
 
@@ -331,8 +332,7 @@ class Node:
         if not abort.all_sequences:
             self._abort_one(key)
             return
-        keys = [*self.ctx.core.requests, *(req.key for req in self.side.outside())]
-        for other in keys:
+        for other in [*self.ctx.core.requests, *(req.key for req in self.side.outside())]:
             if other.sibling(key.seq_index) == key:
                 self._abort_one(other)
 

@@ -45,6 +45,11 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
         "--itl-budget or --mixed-chunk-size gives",
     ),
     "cached_prompt_tokens": ("baton_cached_prompt_tokens_total", "Prompt tokens found in the prefix cache"),
+    "kept_prefix_tokens": (
+        "baton_kept_prefix_tokens_total",
+        "Tokens of cached pages that were used again, and would have been evicted if their conversation had not been "
+        "expected back",
+    ),
     "offloaded_pages": ("baton_offloaded_pages_total", "KV pages copied from the pool to host memory"),
     "restored_pages": ("baton_restored_pages_total", "KV pages copied back from host memory or its file"),
     "readmissions": (

@@ -124,13 +124,14 @@ class Tracer:
         name: str,
         parent: str,
         since: float,
-        attributes: Attributes,
+        attributes: Attributes | None = None,
         *,
         is_server: bool = False,
         after: OpenSpan | None = None,
     ) -> OpenSpan | None:
-        """Return None for a request that is not sampled. `parent`: a traceparent, or "" for a new trace. `after`: the
-        span that this one is linked with."""
+        """Return None for a request that is not sampled. `parent`: a traceparent, or "" for a new trace. `attributes`:
+        what costs nothing to make, since `note` takes the others. `after`: the span that this one is linked with.
+        """
         from opentelemetry.trace import Link, SpanKind
 
         links = () if after is None else [Link(after.context)]

@@ -131,6 +131,7 @@ class SchedCounters:
     retractions: int = 0
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
+    kept_prefix_tokens: int = 0
     mixed_steps: int = 0
     mixed_prompt_tokens: int = 0
     output_tokens: int = 0

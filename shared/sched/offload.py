@@ -27,11 +27,12 @@ from shared.core.request import Request, RequestState, TokenIds
 from shared.core.states import PageState
 from shared.engine.transfer_jobs import JobDone, TransferJobs
 from shared.kv.accounting import raise_problems
+from shared.kv.cached_page import CachedPage
 from shared.kv.cold_store import ColdPage, ColdStore, Filing
 from shared.kv.group_cache import by_group
 from shared.kv.manager import KVManager
 from shared.kv.pool import KVPool
-from shared.kv.prefix_cache import CachedPage, Lock
+from shared.kv.prefix_cache import Lock
 from shared.sched.events import SchedCounters
 from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings

@@ -23,6 +23,7 @@ from shared.core.request import Request, TokenIds
 from shared.core.states import PageState, Tag
 from shared.kv.manager import KVManager
 from shared.kv.prefix_cache import Firsts, Found, Lock
+from shared.sched.ended import EndedRequests
 from shared.sched.settings import SchedSettings
 
 LoanName = tuple[str, int]  # the peer that reads the pages, and the lease number in the peer's Pull
@@ -39,6 +40,7 @@ class Shortage:
 class PageBudget:
     def __init__(self, kv: KVManager, settings: SchedSettings) -> None:
         self.kv = kv
+        self.ended = EndedRequests(kv)
         self._settings = settings
         self._held: dict[int, int] = {}  # row -> number of pages that its release frees
         # row of an open prefix pull -> number of its private pages; newest last (rule f)
@@ -84,21 +86,33 @@ class PageBudget:
         return len(found.pages) // kv.num_groups * self._settings.page_size
 
     def reserve_pulled(self, keys: TokenIds, first_page: int, num_pages: int, keep_free: int, owner: str) -> int | None:
-        """Reserve a held row for pages [first_page, num_pages), which a pull will bring, or reserve nothing.
+        """Reserve a held row for pages [first_page, num_pages) of tokens, which a pull will bring, or reserve nothing.
 
-        `keys` begin at page 0. Return None if rows or pages are short, or if pages before `first_page` are not cached
-        any more. The row is given up before any request must wait (rule f).
+        A windowed page group gets only what the next token reads. `keys` begin at page 0. Return None if rows or pages
+        are short, or if pages before `first_page` are not cached any more. The row is given up before any request must
+        wait (rule f).
         """
         kv = self.kv
         if kv.rows.num_free < 2:
             return None  # the last free row is kept for a request that computes
-        found = kv.cache.find(keys, first_page * self._settings.page_size)
-        missing = num_pages - len(found.pages)
-        if len(found.pages) < first_page or kv.num_available - found.num_evictable - missing < keep_free:
+        firsts = self._pulled_from(num_pages)
+        found = kv.cache.find(keys, first_page * self._settings.page_size, firsts)
+        end = num_pages * kv.num_groups
+        missing = len(kv.entries(len(found.pages), end, firsts))
+        is_gone = len(found.pages) < first_page * kv.num_groups
+        if is_gone or kv.num_available - found.num_evictable - missing < keep_free:
             return None
-        row = self._take(found, num_pages, PageState.HELD, owner)
+        row = self._take(found, end, PageState.HELD, owner, firsts)
         self._pulled[row] = missing
         return row
+
+    def num_pulled(self, first_page: int, num_pages: int) -> int:
+        """Return how many pages a pull of pages [first_page, num_pages) of tokens brings, of all page groups."""
+        num_groups = self.kv.num_groups
+        return len(self.kv.entries(first_page * num_groups, num_pages * num_groups, self._pulled_from(num_pages)))
+
+    def _pulled_from(self, num_pages: int) -> Firsts:
+        return self.kv.cache.first_needed(num_pages * self._settings.page_size)
 
     def _take(self, found: Found, end: int, tag: Tag, owner: str, firsts: Firsts = ()) -> int:
         """Return a new row with the cached prefix, and pages up to `end`, which the caller has counted."""
@@ -138,7 +152,7 @@ class PageBudget:
 
     def release(self, req: Request) -> None:
         self.num_left += 1
-        self.kv.release(req.row)
+        self.ended.remember_end(req, self.kv.release(req.row))
         req.row = 0
 
     def hold(self, req: Request) -> int:

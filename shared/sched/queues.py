@@ -178,6 +178,8 @@ class Queues:
             self.end(req, FinishReason.ABORT)
 
     def expire(self, now: float) -> None:
+        self.budget.ended.set_time(now)
+        self.counters.kept_prefix_tokens = self.budget.ended.num_saved_tokens
         for req in [req for req in self.requests.values() if req.deadline < now]:
             self.fail(req.key, DeadlineExceeded("the request's deadline passed"))
 

@@ -1,7 +1,7 @@
 """Every message between routers and nodes, as a data type. codec.py checks sizes and schema.
 
     node -> router   Hello, Heartbeat, Begun, Scores, Tokens, CacheEvents, Goodbye, Unwelcome
-    router -> node   Welcome, Generate, Abort, Drain, CacheReplay, Release, LoadAdapter, RemoveAdapter
+    router -> node   Welcome, Generate, Abort, Keep, Drain, CacheReplay, Release, LoadAdapter, RemoveAdapter
     router -> node -> other routers          Spending
     P -> D           Offer, Ready, Prebuilt, Abort
     D -> P           Grant, Wait, FramesTaken, Refuse, Installed, Failed
@@ -22,6 +22,7 @@ from shared.wire.group_messages import Broken as Broken
 from shared.wire.group_messages import Join as Join
 from shared.wire.group_messages import StoreEntry as StoreEntry
 from shared.wire.group_messages import Take as Take
+from shared.wire.keep import Keep as Keep
 from shared.wire.message import Message as Message
 from shared.wire.node_parts import Adapter as Adapter
 from shared.wire.node_parts import AdapterOrder as AdapterOrder
@@ -78,7 +79,7 @@ class Hello(Message, frozen=True):
     connection: Count  # this connection's number at the router; a repeated Hello has the same number
     adapters: Annotated[list[Adapter], Meta(max_length=MAX_NAMES)]
     key_lookahead: Count = 0  # 1: a token's key also covers the next token (core/page_identity.py)
-    has_window: bool = False  # the cache drops early pages, and keeps later pages of the same prefix
+    has_window: bool = False  # of the pages that CacheEvents tell, early ones go, and later ones of a prefix stay
     weights: Weights | None = None  # None for models without files
 
 
@@ -189,8 +190,7 @@ class Spending(Message, frozen=True):
     router_id: Name
     router_epoch: Unsigned
     number: Count  # grows within this epoch; receivers ignore older numbers
-    # Signed with the routers' secret (router/queue/spending.py).
-    body: Annotated[bytes, Meta(max_length=MAX_SPENDING_BYTES)]
+    body: Annotated[bytes, Meta(max_length=MAX_SPENDING_BYTES)]  # signed: router/queue/spending.py
 
 
 class Generate(Message, frozen=True):
@@ -355,7 +355,7 @@ class Failed(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """A prefill node asks another prefill node for a prompt's cached pages [first_page, num_pages)."""
+    """A prefill node asks another prefill node for a prompt's cached pages [first_page, num_pages) in all groups."""
 
     key: Key
     lease: Unsigned  # the asking node's number for this pull, never reused
@@ -374,8 +374,8 @@ class Pull(Message, frozen=True):
 
 
 class Lent(Message, frozen=True):
-    """Answers a Pull: the prompt's first num_pages pages are pinned, and Ready follows. `num_pages` 0: the Pull is
-    refused, or the pages are no longer lent.
+    """Answers a Pull: what reads on after the prompt's first num_pages pages is pinned, and Ready follows. `num_pages`
+    0: the Pull is refused, or the pages are no longer lent.
     """
 
     key: Key
@@ -393,7 +393,7 @@ class Returned(Message, frozen=True):
 
 
 AnyMessage = (
-    Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Begun | Scores | Tokens
+    Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Keep | Begun | Scores | Tokens
     | Offer | Grant | Wait | Refuse | Ready | Prebuilt | Installed | Failed | Join | StoreEntry | Take | Broken
     | CacheEvents | CacheReplay | Release | LoadAdapter | RemoveAdapter | Spending | Pull | Lent | Returned
     | FramesTaken

@@ -18,6 +18,7 @@ SINCE: dict[str, int] = {
     "Heartbeat.adapter_orders": 15,
     "Heartbeat.taken": 15,
     "Hello.weights": 15,
+    "Keep": 15,
     "LoadAdapter": 15,
     "NodeLoad.kept_pages": 15,
     "Offer.tenant": 15,

@@ -89,7 +89,7 @@ def codex(tally: Tally) -> None:
         answer = ask(tally.scripted_url + session.path, session.headers, session.body)
         named = set(answer.headers["x-baton-ignored-fields"].split(","))
         other = {f"tools[{i}]" for i, tool in enumerate(session.body["tools"]) if tool["type"] != "function"}
-        assert {name for name in named if name.startswith("tools")} == other and "prompt_cache_key" in named
+        assert {name for name in named if name.startswith("tools")} == other and "store" in named
     with tally.check("Codex: models, an unknown model, compaction"):
         assert ask(f"{tally.scripted_api}/models?client_version=0.99.0", session.headers).json["data"]
         missing = ask(tally.scripted_url + session.path, session.headers, {**session.body, "model": "gpt-5"})

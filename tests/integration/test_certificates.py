@@ -14,10 +14,10 @@ import pytest
 from deploy import cli
 from deploy.tools.certify.shown_files import read_shown
 from router.certify.record import AnswerRecord
-from router.certify.signing import make_secret, public_pem, read_public, verified
+from router.certify.signing import key_id, make_secret, public_pem, read_public, read_record, verified
 from tests.support.patience import HANG_GUARD_S
 from tests.support.router_fake_node import FINGERPRINT, FakeNode, char_ids
-from tests.support.router_process import RouterProcess
+from tests.support.router_process import RouterProcess, eventually
 
 MODEL = "hashlm"
 ASKED = {"certificate": True, "return_token_ids": True}
@@ -150,3 +150,26 @@ def test_a_router_without_a_key_says_what_to_do() -> None:
             assert "--certificate-key FILE" in error["message"] and "baton keys certificate" in error["message"]
     finally:
         assert process.stop() == 0
+
+
+def test_a_running_router_takes_a_new_key(
+    router: RouterProcess, client: openai.OpenAI, tmp_path: Path, public: Path
+) -> None:
+    """Answers of before are certified by the old public key. It is the last test: others know only that key."""
+    secret, fresh = public.with_name("secret.pem"), tmp_path / "next.pem"
+
+    def asked() -> tuple[str, str]:
+        """An answer as a client saves it, and the id of the key that signed it."""
+        answer = client.completions.create(model=MODEL, prompt="say:ab", extra_body=ASKED)
+        return answer.model_dump_json(), read_record(answer.choices[0].certificate["record"])[0].kid  # type: ignore
+
+    (tmp_path / "old").write_text(asked()[0])
+    made = make_secret(fresh)
+    fresh.replace(secret)
+    eventually(lambda: asked()[1] == key_id(made))
+    (tmp_path / "new").write_text(asked()[0])
+    (tmp_path / "both.pem").write_text(public.read_text() + public_pem(made))
+    names = [str(tmp_path / name) for name in ("old", "new")]
+    assert cli.main(["verify", *names, "--key", str(tmp_path / "both.pem")]) == 0
+    assert [cli.main(["verify", name, "--key", str(public)]) for name in names] == [0, 1]
+    assert any("the key of certificates was read again" in line for line in router.lines)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import queue
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
+from router.requests.returns import ASSUMED_S
+from shared.wire.messages import Keep
+from tests.support.patience import HANG_GUARD_S
 from tests.support.router_fake_node import FakeNode
 from tests.support.router_process import RouterProcess
 
@@ -20,14 +24,22 @@ CALL = '<tool_call> {"name": "weather", "arguments": {"city": "Oslo", "days": 3}
 SECOND = '<tool_call> {"name": "time", "arguments": {}} </tool_call>'
 
 
+Site = tuple[openai.OpenAI, FakeNode]
+
+
 @pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
+def site() -> Iterator[Site]:
     router = RouterProcess("--tool-format", "hermes")
     node = FakeNode("decode", router.nodes, "d0").start()
     with openai.OpenAI(base_url=router.url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
+        yield client, node
     node.stop()
     assert router.stop() == 0
+
+
+@pytest.fixture
+def client(site: Site) -> openai.OpenAI:
+    return site[0]
 
 
 def ask(client: openai.OpenAI, says: str, **more: Any) -> Any:
@@ -111,3 +123,39 @@ def test_errors_name_the_member(client: openai.OpenAI) -> None:
     ):
         with pytest.raises(openai.BadRequestError, match=words):
             ask(client, "x", **more)
+
+
+def heard(node: FakeNode) -> Keep:
+    try:
+        return node.keeps.get(timeout=HANG_GUARD_S)
+    except queue.Empty:
+        raise AssertionError("the router said nothing") from None
+
+
+def test_the_node_hears_what_to_keep(site: Site) -> None:
+    """Streams and whole answers with calls, and what clients ask for; answers without calls say nothing."""
+    client, node = site
+    told = node.keeps
+    while not told.empty():
+        told.get()
+    ask(client, "no tool is needed", user="first")
+    ask(client, CALL)
+    list(ask(client, CALL, stream=True))
+    ask(client, "hold it", extra_body={"prompt_cache_retention": "24h"})
+    expected = (ASSUMED_S, ASSUMED_S, 24 * 3600)
+    generates = node.generates[-3:]
+    for seconds, generate in zip(expected, generates, strict=True):
+        word = heard(node)
+        assert (word.key, word.keep_ms) == (generate.key, 1000 * seconds)
+    with pytest.raises(openai.BadRequestError, match="prompt_cache_retention"):
+        ask(client, "x", extra_body={"prompt_cache_retention": "1h"})
+
+
+def test_an_edited_history_spends_the_older_branch(site: Site) -> None:
+    client, node = site
+    for text in (f"{'x' * 64}{'a' * 64} say:a", f"{'x' * 64}{'b' * 64} say:b"):
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": text}], extra_headers={"X-Session-ID": "mine"}
+        )
+    word = heard(node)
+    assert (word.key, word.keep_ms) == (node.generates[-2].key, 0)

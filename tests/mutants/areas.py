@@ -36,10 +36,10 @@ AREAS = {
     "hand-off": Area(
         25,
         (
-            *_files("shared.node", "node", "convert", "routers.lives", "tombstones"),
+            *_files("shared.node", "node", "convert", "routers.lives", "tombstones", "page_ranges"),
             *_files("shared.engine", "transfer_jobs"),
             *_files("prefill_node", "bootstrap", "inflight", "reach", "side"),
-            *_files("decode_node", "prealloc", "transfer", "prebuilt", "page_ranges", "side"),
+            *_files("decode_node", "prealloc", "transfer", "prebuilt", "side"),
             *_files("shared.transfer", "interface", "frames", "shm"),
         ),
     ),

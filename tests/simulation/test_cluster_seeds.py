@@ -14,7 +14,7 @@ from shared.config.router_settings import BY_COST
 from shared.model.hashlm.layer import STATE
 from shared.observe.metrics import ClusterMetrics
 from tests.support.sim.cluster import run_seed
-from tests.support.sim.moods import draw_plan
+from tests.support.sim.moods import draw_plan, in_page_groups
 from tests.support.sim.plan import ClusterPlan
 from tests.support.sim.run import run_many
 from tests.support.sim.summary import Summary
@@ -77,20 +77,6 @@ def test_a_few_seeds_through_process_groups() -> None:
             summary.add(run_seed(seed, change=through_groups))
         seed += 1
     assert_fine(summary)
-
-
-def in_page_groups(plan: ClusterPlan, lower_window: int = 0) -> ClusterPlan:
-    """The same, with a model whose upper layer has a window: its pages are in a group of their own."""
-    window = 5 + plan.seed % 40
-    model = {"window": window, "lower_window": lower_window}
-    nodes = tuple(
-        replace(node, knobs=replace(node.knobs, num_pages=2 * node.knobs.num_pages, **model)) for node in plan.nodes
-    )
-    clients = tuple(
-        replace(client, requests=tuple(replace(one, windows=(window, lower_window)) for one in client.requests))
-        for client in plan.clients
-    )
-    return replace(plan, nodes=nodes, clients=clients)
 
 
 @pytest.mark.parametrize("lower_window", [0, STATE], ids=["all", "state"])

@@ -117,8 +117,8 @@ def cell(text: str) -> str:
 
 METRICS_HEAD = f"""# Metrics
 
-For people who watch Baton: what a router shows on `/metrics`, nodes' figures included. Made from the registries by
-`{REWRITE}`.
+For people who watch Baton: what a router shows on `/metrics`, nodes' figures included. Made from the registries
+(`shared/observe/metric_names.py`, `metrics.py`) by `{REWRITE}`.
 
 A label in *italics* is a name (a node, a field); the others have the values that are listed. A histogram has `_bucket`,
 `_sum` and `_count`.
@@ -173,6 +173,7 @@ WAYS: dict[str, tuple[type, ...]] = {
         messages.Welcome,
         messages.Generate,
         messages.Abort,
+        messages.Keep,
         messages.Drain,
         messages.LoadAdapter,
         messages.RemoveAdapter,

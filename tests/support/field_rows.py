@@ -11,6 +11,7 @@ from router.api.chat import CHAT
 from router.api.completions import COMPLETIONS
 from router.api.fields import FieldTable
 from router.api.generation_plan import GenerationPlan
+from router.api.responses import RESPONSES
 from router.http.ignored import LOWERED
 
 Table = FieldTable[Any]
@@ -29,6 +30,32 @@ class Row:
     extra: tuple[tuple[str, Any], ...] = ()
     kinds: tuple[Table, ...] = GENERATIONS
     param: str = ""
+
+
+def keeps(seconds: float) -> Check:
+    return lambda plan: plan.keep_s == seconds
+
+
+def marked(ttl: object) -> list[dict[str, Any]]:
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral", "ttl": ttl}}
+    return [{"role": "user", "content": [part]}]
+
+
+CACHE_ROWS = (
+    Row(
+        "prompt_cache_key",
+        (("app", lambda plan: plan.session == "app"), (None, lambda plan: not plan.session)),
+        (1, "x" * 513),
+        kinds=(*GENERATIONS, RESPONSES),
+    ),
+    Row(
+        "prompt_cache_retention",
+        (("24h", keeps(86400.0)), ("in_memory", keeps(0.0)), ("in-memory", keeps(0.0)), (None, keeps(0.0))),
+        ("1h", "", 24, {"ttl": "24h"}),
+        kinds=(*GENERATIONS, RESPONSES),
+    ),
+    Row("messages", ((marked("5m"), keeps(300.0)), (marked("1h"), keeps(3600.0))), (marked("2h"),), kinds=(CHAT,)),
+)
 
 
 def fills_the_context(plan: GenerationPlan) -> bool:

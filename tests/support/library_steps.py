@@ -156,7 +156,10 @@ def by_hand(of: Attended, layer: LayerShape, name: str, step: DrawnStep, kv: str
         )
         visible = torch.full((num,), -1) if inputs.visible is None else inputs.visible[own]
         hidden = hidden_keys(torch.arange(len(k)), inputs.key_slots[own][None], visible[None])
-        found.append(textbook(q[own].double(), k, v, outside_window(hidden, layer.window)[0], **arguments_of(name)))
+        hidden = outside_window(hidden, layer.window)[0]
+        numbers = torch.arange(len(k))
+        hidden |= (numbers < layer.num_unread) & (numbers != inputs.key_slots[own][:, None])
+        found.append(textbook(q[own].double(), k, v, hidden, **arguments_of(name)))
         start, old_start = start + num, old_start + num_before
     return torch.cat(found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from router.api.messages import COUNT_TOKENS, MESSAGES
-from tests.support.field_rows import Row, calls, grammar_with, harmless, prompt_is, sampling, show
+from tests.support.field_rows import Row, calls, grammar_with, harmless, keeps, prompt_is, sampling, show
 from tests.support.nested_fields import SCHEMA
 
 BIG = 10**30
@@ -28,6 +28,10 @@ def user(*blocks: Any) -> list[dict[str, Any]]:
 
 def assistant(*blocks: Any) -> list[dict[str, Any]]:
     return [USER, {"role": "assistant", "content": list(blocks)}, {"role": "user", "content": "go on"}]
+
+
+def marked(ttl: object) -> dict[str, Any]:
+    return {"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": ttl}}
 
 
 def text(said: str) -> dict[str, Any]:
@@ -71,6 +75,11 @@ MESSAGES_ROWS = [
         BAD_MESSAGES,
         kinds=BOTH,
     ),
+    Row(
+        "messages", ((user(text("a"), marked("1h")), keeps(3600.0)),), (user(marked("2h")), user(marked(5))), kinds=ONE
+    ),
+    Row("system", (([marked("1h")], keeps(3600.0)), ([text("a")], keeps(300.0))), ([marked("1d")],), kinds=ONE),
+    Row("tools", (([{**TOOL, "cache_control": {"ttl": "1h"}}], keeps(3600.0)),), (), kinds=ONE),
     Row(
         "system",
         (
@@ -161,6 +170,16 @@ MESSAGES_ROWS = [
         "cache_salt",
         (("a", lambda plan: plan.cache_salt != 0), (None, lambda plan: plan.cache_salt == 0)),
         ("", 1),
+        kinds=ONE,
+    ),
+    Row(
+        "cache_control",
+        (
+            ({"type": "ephemeral"}, keeps(300.0)),
+            ({"type": "ephemeral", "ttl": "1h"}, keeps(3600.0)),
+            (None, keeps(0.0)),
+        ),
+        ({"type": "ephemeral", "ttl": "2h"}, {"type": "ephemeral", "ttl": 300}, {"type": "forever"}),
         kinds=ONE,
     ),
     Row("request_id", harmless("x", None), (1, "x" * 513), kinds=ONE),

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from router.api.responses import RESPONSES
-from tests.support.field_rows import Check, calls, grammar_with, harmless, prompt_is, sampling, show
+from tests.support.field_rows import (
+    Check,
+    calls,
+    grammar_with,
+    harmless,
+    prompt_is,
+    sampling,
+    show,
+)
 from tests.support.field_rows import Row as AnyRow
 from tests.support.nested_fields import SCHEMA
 

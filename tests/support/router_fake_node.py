@@ -25,6 +25,7 @@ from shared.wire.messages import (
     Generate,
     Heartbeat,
     Hello,
+    Keep,
     Message,
     NodeLoad,
     SequenceEnd,
@@ -86,6 +87,7 @@ class FakeNode:
     fingerprint: Fingerprint = FINGERPRINT
     generates: list[Generate] = field(default_factory=list)
     aborts: list[Abort] = field(default_factory=list)
+    keeps: queue.SimpleQueue[Keep] = field(default_factory=queue.SimpleQueue)
     raw: queue.SimpleQueue[Callable[[NodeLinks], None]] = field(default_factory=queue.SimpleQueue)
     epoch: int = 0
     frozen: threading.Event = field(default_factory=threading.Event)
@@ -168,6 +170,8 @@ class FakeNode:
             doomed = [k for k in self._running if k == target or (message.all_sequences and k.sibling(0) == target)]
             for key in doomed:
                 del self._running[key]
+        elif isinstance(message, Keep):
+            self.keeps.put(message)
         elif isinstance(message, Generate):
             self.generates.append(message)
             if message.decode_node and self.peer is not None and "hold:" not in prompt_text(message):

@@ -24,6 +24,7 @@ from shared.wire.messages import (
     Hello,
     Installed,
     Join,
+    Keep,
     Lent,
     LoadAdapter,
     Message,
@@ -112,7 +113,7 @@ MESSAGES: list[Message] = [
     Join("gloo", 1), StoreEntry(1, "0/1", b"\x00\x01"), Take(1, 4, [4, 5], 2, 3),
     Broken(1, "reset by peer"),
     CacheEvents("d", 1, 5, True, [b"\x03" * 16], [b"\x04" * 16]), CacheReplay("d", 4), Release("d"),
-    Spending("router", 1, 3, b"\x06" * 40),
+    Spending("router", 1, 3, b"\x06" * 40), Keep(WIRE_KEY, 30_000),
     Pull(WIRE_KEY, 7, [1, 2], 1, 2, b"\x05" * 16, 50, FINGERPRINT, "host", ["zmq"], "b", 7, TICKET),
     Lent(WIRE_KEY, 7, 2, "zmq", ""), Returned(WIRE_KEY, 7), FramesTaken(WIRE_KEY, 7),
 ]  # fmt: skip

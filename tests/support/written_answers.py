@@ -95,3 +95,9 @@ def openai_reads(data: bytes, *, is_stream: bool = False) -> openai.types.respon
     *_, last = OPENAI.responses.create(model="m", input="hi", stream=True)  # its `stream` takes no incomplete ones
     assert isinstance(last, ResponseCompletedEvent | ResponseIncompleteEvent)
     return last.response
+
+
+def chunks_read(data: bytes) -> list[openai.types.Completion]:
+    """What a stream's events are to the SDK."""
+    CANNED.serve(data, is_stream=True)
+    return list(OPENAI.completions.create(model="m", prompt="hi", stream=True))

@@ -33,12 +33,15 @@ SHAPES = {
     "softcap": replace(PLAIN, window=9),
     "sinks": replace(PLAIN, window=9),
     "softcap, sinks, wide keys": LayerShape(2, 64, 32, HALF),
+    "sinks, unread": replace(PLAIN, window=9, num_unread=3),
+    "softcap, sinks, unread, wide keys": LayerShape(2, 64, 32, HALF, num_unread=18),
 }
 CASES = [(name, "auto") for name in SHAPES] + [("sinks", "int8"), ("softcap", "fp8")]
 
 
 def ours(layer: LayerShape, kv: str = "auto", threads: int = 1) -> PagedAttention:
-    return PagedAttention([layer], kv, compiled=CompiledAttention(Team(threads), bool(layer.window)))
+    has_window = bool(layer.window or layer.num_unread)
+    return PagedAttention([layer], kv, compiled=CompiledAttention(Team(threads), has_window))
 
 
 @pytest.mark.parametrize(("name", "kv"), CASES)
@@ -52,7 +55,7 @@ def test_terms_equal_the_textbook(name: str, kv: str, step: str) -> None:
     torch.testing.assert_close(got.out.double(), wanted, **near)
 
 
-@pytest.mark.parametrize(("name", "kv"), [("sinks", "auto"), ("softcap", "fp8")])
+@pytest.mark.parametrize(("name", "kv"), [("sinks", "auto"), ("softcap", "fp8"), ("sinks, unread", "auto")])
 def test_torch_and_kernels_share_pages(name: str, kv: str) -> None:
     """A node without numba pairs with one that has it."""
     layer, step = SHAPES[name], STEPS["chunks and decode"]

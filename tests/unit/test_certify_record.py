@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import stat
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from deploy import cli
+from router.certify.key_follower import SigningKeyFollower
 from router.certify.record import SALTED, BadCertificate, ShownAnswer, certified_ids, digest_of
 from router.certify.signing import (
     FLAG,
@@ -23,12 +25,14 @@ from router.certify.signing import (
     make_secret,
     public_pem,
     read_public,
+    read_record,
     read_signing_key,
     sign,
     verified,
 )
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
+from shared.observe.log import Logger
 from shared.wire.sampling import LISTS
 from tests.support.certified import choice_facts, keys_of, new_signer, shown_of
 from tests.support.router_rig import FINGERPRINT
@@ -106,6 +110,20 @@ def test_a_signature_of_another_form_is_refused(signer: AnswerSigner) -> None:
     ):
         with pytest.raises(BadCertificate):
             verified(other, keys_of(signer))
+
+
+def test_another_kind_of_jws_is_refused(signer: AnswerSigner) -> None:
+    """The key may sign other things one day. Their signature is right."""
+    payload = signer.certify(choice_facts()).record.split(".")[1]
+    kid = key_id(signer.secret.public_key())
+    for header in ({"typ": "jwt"}, {"alg": "none"}, {}):
+        text = f"{encoded(msgspec.json.encode({'alg': 'EdDSA', 'kid': kid, 'typ': TYPE} | header))}.{payload}"
+        jws = f"{text}.{encoded(signer.secret.sign(text.encode()))}"
+        if not header:
+            assert verified(jws, keys_of(signer)).answer == "cmpl-1"
+            continue
+        with pytest.raises(BadCertificate, match="it is a "):
+            verified(jws, keys_of(signer))
 
 
 def test_keys_change_and_old_answers_stay_certified(signer: AnswerSigner) -> None:
@@ -212,6 +230,34 @@ def test_an_open_or_wrong_key_file_ends_the_start(tmp_path: Path) -> None:
             read_signing_key(str(file))
     with pytest.raises(ConfigError, match="No such file"):
         read_signing_key(str(tmp_path / "none"))
+
+
+def test_a_new_key_signs_and_old_answers_stay_certified(tmp_path: Path) -> None:
+    """The file is replaced while the router runs. An unusable file changes nothing, and is told once."""
+    file, told = tmp_path / "router.pem", io.StringIO()
+    keys = [make_secret(file)]
+    secret = read_signing_key(str(file))
+    assert secret is not None
+    signer = AnswerSigner(secret, {})
+    follower = SigningKeyFollower(str(file), signer, Logger("r", told))
+    records = []
+    for step in ("as it was", "unusable", "unusable", "gone", "another"):
+        if step == "unusable":
+            file.write_text("half a key")
+        elif step == "gone":
+            file.unlink()
+        elif step == "another":
+            keys.append(make_secret(tmp_path / "next.pem"))
+            (tmp_path / "next.pem").replace(file)
+        follower.take_key(*follower.read_key())
+        records.append(signer.certify(choice_facts()).record)
+    public = tmp_path / "public.pem"
+    public.write_text("".join(map(public_pem, keys)))
+    assert [read_record(one)[0].kid for one in records] == [key_id(keys[0])] * 4 + [key_id(keys[1])]
+    assert len({verified(one, read_public([public])).answer for one in records}) == 1
+    lines = told.getvalue().splitlines()
+    assert ["stays as it was" in line for line in lines] == [True, True, False]
+    assert "holds no Ed25519 key" in lines[0] and "No such file" in lines[1] and key_id(keys[1]) in lines[2]
 
 
 def test_a_file_may_have_many_public_keys(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +11,10 @@ import msgspec
 import pytest
 
 from deploy.tools.certify.replay import Replayer, ReplayTask, ReplayVerdict
-from router.certify.record import ShownAnswer
-from router.certify.signing import verified
-from shared.core.errors import ConfigError
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
 from shared.node.core import NodeCore
-from shared.node.fingerprint import make_fingerprint
-from tests.support.certified import choice_facts, keys_of, new_signer, shown_of
+from tests.support.certified_replays import certified, forced, verdicts, with_tokens
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import (
     CoreKnobs,
@@ -34,7 +29,6 @@ from tests.support.core_rig import (
 
 PAGE = 16
 PLAIN = CoreKnobs(spec="none", page_size=PAGE)
-SIGNER = new_signer()
 BY_LIBRARY = "hashlm-1-96 by a library 1.0"
 
 
@@ -43,39 +37,6 @@ def plain() -> Iterator[NodeCore]:
     core = make_core(PLAIN)
     yield core
     core.close()
-
-
-def certified(core: NodeCore, jobs: Sequence[Job], outcome: Outcome, **changes: Any) -> list[ReplayTask]:
-    """What a client would hold of these streams, and the replay reads of it."""
-    node = make_fingerprint(core.spec, core.pool.planes, PAGE, core.engine.worker.drafter, "other build")
-    node = msgspec.structs.replace(node, **changes)
-    tasks = []
-    for job in jobs:
-        name = name_of(job.request().key)
-        facts = choice_facts(
-            job.prompt,
-            outcome.streams[name],
-            node=node,
-            sampling=job.sampling,
-            seed=job.seed,
-            finish_reason=outcome.ends[name].reason.value,
-        )
-        tasks.append(task_of(shown_of(SIGNER, facts), name))
-    return tasks
-
-
-def task_of(shown: ShownAnswer, name: str) -> ReplayTask:
-    record = verified(shown.record, keys_of(SIGNER))
-    shown.check_shown(record)
-    assert shown.prompt_token_ids is not None
-    sampling = record.sampling_params(shown.sampling)
-    return ReplayTask(name, record, shown.prompt_token_ids, sampling, shown.salt_bytes, shown.token_ids)
-
-
-def verdicts(core: NodeCore, tasks: Sequence[ReplayTask]) -> dict[str, ReplayVerdict]:
-    found = {task.name: verdict for task, verdict in Replayer(core, PAGE).run(tasks)}
-    assert found.keys() == {task.name for task in tasks}
-    return found
 
 
 def workload(seed: int, count: int = 12) -> list[Job]:
@@ -165,16 +126,6 @@ def test_each_of_n_answers_has_its_own_seed(plain: NodeCore) -> None:
 # What differs
 
 
-def with_tokens(task: ReplayTask, ids: Sequence[int], **changes: Any) -> ReplayTask:
-    """The same certificate as if these were the tokens."""
-    facts = choice_facts(
-        task.prompt_ids, ids, sampling=task.sampling, seed=task.record.seed, finish_reason=task.record.finish_reason
-    )
-    shown = shown_of(SIGNER, msgspec.structs.replace(facts, **changes))
-    other = task_of(shown, task.name)
-    return replace(other, record=msgspec.structs.replace(other.record, nodes=task.record.nodes))
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("place", [0, 5, 11])
 def test_the_first_token_that_differs_is_named(plain: NodeCore, temperature: float, place: int) -> None:
@@ -188,6 +139,16 @@ def test_the_first_token_that_differs_is_named(plain: NodeCore, temperature: flo
     assert unshown.is_equal is False and "can't be said where" in unshown.text
     (right,) = verdicts(plain, [replace(task, token_ids=None)]).values()
     assert right == ReplayVerdict(True, "equal")
+
+
+def test_a_margin_counts_the_noise(plain: NodeCore) -> None:
+    """What was drawn has the best score with the noise, and often not without it."""
+    task = one_answer(plain, SamplingParams(max_tokens=12, temperature=1.5))
+    ids = list(task.token_ids or ())
+    wrong = [with_tokens(task, [*ids[:at], (ids[at] + 1) % 90, *ids[at + 1 :]]) for at in range(len(ids))]
+    named = [replace(one, name=f"at {place}") for place, one in enumerate(wrong)]
+    for verdict in verdicts(plain, named).values():
+        assert float(verdict.text.split(" here, ")[1].split()[0]) > 0, verdict.text
 
 
 def test_another_seed_or_prompt_differs(plain: NodeCore) -> None:
@@ -239,29 +200,33 @@ def test_an_answer_of_no_tokens_and_one_too_long_are_told(plain: NodeCore) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "name"),
+    ("changes", "name", "advised"),
     [
-        ({"numerics": 1}, "numerics"),
-        ({"weights": "others"}, "weights"),
-        ({"dtype": "bfloat16"}, "dtype"),
-        ({"model": "another"}, "model"),
-        ({"page_layout": "kv:2x16:torch.int8"}, "pages"),
+        ({"numerics": 1}, "numerics", "a version of Baton"),
+        ({"weights": "others"}, "weights", "--model"),
+        ({"weights": "hashlm-1-96 int8 blocks"}, "weights", "the files are the same, their formats are not"),
+        ({"weights": "hashlm-1-96 by transformers 5.0"}, "weights", "run them by transformers 5.0"),
+        ({"dtype": "bfloat16"}, "dtype", "--dtype bfloat16"),
+        ({"model": "another"}, "model", "--model"),
+        ({"page_layout": "kv:2x16:torch.int8"}, "pages", "--kv-dtype"),
     ],
 )
-def test_another_fingerprint_is_named(plain: NodeCore, changes: dict[str, Any], name: str) -> None:
-    task = one_answer(plain, SamplingParams(max_tokens=3), **changes)
-    with pytest.raises(ConfigError, match=f"another fingerprint: {name} is"):
-        verdicts(plain, [task])
+def test_another_fingerprint_is_named(plain: NodeCore, changes: dict[str, Any], name: str, advised: str) -> None:
+    """And those with the engine's own are computed all the same."""
+    tasks = [one_answer(plain, SamplingParams(max_tokens=3), **one) for one in (changes, {})]
+    untold, equal = verdicts(plain, [replace(task, name=name) for task, name in zip(tasks, "ab", strict=True)]).values()
+    assert untold.is_equal is None and f"another fingerprint: {name} is" in untold.text and equal.is_equal
+    assert advised in untold.text
 
 
 def test_nodes_of_two_kinds_and_a_missing_adapter_are_named(plain: NodeCore) -> None:
     task = one_answer(plain, SamplingParams(max_tokens=3))
     other = msgspec.structs.replace(task.record.nodes[0], numerics=99)
     two = msgspec.structs.replace(task.record, nodes=[*task.record.nodes, other])
-    with pytest.raises(ConfigError, match="nodes of different kinds"):
-        verdicts(plain, [replace(task, record=two)])
-    with pytest.raises(ConfigError, match="--lora NAME=PATH"):
-        verdicts(plain, [replace(task, record=msgspec.structs.replace(task.record, adapter="abc"))])
+    adapted = msgspec.structs.replace(task.record, adapter="abc")
+    for record, words in ((two, "nodes of different kinds"), (adapted, "--lora NAME=PATH")):
+        (untold,) = verdicts(plain, [replace(task, record=record)]).values()
+        assert untold.is_equal is None and words in untold.text
 
 
 # Near ties
@@ -283,7 +248,7 @@ def test_a_library_s_near_ties_are_no_differences(temperature: float) -> None:
         for place, token in enumerate(one := list(right.token_ids or ())):
             if place in (3, 7):
                 ids.append((token + 1) % 90)
-                one[place + 1 :] = continued(core, right, ids)
+                one[place + 1 :] = forced(core, right, ids)[len(ids) :]
             else:
                 ids.append(one[place])
         wrong = with_tokens(right, ids)
@@ -298,17 +263,3 @@ def test_a_library_s_near_ties_are_no_differences(temperature: float) -> None:
             assert verdicts(core, [exact])["r0"].is_equal is False
     finally:
         core.close()
-
-
-COUNTER = itertools.count(100)
-
-
-def continued(core: NodeCore, task: ReplayTask, ids: Sequence[int]) -> list[int]:
-    """What the engine says behind these tokens."""
-    job = Job(next(COUNTER), tuple(task.prompt_ids), task.sampling, task.record.seed)
-    request = job.request()
-    request.output_ids = list(ids)
-    core.submit(request)
-    outcome = Outcome()
-    outcome.streams[name_of(request.key)] = list(ids)
-    return run_local(core, [], outcome=outcome).streams[name_of(request.key)][len(ids) :]

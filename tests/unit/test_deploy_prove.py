@@ -86,10 +86,10 @@ def test_equal_answers(server: Server, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_first_difference_is_named(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.flip_after = len(CASES)
-    assert cli.main(["prove", server.url, "--max-tokens", "8"]) == 1
+    assert cli.main(["prove", server.url, server.url, "--max-tokens", "8"]) == 1
     printed = capsys.readouterr().out
-    assert "11/11  10/11  10/11" in printed
-    assert "2 answers differ" in printed and "again, request 'long, greedy', answer 0, token 5" in printed
+    assert "11/11  10/11  10/11" in printed and "10/11  10/11  10/11" in printed
+    assert "5 answers differ" in printed and "again, request 'long, greedy', answer 0, token 5" in printed
     assert "ids [99, 6, 7] instead of [5, 6, 7]" in printed and "0.0004 apart in logprob (a near tie)" in printed
 
 
@@ -101,6 +101,8 @@ def test_the_first_difference_is_named(server: Server, capsys: pytest.CaptureFix
         (["--cells", "moon"], "there is no moon"),
         (["--max-tokens", "0"], "--max-tokens"),
         (["http://127.0.0.1:9", "--api-key-file", "/nowhere/key"], "--api-key-file"),
+        (["http://127.0.0.1:9", "--layers"], "--layers"),
+        (["--dtype", "float16"], "only for a running server"),
     ],
 )
 def test_what_can_not_be_proved(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +113,8 @@ def test_what_can_not_be_proved(words: list[str], message: str, capsys: pytest.C
 def test_something_else_answers(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.is_something_else = True
     assert cli.main(["prove", server.url]) == 2
+    assert "names no model" in capsys.readouterr().err
+    assert cli.main(["prove", server.url, server.url]) == 2
     assert "is it a router?" in capsys.readouterr().err
     assert cli.main(["admin", "--url", server.url, "status"]) == 2
     assert "is it a router?" in capsys.readouterr().err

@@ -180,6 +180,7 @@ def test_the_package_list_is_the_folders():
 
 TORCH_FREE = ("router", "shared/core", "shared/config", "shared/observe", "shared/wire", "deploy")
 WITH_TORCH = (
+    "deploy/tools/certify/formats.py",
     "deploy/tools/certify/replay.py",
     "deploy/tools/head/",
     "deploy/tools/plan/",

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from shared.core.errors import IntegrityError
+from shared.kv.leaf_order import HEAP_SLACK
 from shared.kv.pages import PageIds
-from shared.kv.prefix_cache import HEAP_SLACK, Keys, Lock, PrefixCache
+from shared.kv.prefix_cache import Keys, Lock, PrefixCache
 
 PAGE = 4
 
@@ -248,7 +249,7 @@ def test_the_eviction_order_stays_small_when_one_prefix_is_hot() -> None:
     put_unlocked(cache, (1,), ids(11))
     for _ in range(10 * HEAP_SLACK):
         cache.unlock(cache.match(keys_of(1), 99).lock)
-    assert len(cache._leaves) <= 2 + HEAP_SLACK
+    assert len(cache.leaves) <= 2 + HEAP_SLACK
     cache.check_integrity()
 
 
@@ -339,7 +340,7 @@ def test_integrity_names_what_was_corrupted() -> None:
         cache.check_integrity()
     lock.node.page = 12
     cache.unlock(lock)
-    cache._leaves.clear()
+    cache.leaves._plain.clear()
     with pytest.raises(IntegrityError, match="page 12 is an unlocked leaf that eviction would never find"):
         cache.check_integrity()
 

@@ -89,6 +89,31 @@ def test_the_chart_has_the_version_and_user_of_the_image() -> None:
     assert found == {int(uid), None}  # None: OpenShift's choice
 
 
+IMAGES = {
+    "plain": {
+        "baton-router": ["registry.example.com/baton:0.1.0"],
+        "baton-decode": ["registry.example.com/baton:0.1.0"],
+    },
+    "volume": {
+        "baton-router": ["registry.example.com/baton-router:0.1.0"],
+        "baton-decode": ["registry.example.com/baton:0.1.0"],
+    },
+    "everything": {
+        "baton-router": [f"registry.example.com/baton-router@sha256:{64 * '2'}"],
+        "baton-decode": [f"registry.example.com/baton@sha256:{64 * '0'}"],
+    },
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_routers_may_have_an_image_of_their_own(name: str) -> None:
+    """The container that copies keys has the image of the one that reads them."""
+    for pod, images in IMAGES[name].items():
+        found = [one["image"] for one in containers(pods(name)[pod]) if one["name"] != "tls"]
+        assert found == 2 * images
+    assert [one["image"] for one in containers(pods(name)["baton-prefill"])] == 2 * IMAGES[name]["baton-decode"]
+
+
 @everywhere
 def test_every_baton_line_is_one_that_the_cli_takes(name: str) -> None:
     lines = [line for line in lines_in(objects(name)) if line]

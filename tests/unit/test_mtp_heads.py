@@ -23,6 +23,7 @@ from shared.engine.verify import Drafts
 from shared.kernel.team import Team
 from shared.model.hashlm.model import HashLM
 from shared.model.library.model import LibraryModel
+from shared.model.library.mtp_loading import load_mtp_heads
 from shared.speculation.drafters import make_drafter
 from tests.support.core_pair import CorePair, run_pair
 from tests.support.core_rig import Job, assert_whole, make_core, run_local
@@ -173,6 +174,16 @@ def test_draft_state_is_handed_over(family: str, make: Make) -> None:
     run_pair(pair, [Job(0, PROMPTS[1], SamplingParams(NUM_TOKENS, temperature=0.0), seed=0)])
     pair.close()
     assert found == list(alone.values()) and len(found) > 5
+
+
+@pytest.mark.parametrize(("family", "is_known"), [("glm4_moe", True), ("step3p7", True), ("glm4_moe_lite", False)])
+def test_our_kernels_attend_in_mtp_layers(family: str, is_known: bool, make: Make) -> None:
+    """Also in a third layer, which reads no key of the first two slots; but not where pages hold latents."""
+    headed = make(family)
+    heads = load_mtp_heads(headed.model)
+    assert len(heads) == NUM_LAYERS.get(family, 1)
+    for head in heads:
+        assert head._layers.attention.needs_cpu_seq_lens is not is_known
 
 
 def test_a_head_has_a_plane_of_its_own(make: Make) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 import numpy as np
 import pytest
 import torch
 
-from decode_node.page_ranges import PageRanges
 from shared.core.errors import HandoffFailed, PeerUnreachable
 from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import Request
@@ -28,6 +29,7 @@ from shared.node.convert import (
     run_of,
 )
 from shared.node.fingerprint import difference, make_fingerprint
+from shared.node.page_ranges import PageRanges
 from shared.node.report import node_load
 from shared.node.routers.dialled import Routers, RouterState
 from shared.node.routers.lives import RouterLife, SessionKey
@@ -125,6 +127,28 @@ def test_no_page_comes_for_what_a_window_never_reads() -> None:
         PageRanges(np.array([7, 0, 3, 0, 5], np.int32), 0).claim(2, 4)
     ranges.arrived(4, 3)
     assert ranges.complete
+
+
+@pytest.mark.parametrize("first", [0, 900])
+def test_many_pages_arrive_in_few_calls(first: int) -> None:
+    """The node's loop counts them, and its steps wait meanwhile."""
+
+    def calls(num_pages: int) -> int:
+        count = 0
+
+        def see(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(see)
+        ranges = PageRanges(np.ones(num_pages, np.int32), first)
+        assert ranges.claim(first, num_pages - first)
+        ranges.arrived(first, num_pages - first)
+        sys.setprofile(None)
+        assert ranges.complete
+        return count
+
+    assert calls(1000) == calls(2000) < 100
 
 
 # ---- fingerprints

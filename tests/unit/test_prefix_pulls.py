@@ -209,12 +209,13 @@ def test_pages_are_told_of_when_all_were_checked(monkeypatch: pytest.MonkeyPatch
     rig, one = PullPair(transport="shm"), job(2)
     rig.warm(job(1))
     told: list[bool] = []
-    rig.p.ctx.core.kv.cache.listener = lambda identity, is_cached: told.append(is_cached)
+    rig.p.ctx.core.kv.cache.listener = lambda identity, added: told.append(added is not None)
     rig.net.hold = lambda source, target, message: isinstance(message, Ready) and message.first_page == 4
     key = rig.ask(one)
     rig.net.run()
     (pull,) = rig.asker.pulls.open.values()
-    assert pull.num_arrived == 4 and not told and not rig.p.ctx.core.kv.cache.num_cached
+    assert pull.ranges is not None and pull.ranges.num_whole == 4
+    assert not told and not rig.p.ctx.core.kv.cache.num_cached
     rig.s.ctx.core.pool.page_view(int(rig.net.kept[0][2].message.pages[0]))[0] ^= 1  # type: ignore[attr-defined]
     rig.net.hold = lambda source, target, message: False
     rig.net.release_held()

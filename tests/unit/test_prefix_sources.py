@@ -181,10 +181,18 @@ def test_a_scored_prompt_is_computed() -> None:
     assert Site().choose(SamplingParams(max_tokens=5, prompt_logprobs=0)) is None
 
 
-def test_windows_are_not_pulled() -> None:
+def test_a_windowed_source_has_what_its_last_page_says() -> None:
+    """Its cache dropped the pages before the window. A page behind the last one that may travel says nothing."""
     site = Site()
     for node in (site.a, site.b):
         node.hello = msgspec.structs.replace(node.hello, has_window=True)
+    for page, num_pages in ((4, 5), (3, 4)):
+        site.b.pages._names.clear()
+        site.b.pages._names.update(names_of(PROMPT)[page : page + 1])
+        source = site.choose()
+        assert source is not None and source.num_pages == num_pages
+        assert source.last_page == names_of(PROMPT)[page]
+    site.b.pages._names.clear()
     assert site.choose() is None
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 
-from prefill_node.pulls import Pulls
 from shared.node.node import Node
 from shared.node.run import check_at_exit
 from shared.observe.log import Logger
-from shared.observe.log_once import LogOnce
 from shared.wire.messages import Ready
 from tests.support.core_rig import CoreKnobs
-from tests.support.node_pair import make_node, name_of
+from tests.support.node_pair import name_of
 from tests.support.prefix_pulls import PullPair, Slow, job
 
 
@@ -59,11 +57,3 @@ def test_a_pull_ends_with_its_node() -> None:
     assert next(iter(rig.asker.pulls.open.values())).row
     assert leave(rig, rig.p) == ""
     rig.p.ctx.core.kv.check_integrity(idle=True)
-
-
-def test_a_node_says_that_windows_end_pulls() -> None:
-    for knobs, num_lines in ((CoreKnobs(), 0), (CoreKnobs(window=9), 1), (CoreKnobs(window=9, lower_window=0), 1)):
-        ctx, lines = make_node("prefill", "p", knobs).ctx, io.StringIO()
-        ctx.log = LogOnce(Logger("p0", lines))
-        assert not Pulls(ctx, {}).open
-        assert lines.getvalue().count("layers of the model have a sliding window") == num_lines

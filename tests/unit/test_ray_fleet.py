@@ -23,6 +23,7 @@ from deploy.ray.report import (
     StopOrder,
 )
 from shared.config.core_plan import CorePlan
+from shared.config.event_settings import EventsConfig
 from shared.config.load import load
 from shared.config.probe_settings import ProbeConfig
 from shared.config.processes import NodeParts, RayClusterConfig
@@ -411,6 +412,7 @@ def test_names_of_new_nodes_fill_gaps():
         (config(node=NodeConfig(bind_port=5)), "set when nodes are placed"),
         (config(node=NodeConfig(node_id="x")), "set when nodes are placed"),
         (config(probe=ProbeConfig(ready_port=5)), "ready_port can't be shared"),
+        (config(events=EventsConfig("tcp://127.0.0.1:5557")), "kv_events_endpoint can't be shared"),
     ],
 )
 def test_what_is_dealt_out_is_not_chosen(settings, message):

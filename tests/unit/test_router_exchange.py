@@ -17,7 +17,8 @@ from router.api.completions import CompletionShape
 from router.api.endpoint import Endpoint, EndpointRules, Handler
 from router.api.generation import Generation
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
-from router.api.writer import COMMENT, AnswerFacts, Writer
+from router.api.stream_start import StreamStart
+from router.api.writer import COMMENT, AnswerFacts, Writer, ping_among_ids
 from router.http.body_budget import BodyHold
 from router.http.connection import Connection
 from router.http.work_threads import LONG_BODY_BYTES, BodyWork
@@ -30,6 +31,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
 from shared.observe.metrics import RequestMetrics
 from shared.wire.messages import Key, SequenceEnd, TokenLogprob
+from tests.support.written_answers import chunks_read
 
 
 class Exchange:
@@ -118,7 +120,9 @@ def written(facts: AnswerFacts) -> Writer:
     return ChoicesWriter(CompletionShape(facts.tokenizer, facts.plan.show), facts)
 
 
-def stream(gateway: Waiting, *, whole: bool = False, plan: GenerationPlan = PLAN) -> Exchange:
+def stream(
+    gateway: Waiting, *, whole: bool = False, plan: GenerationPlan = PLAN, start: StreamStart | None = None
+) -> Exchange:
     plan = replace(plan, show=replace(plan.show, stream=plan.show.stream and not whole))
     tokenizer = HashTokenizer()
 
@@ -127,11 +131,12 @@ def stream(gateway: Waiting, *, whole: bool = False, plan: GenerationPlan = PLAN
 
         async def counted(data: bytes, *, last: bool = False) -> None:
             await write(data, last=last)
-            if data == COMMENT:
+            if data in (COMMENT, ping_among_ids(COMMENT)):
                 gateway.pinged()
 
         connection.write = counted  # type: ignore[method-assign]
-        await Generation(plan, written, tokenizer, gateway, metrics, 0.0).run(connection)  # type: ignore[arg-type]
+        generation = Generation(plan, written, tokenizer, gateway, metrics, 0.0, start=start)  # type: ignore[arg-type]
+        await generation.run(connection)
 
     return Exchange(work, (b"x-request-id", b"mine-7"))
 
@@ -140,9 +145,9 @@ def token() -> Update:
     return Update("r", 0, [65], [], None)
 
 
-def done() -> Update:
-    key = Key("r", 1, "r", 0, 0)
-    return Update("r", 0, [65], [], SequenceEnd(key, "stop", 1, 1, "", ""))
+def done(choice: int = 0) -> Update:
+    key = Key("r", 1, "r", 0, choice)
+    return Update("r", choice, [65], [], SequenceEnd(key, "stop", 1, 1, "", ""))
 
 
 def test_a_stream_whose_prompt_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +155,19 @@ def test_a_stream_whose_prompt_waits_says_so(monkeypatch: pytest.MonkeyPatch) ->
     exchange = stream(Waiting((2, done())))
     assert exchange.sent[0]["status"] == 200 and exchange.parts[0] == COMMENT
     assert exchange.parts.count(COMMENT) >= 2 and exchange.parts[-1].endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("start", [None, StreamStart("TOKEN", "t0", 1)])
+def test_the_sdk_reads_a_stream_whose_second_choice_waits(
+    monkeypatch: pytest.MonkeyPatch, start: StreamStart | None
+) -> None:
+    """The first choice's event may have an id, behind which the decoder ends an event at each blank line."""
+    monkeypatch.setattr(generation, "PING_S", 0.01)
+    exchange = stream(Waiting(done(0), (2, done(1))), plan=replace(PLAN, num_sequences=2), start=start)
+    data = b"".join(exchange.parts)
+    assert data.count(b": waiting\n", data.index(b"data: "), data.index(b"[DONE]")) >= 2
+    assert (b"id: TOKEN/1." in data) == (start is not None)
+    assert sorted(choice.index for chunk in chunks_read(data) for choice in chunk.choices) == [0, 1]
 
 
 def test_early_failures_get_no_200_and_late_ones_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:

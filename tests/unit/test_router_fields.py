@@ -37,6 +37,7 @@ from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 from shared.core.sampling_params import MAX_GRAMMAR_CHARS
 from tests.support.field_rows import (
+    CACHE_ROWS,
     CONTEXT,
     GENERATIONS,
     Check,
@@ -180,6 +181,7 @@ SHARED = [
     ),
     Row("cache_salt", (("a", lambda plan: 0 < plan.cache_salt < 2**64),), ("", 1, "x" * 513)),
     Row("cache_salt", ((None, lambda plan: plan.cache_salt == 0),), ()),
+    *CACHE_ROWS,
     Row("request_id", harmless("mine", None), (1, "x" * 513)),
     Row("certificate", ((True, lambda plan: plan.is_certified), (None, lambda plan: not plan.is_certified)), ("x", 1)),
     Row(

@@ -8,17 +8,21 @@ import io
 import itertools
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
+from router.api import answer_span
 from router.api.answer_span import BodyTimes, begin_answer
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.writer import Counts, Times
 from router.requests.journey import UNTRACED
 from router.requests.new_request import NewRequest
+from shared.config.settings import LimitsConfig
 from shared.config.trace_settings import TraceConfig
 from shared.core import extras
 from shared.core.errors import ConfigError, QueueFull, RateLimited
@@ -133,20 +137,82 @@ def test_an_answer_that_failed_names_its_error() -> None:
     assert "gen_ai.response.time_to_first_chunk" not in root.attributes
 
 
-@needs_otel
-def test_a_request_above_its_tenant_s_limit_has_no_spans() -> None:
-    """The defect: children of a span that never ended."""
-    spans, site = kept(), Site()
-    site.handlers._tracer = spans.tracer
+def ask_once(site: Site, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    async def ask() -> None:
+        async with asyncio.timeout(HANG_GUARD_S):
+            await site.ask(body, list(headers), asyncio.Event())
+
+    asyncio.run(ask())
+
+
+def above_limit(site: Site) -> None:
     site.handlers._desk = MagicMock()
     site.handlers._desk.charged.side_effect = RateLimited("later")
 
-    async def ask() -> None:
-        async with asyncio.timeout(HANG_GUARD_S):
-            await site.ask(b'{"prompt": "x"}', [(b"traceparent", SAMPLED.encode())], asyncio.Event())
 
-    asyncio.run(ask())
-    assert site.sent[0]["status"] == 429 and spans.close() == []
+def without_room(site: Site) -> None:
+    site.gateway.check_room.side_effect = QueueFull("full")
+
+
+def too_long(site: Site) -> None:
+    site.handlers._resolver = replace(site.handlers._resolver, limits=LimitsConfig(max_body_bytes=1024))
+
+
+GOOD_BODY = b'{"prompt": "x"}'
+REFUSALS: list[tuple[bytes, Callable[[Site], None] | None, int, str]] = [
+    (b"{", None, 400, "invalid_request_error"),
+    (b'{"prompt": "x", "max_tokens": -1}', None, 400, "invalid_request_error"),
+    (b'{"prompt": "x", "guided_regex": "("}', None, 400, "invalid_request_error"),
+    (b" " * 1025, too_long, 413, "body_too_large"),
+    (GOOD_BODY, above_limit, 429, "rate_limit_exceeded"),
+    (GOOD_BODY, without_room, 503, "queue_full"),
+]
+
+
+@needs_otel
+@pytest.mark.parametrize(("body", "prepare", "status", "code"), REFUSALS)
+def test_a_refused_request_has_one_span_with_its_code(
+    body: bytes, prepare: Callable[[Site], None] | None, status: int, code: str
+) -> None:
+    """It has no children, since a span that never began could not end."""
+    spans, site = kept(), Site()
+    site.handlers._tracer = spans.tracer
+    if prepare is not None:
+        prepare(site)
+    ask_once(site, body, (b"traceparent", SAMPLED.encode()), (b"x-request-id", b"mine"))
+    assert site.sent[0]["status"] == status
+    (span,) = spans.close()
+    assert span.name == "text_completion" and f"{span.parent.span_id:016x}" == SPAN_ID
+    assert span.status.status_code.name == "ERROR" and not span.status.description
+    facts = {"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "baton", "baton.request_id": "mine"}
+    assert dict(span.attributes) == {**facts, "http.response.status_code": status, "error.type": code}
+
+
+@needs_otel
+@pytest.mark.parametrize("key", [(), ((b"idempotency-key", b"k"),)])
+def test_a_request_that_nodes_refuse_has_its_answer_s_span(key: tuple[tuple[bytes, bytes], ...]) -> None:
+    """And no second one for the refusal."""
+    spans, site = kept(), Site()
+    site.handlers._tracer = spans.tracer
+    ask_once(site, GOOD_BODY, *key)
+    assert site.sent[0]["status"] == 503
+    found = by_name(spans.close())
+    assert sorted(found) == ["receive", "text_completion hashlm", "tokenize"]
+    (root,) = found["text_completion hashlm"]
+    assert root.attributes["error.type"] == "no_nodes" and root.status.status_code.name == "ERROR"
+
+
+@needs_otel
+def test_an_unsampled_request_s_facts_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans, site, made = kept(0.0), Site(), list[str]()
+    site.handlers._tracer = spans.tracer
+    asked = answer_span.asked
+    monkeypatch.setattr(answer_span, "asked", lambda *given: (made.append("facts"), asked(*given))[1])
+    ask_once(site, GOOD_BODY)
+    ask_once(site, b"{")
+    assert [message["status"] for message in site.sent if "status" in message] == [503, 400] and not made
+    ask_once(site, GOOD_BODY, (b"traceparent", SAMPLED.encode()))
+    assert made == ["facts"] and len(spans.close()) == 3
 
 
 @needs_otel

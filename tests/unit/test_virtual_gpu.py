@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.support.virtual_gpu.device import VirtualGpu, make_device
+from tests.support.virtual_gpu.device import VirtualGpu, make_device, make_devices
 
 MODES = ("eager", "deferring")
 Place = Callable[[torch.Tensor], torch.Tensor]
@@ -177,6 +177,22 @@ def test_tensors_of_two_devices_are_refused(gpu: VirtualGpu, name: str) -> None:
     x = torch.zeros(4, device=gpu.device)
     with pytest.raises(RuntimeError, match="same device"):
         MIXED[name](x)
+
+
+@pytest.mark.parametrize("mode", ["eager", "deferring"])
+def test_tensors_go_to_the_device_that_is_named(mode: str) -> None:
+    """Of several in a process, from the CPU and from each other. Each has its own memory."""
+    first, second = make_devices(2, mode)
+    layer = torch.nn.Linear(3, 3).to(second.device)
+    assert {parameter.device for parameter in layer.parameters()} == {second.device}
+    assert second.memory_use(second.device).allocated_bytes > 0 == first.memory_use(first.device).allocated_bytes
+    with torch.inference_mode():
+        x = torch.ones(2, 3).to(second.device)
+        right = layer(x).cpu()
+        moved = layer.to(first.device)
+        assert torch.equal(moved(x.to(first.device)).cpu(), right)
+        with pytest.raises(RuntimeError, match="same device"):
+            moved(x)
 
 
 def test_numbers_of_the_cpu_are_taken(gpu: VirtualGpu) -> None:

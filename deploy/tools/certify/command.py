@@ -45,7 +45,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt",
         type=Path,
         metavar="FILE",
-        help="the request's JSON body or its text, for answers without prompt ids",
+        help="the request's JSON body or its text: its prompt and chat template are compared with the certified ones",
     )
     add_key(parser, "also check the signatures, with this public key; repeat it after a change of keys")
     fields = {field.name for kind in concerns_of(ReplayConfig).values() for field, _ in fields_of(kind)}

@@ -1,7 +1,9 @@
-"""Turn a saved request, or a text, into the prompt ids that a router would send to nodes."""
+"""Turn a saved request, or a text, into the prompt ids that nodes would get, and compare them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,36 @@ from router.api.generation_api import GenerationApi
 from router.api.generation_plan import Contexts
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
+from router.certify.record import AnswerRecord, BadCertificate, certified_ids, template_digest
 from router.text.load import load_text_model
 from router.tools.as_text import with_tools
 from shared.config.settings import LimitsConfig
+from shared.config.text_settings import TextConfig
 from shared.core.errors import ConfigError, InvalidRequest
 
 
-def prompts_in(path: Path, model: str) -> list[list[int]]:
-    """Return the ids of the file's prompts. The file holds a request's JSON body, or else one text.
+@dataclass(frozen=True, slots=True)
+class GivenPrompts:
+    """`templates`: the model's chat templates here, which made the ids; None for ids of a text."""
+
+    ids: Sequence[Sequence[int]]
+    templates: Mapping[str, str] | None
+
+    def certified(self, record: AnswerRecord, salt: bytes) -> list[int]:
+        """Return the ids that the record has the digest of. Raise BadCertificate for other prompts or templates."""
+        if self.templates is not None and template_digest(salt, self.templates) != record.template:
+            raise BadCertificate("the chat template of the model here is not the certified one")
+        for ids in self.ids:
+            if certified_ids(salt, "prompt", ids) == record.prompt:
+                return list(ids)
+        lengths = " or ".join(str(len(ids)) for ids in self.ids)
+        raise BadCertificate(
+            f"--prompt is not the certified prompt of {record.prompt.count} tokens: it has {lengths} tokens here"
+        )
+
+
+def prompts_in(path: Path, model: str, options: TextConfig) -> GivenPrompts:
+    """Return the file's prompts. The file holds a request's JSON body, or else one text.
 
     Raise ConfigError for a file that can't be read, and for a request that no router takes."""
     try:
@@ -28,14 +52,16 @@ def prompts_in(path: Path, model: str) -> list[list[int]]:
         text = raw.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompt {path}: {error}") from None
-    resolver = Resolver("", with_tools(load_text_model(model), ""), LimitsConfig())
+    text_model = with_tools(load_text_model(model, options), options.tool_format)
+    resolver = Resolver("", text_model, LimitsConfig(), tool_format=options.tool_format)
     if not text.lstrip().startswith("{"):
-        return [resolver.prompt_ids(text, add_special=True)]
+        return GivenPrompts([resolver.prompt_ids(text, add_special=True)], None)
     context = resolver.text.tokenizer.facts.context_length
-    api: GenerationApi[Any] = Chat() if '"messages"' in text else Completions()
+    is_chat = '"messages"' in text
+    api: GenerationApi[Any] = Chat() if is_chat else Completions()
     try:
         body = BodyParser(api.table).parse(raw).body
         plan = api.plan(msgspec.structs.replace(body, model=None), resolver, Contexts(context, context))
     except InvalidRequest as error:
         raise ConfigError(f"--prompt {path}: {error.message}") from None
-    return [job.ids for job in plan.jobs]
+    return GivenPrompts([job.ids for job in plan.jobs], resolver.text.template.sources if is_chat else None)

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from deploy.tools.certify.formats import advice
 from router.certify.record import NEAR_TIES, AnswerRecord, CertifiedNumerics, certified_ids
-from shared.core.errors import ConfigError
 from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
@@ -114,26 +114,29 @@ class Replayer:
         self._running: dict[RequestKey, RunningReplay] = {}
         self._num_asked = 0
 
-    def check_kind(self, record: AnswerRecord) -> None:
-        """Raise ConfigError unless this engine computes what the certificate's nodes did."""
+    def misfit(self, record: AnswerRecord) -> str:
+        """Return why this engine does not compute what the certificate's nodes did, and what to do; "" if it does."""
         if len(record.nodes) > 1:
-            raise ConfigError("nodes of different kinds had this request, one after the other: no engine replays both")
-        name = record.nodes[0].differs_from(self.numerics)
+            return "nodes of different kinds had this request, one after the other: no engine replays both"
+        (node,) = record.nodes
+        name = node.differs_from(self.numerics)
         if name is not None:
-            there, here = getattr(record.nodes[0], name), getattr(self.numerics, name)
-            raise ConfigError(f"another fingerprint: {name} is {there!r} in the certificate and {here!r} here")
+            values = f"{getattr(node, name)!r} in the certificate and {getattr(self.numerics, name)!r} here"
+            return f"another fingerprint: {name} is {values}: {advice(name, node, self.numerics)}"
         if record.adapter and record.adapter not in {adapter.digest for adapter in self._core.spec.adapters}:
-            raise ConfigError(f"the certificate names the adapter {record.adapter!r}: give it with --lora NAME=PATH")
+            return f"the certificate names the adapter {record.adapter!r}: give it with --lora NAME=PATH"
+        return ""
 
     def run(self, tasks: Iterable[ReplayTask]) -> Iterator[tuple[ReplayTask, ReplayVerdict]]:
-        """Yield verdicts as they come. Raise ConfigError for a task of another kind."""
+        """Yield verdicts as they come."""
         most = AHEAD * self._core.kv.rows.num_total
         waiting = iter(tasks)
         task = next(waiting, None)
         while task is not None or self._running:
             while task is not None and len(self._running) < most:
-                self.check_kind(task.record)
-                if task.count:
+                if why := self.misfit(task.record):
+                    yield task, ReplayVerdict(None, f"not computed: {why}")
+                elif task.count:
                     self._begin_run(RunningReplay(task))
                 else:
                     yield task, verdict_of_none(task)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.hub.local_model import local_path
-from deploy.tools.certify.prompt_file import prompts_in
+from deploy.router_http import printable
+from deploy.tools.certify.progress import ReplayCounts, watching
+from deploy.tools.certify.prompt_file import GivenPrompts, prompts_in
 from deploy.tools.certify.settings import ReplayConfig
-from deploy.tools.certify.shown_files import printable, read_shown
-from router.certify.record import AnswerRecord, BadCertificate, ShownAnswer, certified_ids
+from deploy.tools.certify.shown_files import read_shown
+from deploy.tools.certify.shown_text import Speller
+from router.certify.record import BadCertificate, ShownAnswer
 from router.certify.signing import read_public, read_record, verified
+from router.text.load import load_text_model
 from shared.config import core_plan
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.core.errors import ConfigError
@@ -25,68 +28,79 @@ if TYPE_CHECKING:
 
     from deploy.tools.certify.replay import Replayer, ReplayTask
 
-EXIT_DIFFERENT, EXIT_UNTOLD = 1, 2
-
-
-@dataclass(slots=True)
-class ReplayCounts:
-    equal: int = 0
-    different: int = 0
-    untold: int = 0
-    tokens: int = 0
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_DIFFERENT if self.different else EXIT_UNTOLD if self.untold else 0
-
-    def __str__(self) -> str:
-        return f"{self.equal} equal, {self.different} different, {self.untold} not computed"
-
 
 def replay_files(
     config: ReplayConfig, files: Sequence[Path], log: Path | None, prompt: Path | None, keys: Sequence[Path]
 ) -> int:
-    """Raise ConfigError for unusable files, and for another fingerprint than this engine's."""
+    """Raise ConfigError for unusable files."""
     if not files and log is None:
         raise ConfigError("name a file with an answer, or --log FILE")
     model = local_path(config.model.model, config.hub.offline, library=config.model.model_library)
     config = replace(config, model=replace(config.model, model=model))
     named = [(str(file), one) for file in files for one in read_shown(file)]
-    named += [(f"{log}, answer {n}", one) for n, one in enumerate(read_shown(log) if log is not None else [], 1)]
+    counts = ReplayCounts()
+    named += [(f"{log}, answer {n}", one) for n, one in enumerate(read_log(log, counts) if log is not None else [], 1)]
     known = read_public(keys) if keys else {}
-    prompts = prompts_in(prompt, model) if prompt is not None else []
-    core_plan.apply(config.cores)
-    counts, tasks = ReplayCounts(), []
-    for name, shown in named:
-        try:
-            tasks.append(task_of(name, shown, prompts, known))
-        except BadCertificate as error:
-            counts.different += 1
-            print(f"{name}: NOT CERTIFIED: {printable(error.message)}")
     if not known:
         print("signatures are not checked, because no --key is given", file=sys.stderr)
+    prompts = prompts_in(prompt, model, config.text) if prompt is not None else None
+    core_plan.apply(config.cores)
+    has_text = any(one.text is not None and one.token_ids is not None for _, one in named)
+    speller = Speller(load_text_model(model, config.text).tokenizer) if has_text else None
+    tasks = list(tasks_of(named, prompts, known, speller, counts))
     if tasks:
-        with engine(config) as replayer:
+        with engine(config, tasks) as replayer:
             judge_all(replayer, tasks, counts, tells_equal=log is None)
     return counts.exit_code
 
 
+def read_log(log: Path, counts: ReplayCounts) -> list[ShownAnswer]:
+    """Tell and count lines that can't be read: the last one may be half written."""
+
+    def tell(text: str) -> None:
+        counts.add(None)
+        print(f"{log}: not computed: {printable(text)}")
+
+    return read_shown(log, tell)
+
+
 def judge_all(replayer: Replayer, tasks: Sequence[ReplayTask], counts: ReplayCounts, *, tells_equal: bool) -> None:
-    begun = time.monotonic()
-    for task, verdict in replayer.run(tasks):
-        counts.equal += verdict.is_equal is True
-        counts.different += verdict.is_equal is False
-        counts.untold += verdict.is_equal is None
-        counts.tokens += task.count
-        if tells_equal or verdict.text != "equal":
-            print(f"{task.name}: {verdict.text} ({printable(task.record.answer)}, choice {task.record.choice})")
-    seconds = time.monotonic() - begun
-    speed = f"{counts.tokens / seconds:.0f} tokens/s" if seconds else "at once"
-    print(f"{counts}: {counts.tokens} tokens in {seconds:.1f} s ({speed})")
+    with watching(counts, len(tasks)) as progress:
+        for task, verdict in replayer.run(tasks):
+            counts.add(verdict.is_equal)
+            counts.tokens += task.count
+            if tells_equal or verdict.text != "equal":
+                record = task.record
+                progress.tell(
+                    f"{task.name}: {printable(verdict.text)} ({printable(record.answer)}, choice {record.choice})"
+                )
+            progress.pass_one()
+
+
+def tasks_of(
+    named: Sequence[tuple[str, ShownAnswer]],
+    prompts: GivenPrompts | None,
+    keys: Mapping[str, Ed25519PublicKey],
+    speller: Speller | None,
+    counts: ReplayCounts,
+) -> Iterator[ReplayTask]:
+    """Tell and count answers that are wrong, or can't be computed."""
+    for name, shown in named:
+        try:
+            task = task_of(name, shown, prompts, keys)
+            if speller is not None:
+                speller.check_text(shown, task.record, task.prompt_ids)
+            yield task
+        except BadCertificate as error:
+            counts.add(False)
+            print(f"{name}: NOT CERTIFIED: {printable(error.message)}")
+        except ConfigError as error:
+            counts.add(None)
+            print(f"{name}: not computed: {error.message}")
 
 
 def task_of(
-    name: str, shown: ShownAnswer, prompts: Sequence[Sequence[int]], keys: dict[str, Ed25519PublicKey]
+    name: str, shown: ShownAnswer, prompts: GivenPrompts | None, keys: Mapping[str, Ed25519PublicKey]
 ) -> ReplayTask:
     """Raise BadCertificate if something is wrong, and ConfigError if the prompt is missing."""
     from deploy.tools.certify.replay import ReplayTask  # loads torch
@@ -94,34 +108,23 @@ def task_of(
     record = verified(shown.record, keys) if keys else read_record(shown.record)[1]
     shown.check_shown(record)
     sampling = record.sampling_params(shown.sampling)
-    prompt_ids = shown.prompt_token_ids
+    prompt_ids = shown.prompt_token_ids if prompts is None else prompts.certified(record, shown.salt_bytes)
     if prompt_ids is None:
-        prompt_ids = certified_prompt(name, record, shown.salt_bytes, prompts)
+        raise ConfigError('it shows no prompt ids: ask with "return_token_ids": true, or give --prompt FILE')
     return ReplayTask(name, record, prompt_ids, sampling, shown.salt_bytes, shown.token_ids)
 
 
-def certified_prompt(name: str, record: AnswerRecord, salt: bytes, prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Return the prompt of --prompt that the record has the digest of."""
-    if not prompts:
-        raise ConfigError(f'{name} shows no prompt ids: ask with "return_token_ids": true, or give --prompt FILE')
-    for ids in prompts:
-        if certified_ids(salt, "prompt", ids) == record.prompt:
-            return list(ids)
-    lengths = " or ".join(str(len(ids)) for ids in prompts)
-    raise BadCertificate(
-        f"--prompt is not the certified prompt of {record.prompt.count} tokens: it has {lengths} tokens here"
-    )
-
-
 @contextmanager
-def engine(config: ReplayConfig) -> Iterator[Replayer]:
-    """Yield a plain engine: one process, no drafts, no hand-offs."""
+def engine(config: ReplayConfig, tasks: Sequence[ReplayTask]) -> Iterator[Replayer]:
+    """Yield a plain engine in the first task's formats: one process, no drafts, no hand-offs."""
+    from deploy.tools.certify.formats import with_certified_formats
     from deploy.tools.certify.replay import Replayer
     from shared.node.build_core import build_core
     from shared.node.cores import NodeCores
     from shared.observe.log import Logger
     from shared.ranks.leader import RankProcesses
 
+    config = with_certified_formats(config, tasks[0].record.nodes[0])
     parts = NodeParts(model=config.model, hub=config.hub, memory=config.memory, sched=config.sched)
     process = NodeProcessConfig(parts=parts, cores=config.cores)
     cores = NodeCores(config.cores, parts.parallel, "replay")

@@ -1,4 +1,4 @@
-"""Settings of the engine that replays certified answers: those of a node that can change a token, and its size."""
+"""Settings of the engine that replays certified answers: those of nodes and routers that change tokens, its size."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from shared.config.core_plan import CorePlan
 from shared.config.hub_settings import HubConfig
 from shared.config.settings import MemoryConfig, ModelConfig, SchedConfig
+from shared.config.text_settings import TextConfig
 
 FLAGS = frozenset(
     {
         "model", "dtype", "kv_dtype", "weight_dtype", "model_library", "max_context", "lora", "offline", "kv_bytes",
-        "page_size", "max_running", "device", "threads",
+        "page_size", "max_running", "device", "deterministic", "threads", "chat_template_kwargs", "tool_format",
+        "allow_control_tokens",
     }
 )  # fmt: skip
 
@@ -22,4 +24,5 @@ class ReplayConfig:
     hub: HubConfig
     memory: MemoryConfig
     sched: SchedConfig
+    text: TextConfig
     cores: CorePlan

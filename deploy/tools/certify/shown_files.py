@@ -10,7 +10,7 @@ A file holds one of these, or one per line. A choice's certificate ends it: what
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,26 @@ EVENT, LAST_EVENT = "data:", "[DONE]"
 OTHER_LINES = (":", "id:", "event:", "retry:")
 
 
+class SavedMessage(msgspec.Struct, frozen=True):
+    """A chat's message, or what a chunk adds to it."""
+
+    content: str | None = None
+    reasoning_content: Any = None
+    tool_calls: Any = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its tokens spell its content and no more."""
+        return not self.reasoning_content and not self.tool_calls
+
+
 class SavedPiece(msgspec.Struct, frozen=True):
     """What one object says of one choice."""
 
     index: int = 0
+    text: str | None = None
+    message: SavedMessage | None = None
+    delta: SavedMessage | None = None
     certificate: ShownAnswer | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
@@ -46,8 +62,14 @@ class SavedChoice:
     certificate: ShownAnswer | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    text: str | None = None
+    is_text: bool = True
 
     def take_piece(self, piece: SavedPiece) -> None:
+        message = piece.message or piece.delta or SavedMessage(piece.text)
+        self.is_text = self.is_text and message.is_text
+        if message.content is not None:
+            self.text = (self.text or "") + message.content
         self.certificate = piece.certificate or self.certificate
         self.prompt_token_ids = piece.prompt_token_ids or self.prompt_token_ids
         if piece.token_ids is not None:
@@ -59,6 +81,7 @@ class SavedChoice:
             self.certificate or ShownAnswer(record=NO_RECORD),
             prompt_token_ids=self.prompt_token_ids or prompt_token_ids,
             token_ids=self.token_ids,
+            text=self.text if self.is_text else None,
         )
 
 
@@ -81,10 +104,12 @@ class SavedAnswer:
         return [choice.shown_after(self.prompt_token_ids) for choice in self.choices.values()]
 
 
-def read_shown(path: Path) -> list[ShownAnswer]:
-    """Return all certificates of the file, and NO_RECORD for choices without one. Raise ConfigError if it has none."""
+def read_shown(path: Path, told: Callable[[str], None] | None = None) -> list[ShownAnswer]:
+    """Return all certificates of the file, and NO_RECORD for choices without one. Raise ConfigError if it has none.
+
+    `told`: gets what is wrong with a line, which is then left out; without it, ConfigError is raised."""
     try:
-        found = shown_in(objects_of(path.read_text("utf-8")))
+        found = shown_in(objects_of(path.read_text("utf-8"), told), told)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path} holds an answer or a certificate of another form: {error}") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -94,15 +119,21 @@ def read_shown(path: Path) -> list[ShownAnswer]:
     return found
 
 
-def shown_in(objects: Iterator[Any]) -> list[ShownAnswer]:
+def shown_in(objects: Iterator[Any], told: Callable[[str], None] | None = None) -> list[ShownAnswer]:
     bare: list[ShownAnswer] = []
     answers: list[SavedAnswer] = []
     open_answers: dict[str, SavedAnswer] = {}
     for one in objects:
-        if isinstance(one, dict) and "record" in one:
-            bare.append(msgspec.convert(one, ShownAnswer))
-        elif isinstance(one, dict) and isinstance(one.get("choices"), list):
-            said = msgspec.convert(one, SavedObject)
+        try:
+            said = saved_object(one)
+        except msgspec.ValidationError as error:
+            if told is None:
+                raise
+            told(f"an answer of another form: {error}")
+            continue
+        if isinstance(said, ShownAnswer):
+            bare.append(said)
+        elif said is not None:
             answer = open_answers.get(said.id or "")
             if answer is None or not said.id or answer.is_over_before(said):
                 answers.append(answer := SavedAnswer())
@@ -111,8 +142,18 @@ def shown_in(objects: Iterator[Any]) -> list[ShownAnswer]:
     return [*bare, *(one for answer in answers for one in answer.shown_choices())]
 
 
-def objects_of(text: str) -> Iterator[Any]:
-    """Yield the JSON values of a document, of lines, or of a stream's events. Raise ValueError for other texts."""
+def saved_object(one: Any) -> ShownAnswer | SavedObject | None:
+    """Return None for an object that is neither."""
+    if isinstance(one, dict) and "record" in one:
+        return msgspec.convert(one, ShownAnswer)
+    if isinstance(one, dict) and isinstance(one.get("choices"), list):
+        return msgspec.convert(one, SavedObject)
+    return None
+
+
+def objects_of(text: str, told: Callable[[str], None] | None = None) -> Iterator[Any]:
+    """Yield the JSON values of a document, of lines, or of a stream's events. Raise ValueError for other texts, unless
+    `told` gets what is wrong with a line."""
     try:
         yield json.loads(text)
         return
@@ -123,10 +164,7 @@ def objects_of(text: str) -> Iterator[Any]:
         if line and line != LAST_EVENT and not line.startswith(OTHER_LINES):
             try:
                 yield json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from None
-
-
-def printable(text: str) -> str:
-    """Escape what moves a terminal's cursor or ends a line: a forger chooses the words of a wrong certificate."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+            except (ValueError, RecursionError) as error:
+                if told is None:
+                    raise ValueError(f"line {number}: {error}") from None
+                told(f"line {number}: {error}")

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.tools.certify.shown_files import printable, read_shown
+from deploy.router_http import printable
+from deploy.tools.certify.shown_files import read_shown
 from router.certify.record import NEAR_TIES, AnswerRecord, BadCertificate, ShownAnswer
 from router.certify.signing import read_public, read_record, verified
 

@@ -1,4 +1,4 @@
-"""Run `baton prove`: each cell in three passes, then a table and the first difference.
+"""Run `baton prove`: one running server by one_server.py, or each cell in three passes, which are compared.
 
 `fresh`     One request after another, with nothing cached.
 `again`     The same requests once more, with prompts from the prefix cache if the cell has one.
@@ -21,6 +21,7 @@ from deploy.tools.prove.cases import CASES
 from deploy.tools.prove.cells import CELLS, Cell, chosen_cells
 from deploy.tools.prove.client import ProveClient
 from deploy.tools.prove.compare import Answers, ComparedRow, Difference, differences, table
+from deploy.tools.prove.partings import NOISE
 from shared.config import core_plan, shipped_model
 from shared.config.core_plan import CorePlan
 from shared.config.hub_settings import OFFLINE_HELP
@@ -29,23 +30,26 @@ from shared.core.errors import ConfigError
 
 PASSES = ("fresh", "again", "together")
 EXIT_DIFFERENT = 1
+MAX_TOKENS = {False: 24, True: 48}  # with one URL: longer
 DESCRIPTION = """\
 baton prove: a request's tokens depend only on model, prompt, sampling and seed. This checks it on your
 model and your machine, with the same requests in every way that nodes can run them.
 
+  baton prove URL                      any running OpenAI-compatible server: are its streams the same alone, in a
+                                       crowd, from caches? are its log-probabilities, usage and JSON true?
   baton prove                          the default model, with its own cluster for each way
   baton prove --model FILE             your model: a file, a folder or org/name
   baton prove --cells handoff,zmq      only these, compared with the plainest way
-  baton prove http://127.0.0.1:8000    a running cluster against itself: fresh, cached, together
-  baton prove URL URL                  two clusters against each other
+  baton prove URL URL                  two Baton clusters against each other
 
-Names the first request and token that differ, and how near a tie it was. Exits with 1 if any differs.
+Names the first request and token that differ, and how near a tie it was. Exits with 1 if any differs; with one URL,
+differences that rounding may explain count as noise, and any untrue figure also makes it 1.
 
 If the library transformers runs the model, its logits are first compared with the library's own (--model-library).
 
 --layers also computes the differing token twice in this process: plainly, and in the chunks, pages and hand-off of
 the way that differed. It compares each layer's input and names the first layer whose output differs. Batch mates,
-streams and sockets are not replayed: if no layer differs, look there. For running clusters give --model too.
+streams and sockets are not replayed: if no layer differs, look there. For two URLs give --model too.
 """
 
 
@@ -55,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url", action="append", default=[], metavar="URL", help="the same as the argument URL; repeat it for two URLs"
     )
     parser.add_argument(
-        "--model", default=shipped_model.NAME, help="model of the command's own clusters (default: %(default)s)"
+        "--model",
+        help=f"model of the command's own clusters (default: {shipped_model.NAME}), or of the server at URL (default: "
+        "its first)",
     )
     parser.add_argument(
         "--model-library",
@@ -66,23 +72,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--offline", action="store_true", help=OFFLINE_HELP)
     parser.add_argument(
         "--dtype",
-        default="float32",
-        choices=("float32", "bfloat16"),
-        help="number format; in bfloat16 near ties may flip (default: %(default)s)",
+        choices=tuple(NOISE),
+        help="number format (default: float32; of the server at URL: bfloat16); its rounding bounds the noise",
     )
     parser.add_argument("--cells", default="all", metavar="LIST", help="any of: " + ", ".join(c.name for c in CELLS))
     parser.add_argument(
-        "--max-tokens", type=int, default=24, metavar="N", help="limit of each answer (default: %(default)s)"
+        "--max-tokens", type=int, metavar="N", help="limit of each answer (default: 24; of the server at URL: 48)"
     )
+    parser.add_argument(
+        "--salt", default="", metavar="TEXT", help="begin prompts like an earlier run (default: random)"
+    )
+    parser.add_argument(
+        "--metrics", action="append", default=[], metavar="URL", help="where the server's /metrics are, if not at URL"
+    )
+    parser.add_argument("--json", action="store_true", help="print the report on the server at URL as JSON")
     parser.add_argument("--layers", action="store_true", help="name the layer at which the first answer differs")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="file with the running routers' key")
     parser.add_argument("--ca", type=Path, metavar="FILE", help="CA of the server's certificate, if not a public CA")
 
 
 def run(args: argparse.Namespace) -> int:
+    urls = all_of(args.words, args.url)
+    args.max_tokens = MAX_TOKENS[len(urls) == 1] if args.max_tokens is None else args.max_tokens
     if not 1 <= args.max_tokens <= 1024:
         raise ConfigError(f"--max-tokens is {args.max_tokens}; it must be from 1 to 1024")
-    urls = all_of(args.words, args.url)
+    if len(urls) == 1:
+        from deploy.tools.prove.one_server import prove_one  # needs packages, which --help does not
+
+        return prove_one(urls[0], args)
+    args.model, args.dtype = args.model or shipped_model.NAME, args.dtype or "float32"
+    if args.dtype == "float16":
+        raise ConfigError("--dtype float16 is only for a running server: give its URL")
     if args.layers or not urls:
         args.model = local_path(args.model, args.offline, library=args.model_library)
     if not urls:

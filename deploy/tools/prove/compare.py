@@ -73,6 +73,10 @@ class ComparedRow:
 def table(passes: Sequence[str], rows: Sequence[ComparedRow]) -> str:
     lines = [["", *passes, "handed over", "cached tokens", ""]]
     lines += [[row.cell, *row.equal, str(row.handed_over), str(row.cached_tokens), row.about] for row in rows]
+    return aligned(lines)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines

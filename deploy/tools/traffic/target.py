@@ -39,11 +39,15 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server. `is_ours`: a Baton router, which shows token ids, takes ignore_eos and has our metrics."""
+    """A server. `is_ours`: a Baton router, which shows token ids, takes ignore_eos and has our metrics.
+
+    `owner`: who owns the model by /v1/models; "" if unknown.
+    """
 
     url: Url
     model: str
     is_ours: bool
+    owner: str = ""
 
 
 def look_at(server: Server, model: str) -> Target:
@@ -59,7 +63,7 @@ def look_at(server: Server, model: str) -> Target:
         shown = " ".join(body[:MAX_SHOWN].decode("utf-8", "replace").split())
         raise ConfigError(f"{server.url}/v1/models names no model ({status} {shown}); give --model or --api-key-file")
     chosen = model or next(iter(named))
-    return Target(server.url, chosen, OURS in named.values())
+    return Target(server.url, chosen, OURS in named.values(), named.get(chosen, ""))
 
 
 def resolve(url: Url, ca: Path | None = None) -> Address:

@@ -156,10 +156,14 @@ def noise_of_wholes(
     network: PreTrainedModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor, right: torch.Tensor
 ) -> float:
     """Return how far the library's other attention is from `right`."""
-    least = 2 * torch.finfo(network.dtype).eps
-    if not use_other_attention(network):
-        return least * (ONE_ATTENTION if network.dtype == torch.float32 else 1.0)
-    return max(least, difference(own_logits(network, rows, wanted), right, network.dtype))
+    has_other = use_other_attention(network)
+    least = least_noise(network.dtype, has_other)
+    return max(least, difference(own_logits(network, rows, wanted), right, network.dtype)) if has_other else least
+
+
+def least_noise(dtype: torch.dtype, has_other: bool) -> float:
+    """Return the noise that is taken for granted. `has_other`: whether two attentions of the library are compared."""
+    return 2 * torch.finfo(dtype).eps * (1.0 if has_other or dtype != torch.float32 else ONE_ATTENTION)
 
 
 def chunked_logits(network: PreTrainedModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:

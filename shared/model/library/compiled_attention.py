@@ -21,7 +21,6 @@ def kernels_know(layers: Iterable[LayerShape]) -> bool:
     return all(
         supports(layer.key_size, layer.value_size)
         and layer.dtype in (torch.float32, torch.bfloat16)
-        and not layer.num_unread
         and layer.latent is None
         for layer in layers
     )
@@ -31,7 +30,7 @@ class CompiledAttention:
     """`begin` starts a step. Code for a kind of heads is compiled when the first such layer attends: in the check."""
 
     def __init__(self, team: Team, has_window: bool) -> None:
-        """`has_window`: whether any layer has one."""
+        """`has_window`: whether any layer has one, or unread keys."""
         self._team, self._has_window = team, has_window
         self._kinds: dict[tuple[TokenHeads, int], TokenAttention] = {}
         self._begun: set[tuple[TokenHeads, int]] = set()  # in this step
@@ -56,7 +55,8 @@ class CompiledAttention:
 
         q (T, heads, key_size), k and v (T, kv_heads, size)."""
         own = token_pages(pages)
-        asked = TokenScoring(scoring.scale, pages.layer.window, scoring.softcap or 0.0, scoring.sinks)
+        layer = pages.layer
+        asked = TokenScoring(scoring.scale, layer.window, scoring.softcap or 0.0, scoring.sinks, layer.num_unread)
         return self._of_kind(pages, q, own, scoring).attend(q, k, v, own, asked)
 
     def _of_kind(self, pages: PagesOfLayer, q: torch.Tensor, own: TokenPages, scoring: Scoring) -> TokenAttention:

@@ -84,7 +84,7 @@ def load_library_model(
             needs_cpu_seq_lens=attention.needs_cpu_seq_lens,
             has_grouped_experts=device != "cpu" and has_experts(network),
         )
-        source = LoadedFrom(folder, options.kernels, limit)
+        source = LoadedFrom(folder, options, limit)
         model = LibraryModel(network, spec, attention, survey.modules, source)
         found = check_logits(network, model, parts)
         report = f"{LIBRARY_VERSION} runs {described(model.layers)}; {found}"
@@ -260,8 +260,7 @@ def attention_maker(
     """Return what makes the attention for a `kv_dtype` of ModelSpec."""
     if parts is not None and device != "cpu":
         return functools.partial(own_pages_attention, survey.layers, options.kernels, device)
-    is_compiled = device == "cpu" and options.kernels != "triton"
-    compiled = compiled_attention(survey.layers, options) if is_compiled else None
+    compiled = compiled_attention(survey.layers, options, device)
     if parts is not None:
         return lambda _: rank_attention(survey, parts, compiled)
     return functools.partial(whole_attention, survey.layers, options.kernels, device, compiled=compiled)
@@ -282,14 +281,14 @@ def whole_attention(
     return DeviceAttention(layers, kv_dtype, places, use_kernels=use_kernels)
 
 
-def compiled_attention(layers: Sequence[LayerShape], options: LoadOptions) -> CompiledAttention | None:
-    """Return None if torch must attend."""
-    if options.kernels == "torch" or not has_numba():
+def compiled_attention(layers: Sequence[LayerShape], options: LoadOptions, device: str) -> CompiledAttention | None:
+    """Return our kernels for a CPU; None if others must attend."""
+    if device != "cpu" or options.kernels in ("torch", "triton") or not has_numba():
         return None
     from shared.model.library.compiled_attention import CompiledAttention, kernels_know  # needs numba
 
     if kernels_know(layers):
-        return CompiledAttention(options.own_team(), any(layer.window for layer in layers))
+        return CompiledAttention(options.own_team(), any(layer.window or layer.num_unread for layer in layers))
     logger.info("attention runs on plain torch: no kernel for %s", layers[0])
     return None
 

@@ -23,6 +23,7 @@ from shared.model.library.attention import PagedAttention
 from shared.model.library.captures import HiddenStates
 from shared.model.library.latents import OWN
 from shared.model.llama import check_layers
+from shared.model.opened import LoadOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,10 @@ class HeadTarget:
 
 @dataclass(frozen=True, slots=True)
 class LoadedFrom:
-    """`kernels`: of LoadOptions. `limit`: the number of positions that the network knows, at least the context."""
+    """`limit`: the number of positions that the network knows, at least the context."""
 
     folder: Path
-    kernels: str
+    options: LoadOptions
     limit: int
 
 

@@ -22,11 +22,18 @@ from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
 from shared.kernel.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
-from shared.model.library.check import MOST_NOISE, difference, use_other_attention
+from shared.model.library.check import MOST_NOISE, difference, least_noise, use_other_attention
 from shared.model.library.kinds import LIBRARY_VERSION
 from shared.model.library.latents import keep_latents
 from shared.model.library.layer_places import LayerShape, in_first_group
-from shared.model.library.loading import SURVEYED, described, explained, tensors_of, whole_attention
+from shared.model.library.loading import (
+    SURVEYED,
+    compiled_attention,
+    described,
+    explained,
+    tensors_of,
+    whole_attention,
+)
 from shared.model.library.model import LibraryModel, use_attention
 from shared.model.library.mtp import MtpHead, MtpLayers
 from shared.model.library.on_device import GROUPED, has_experts
@@ -55,7 +62,9 @@ def load_mtp_heads(model: LibraryModel) -> list[MtpHead]:
         network, own_rows = read_layers(model, files, names, num_layers)
         shapes = survey_layers(network, model)
         places = in_first_group(shapes, PLANES)
-        attention = whole_attention(shapes, model.source.kernels, model.device.type, places=places)
+        options, device = model.source.options, model.device.type
+        compiled = compiled_attention(shapes, options, device)
+        attention = whole_attention(shapes, options.kernels, device, places=places, compiled=compiled)
         layers = MtpLayers(network, attention, model.source.limit, own_rows)
         report = check_layers(layers, num_layers, folder)
     logger.info("MTP layers of the library: %s; %s", described(shapes), report)
@@ -187,10 +196,9 @@ def noise_of(network: MtpModel, layer: int, ids: torch.Tensor, features: torch.T
     """Return how far the library's results differ from each other: of fewer tokens, and by its other attention."""
     few = BOUNDS[1]
     shorter = difference(own_hidden(network, layer, ids[:few], features[:few]), right[: few - layer], network.dtype)
-    other = 0.0
-    if use_other_attention(network):
-        other = difference(own_hidden(network, layer, ids, features), right, network.dtype)
-    return max(2 * torch.finfo(network.dtype).eps, shorter, other)
+    has_other = use_other_attention(network)
+    other = difference(own_hidden(network, layer, ids, features), right, network.dtype) if has_other else 0.0
+    return max(least_noise(network.dtype, has_other), shorter, other)
 
 
 def own_hidden(network: MtpModel, layer: int, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:

@@ -162,7 +162,7 @@ class Membership:
                 connection=link.num_connections,
                 adapters=[Adapter(*own) for own in core.settings.adapters.named.items()],
                 key_lookahead=core.settings.key_lookahead,
-                has_window=any(core.kv.cache.windows),
+                has_window=bool(core.kv.cache.windows[0]),  # routers are told the first group's pages
                 weights=weights_of(core.spec),
             ),
         )

@@ -22,6 +22,7 @@ from shared.wire.wakeup import Wakeup
 from shared.wire.zeromq.dialling import Dialling
 from shared.wire.zeromq.link_options import LinkOptions
 from shared.wire.zeromq.monitor import has_input
+from shared.wire.zeromq.publisher import Publisher
 from shared.wire.zeromq.sockets import DealerSocket, RouterSocket
 from shared.wire.zeromq.zap import Authenticator
 
@@ -45,6 +46,7 @@ class NodeLinks:
         self._dealers: dict[str, DealerSocket] = {}
         self._waiting: set[str] = set()  # routers to dial once a router's key is allowed
         self._dialling = Dialling(options.ring)
+        self._publishers: list[Publisher] = []
         self._context, self._authenticator, self._router = open_router(bind, options)
         self._stats, self._watch = self._router.stats, self._router.watch
         self.wakeup = Wakeup()
@@ -94,6 +96,11 @@ class NodeLinks:
             return
         self._dealers[peer] = dealer
         self._watch_events(dealer)
+
+    def open_publisher(self, endpoint: str, topic: str) -> Publisher:
+        """Return a socket for subscribers, which closes with the links. Raise ConfigError."""
+        self._publishers.append(Publisher(endpoint, topic))
+        return self._publishers[-1]
 
     def hang_up(self, peer: str) -> None:
         """Close a dialled connection without a PeerClosed. Queued messages are lost."""
@@ -185,6 +192,8 @@ class NodeLinks:
         """Close, and wait until the I/O thread has released every page frame."""
         for peer in list(self._dealers):
             self.hang_up(peer)
+        for publisher in self._publishers:
+            publisher.close()
         close_router(self._context, self._authenticator, self._router)
         self.wakeup.close()
 

@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from prefill_node.side import PrefillSide
 from shared.config.silence import link_silence
@@ -25,6 +26,7 @@ from tests.support.sim.pauses import PauseWatch
 from tests.support.sim.plan import ClientPlan, ClusterPlan, RequestPlan
 from tests.support.sim.rare import RareEvents
 from tests.support.sim.report import SeedReport
+from tests.support.sim.step_files import StepFiles
 from tests.support.sim.timers import Timers
 from tests.support.sim.trace import Trace
 from tests.support.sim.waiting import is_due
@@ -77,6 +79,13 @@ class Cluster:
         self._probe()
         self._wait_for_rest()
         self._check_rest()
+
+    def record_steps(self, folder: Path) -> StepFiles:
+        """Call it before the nodes start."""
+        files = StepFiles(folder, lambda: self.timers.now)
+        for host in self.nodes:
+            host.on_life = files.begin_life
+        return files
 
     def close(self) -> None:
         for host in self.nodes:
@@ -371,10 +380,13 @@ def run_seed(
     keeps_timeline: bool = False,
     word: str = "",
     change: Callable[[ClusterPlan], ClusterPlan] = lambda plan: plan,
+    record_dir: Path | None = None,
 ) -> SeedReport:
-    """Never raises: what goes wrong, in an oracle or in the code under test, is in the report."""
+    """Never raises: what goes wrong, in an oracle or in the code under test, is in the report. `record_dir`: where
+    files of all steps go."""
     report, started = SeedReport(seed), time.process_time()
     cluster = Cluster(change(draw_plan(seed)))
+    files = None if record_dir is None else cluster.record_steps(record_dir)
     try:
         with watching_requests(cluster.watch.steps, cluster.rare.moved):
             cluster.run()
@@ -384,6 +396,8 @@ def run_seed(
     except Exception as error:
         report.failure = f"{type(error).__name__}: {error}\n{where(error)}"
     finally:
+        if files is not None:
+            files.write_all()
         cluster.close()
     fill(report, cluster, time.process_time() - started)
     if report.failure or keeps_timeline:

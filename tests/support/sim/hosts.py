@@ -27,6 +27,7 @@ from shared.node.context import NodeContext, NodeFacts
 from shared.node.daemon import Daemon
 from shared.node.fingerprint import make_fingerprint
 from shared.node.node import Node, Side
+from shared.node.request_spans import RequestSpans
 from shared.node.routers.dialled import Routers
 from shared.node.tombstones import Tombstones
 from shared.observe.log import Logger
@@ -34,6 +35,7 @@ from shared.observe.log_once import LogOnce
 from shared.observe.metric_names import PULL_PREFIX
 from shared.observe.metrics import ClusterMetrics
 from shared.observe.node_metrics import NodeMetrics
+from shared.observe.step_records import StepRecords
 from shared.transfer.transports import make_receiver, make_sender
 from shared.wire.peers import Inbound, peer_name
 from tests.support.core_rig import MAX_CONTEXT, make_core
@@ -124,6 +126,7 @@ class NodeHost:
         self.num_pauses = 0  # times that it was frozen or stuck
         self.pulls: Counter[str] = Counter()  # of the lives before this one, by outcome
         self.on_round: Callable[[NodeHost], None] = lambda host: None
+        self.on_life: Callable[[str, StepRecords, Clock], None] = lambda name, records, clock: None
 
     def pulls_of_this_life(self) -> Counter[str]:
         """Return how often each end of a pull and of a loan came about."""
@@ -141,6 +144,7 @@ class NodeHost:
         self.port = Port(self.net, self.name, peer_name(self.name, epoch), endpoint, self._wake)
         self.port.name = f"{self.name}.{self.lives}"
         self.node = self._build(epoch, endpoint)
+        self.on_life(self.port.name, self.node.ctx.core.engine.records, self.clock)
         log = QuietLogger(self.port.name, self.net)
         self.daemon = Daemon(self.node, self.port, log, self.cluster.drain_s, self.clock)
         self.net.trace.note(self.net.timers.now, self.port.name, f"starts as {self.port.identity}")
@@ -173,7 +177,9 @@ class NodeHost:
         log = LogOnce(QuietLogger(f"{self.name}.{self.lives}", self.net), clock=self.clock)
         routers = Routers(tuple(router.endpoint for router in self.cluster.routers))
         books = (routers, Tombstones(lease_s), NodeMetrics(), log)
-        ctx = NodeContext(core, facts, *books, clock=self.clock, make_group=partial(TwinGroup, wake=self._wake))
+        spans = RequestSpans(None, core.engine.records)
+        group = partial(TwinGroup, wake=self._wake)
+        ctx = NodeContext(core, facts, *books, clock=self.clock, make_group=group, spans=spans)
         if plan.role == "prefill":
             senders = {name: make_sender(name, core.pool) for name in plan.transports}
             receivers = {name: make_receiver(name, core.pool) for name in plan.transports if name in TRANSPORTS}

@@ -228,6 +228,20 @@ def pulls(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
     )
 
 
+def in_page_groups(plan: ClusterPlan, lower_window: int | None = 0) -> ClusterPlan:
+    """The same, with a model whose upper layer has a window: its pages are in a group of their own."""
+    window = 5 + plan.seed % 40
+    model = {"window": window, "lower_window": lower_window}
+    nodes = tuple(
+        replace(node, knobs=replace(node.knobs, num_pages=2 * node.knobs.num_pages, **model)) for node in plan.nodes
+    )
+    clients = tuple(
+        replace(client, requests=tuple(replace(one, windows=(window, lower_window)) for one in client.requests))
+        for client in plan.clients
+    )
+    return replace(plan, nodes=nodes, clients=clients)
+
+
 def pulling_client(rng: random.Random, stems: list[tuple[int, ...]], spread: float) -> ClientPlan:
     request = draw_request(rng, stems)
     prompt = rng.choice(stems) + tuple(rng.randrange(95) for _ in range(rng.randrange(1, 20)))

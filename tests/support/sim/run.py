@@ -2,6 +2,7 @@
 
 python -m tests.support.sim.run --seeds 1000            # until 1,000 seeds have counted
 python -m tests.support.sim.run --replay 4711           # one seed, with its timeline
+python -m tests.support.sim.run --replay 4711 --record-dir /tmp/steps && baton trace 4711.json /tmp/steps/*.steps.json
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
@@ -90,11 +92,11 @@ def tell(seed: int, failure: str) -> None:
     )
 
 
-def replay(seed: int, word: str, mends: Sequence[str]) -> int:
+def replay(seed: int, word: str, mends: Sequence[str], record_dir: Path | None) -> int:
     prepare(mends)
     from tests.support.sim.cluster import run_seed
 
-    report = run_seed(seed, keeps_timeline=True, word=word)
+    report = run_seed(seed, keeps_timeline=True, word=word, record_dir=record_dir)
     print("\n".join(report.timeline[-TIMELINE_LINES:]))
     print(f"\nseed {seed}, {report.mood}: {report.num_nodes} nodes, {report.num_requests} requests", report.digest)
     print(f"faults that hit an open request: {dict(report.hits)}\nends: {dict(report.outcomes)}")
@@ -111,10 +113,11 @@ def main() -> int:
     parser.add_argument("--replay", type=int, metavar="SEED", help="run one seed and print what happened")
     parser.add_argument("--mended", nargs="+", default=[], metavar="DEFECT", help="of waiting.py: hold the code to it")
     parser.add_argument("--word", default="", help="with --replay: only lines with it, as r0/1f# for one request")
+    parser.add_argument("--record-dir", type=Path, metavar="DIR", help="with --replay: files of steps, for baton trace")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # or the processes would stay
     if options.replay is not None:
-        return replay(options.replay, options.word, options.mended)
+        return replay(options.replay, options.word, options.mended, options.record_dir)
     started = time.monotonic()
     summary = run_many(options.first, options.seeds, options.jobs, 60 * options.minutes, options.mended)
     print("\n".join(summary.lines()))

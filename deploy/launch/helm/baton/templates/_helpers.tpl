@@ -5,8 +5,10 @@ app.kubernetes.io/component: {{ .role }}
 {{- end }}
 
 {{- define "baton.image" -}}
-{{ .Values.image.repository }}
-{{- if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- $own := eq .role "router" | ternary .root.Values.router.image .root.Values.image -}}
+{{- $image := ne $own.repository "" | ternary $own .root.Values.image -}}
+{{ $image.repository }}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{- /* What the profile "restricted" of Pod Security asks of a pod, and of each container. */ -}}
@@ -88,7 +90,7 @@ into a private folder, and copies them again when the secret changes: keys are r
 */ -}}
 {{- define "baton.keys" -}}
 - name: keys
-  image: {{ include "baton.image" .root }}
+  image: {{ include "baton.image" . }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   restartPolicy: Always
   {{- include "baton.container" . | nindent 2 }}

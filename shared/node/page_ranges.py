@@ -1,4 +1,4 @@
-"""Track the arrived pages of a hand-off, by layer. Page numbers are entries of the row's page list."""
+"""Track the arrived pages of a hand-off or a pull, by layer. Page numbers are entries of the row's page list."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PageRanges:
     | cached here, not sent | first ........ end |
 
     A claimed page was announced by the source. An arrived page was pulled. No page comes for an entry of 0, which no
-    step reads (with page groups): the source leaves out the same ones.
+    step reads (with windows): the source leaves out the same ones.
     """
 
     def __init__(self, pages: PageIds, first: int, num_layers: int = 1) -> None:
@@ -25,7 +25,9 @@ class PageRanges:
         self._expected = np.flatnonzero(pages)
         # [page, layer]. The last layer's entry also covers the planes that follow the layers in the page.
         self._claimed = np.ones((self.end, num_layers), np.bool_)
-        self._claimed[self._expected[self._expected >= first]] = False
+        wanted = self._expected[self._expected >= first]
+        self.num_wanted = len(wanted)  # how many pages come
+        self._claimed[wanted] = False
         self._arrived = self._claimed.copy()
         self.num_whole = 0  # how many pages, from the first one on, are here with all layers
         self._count_whole()
@@ -57,8 +59,8 @@ class PageRanges:
         self._count_whole()
 
     def _count_whole(self) -> None:
-        while self.num_whole < self.end and self._arrived[self.num_whole].all():
-            self.num_whole += 1
+        missing = np.flatnonzero(~self._arrived[self.num_whole :].all(axis=1))
+        self.num_whole = self.num_whole + int(missing[0]) if len(missing) else self.end
 
     def _layers(self, part: Part) -> slice:
         num_layers = self._claimed.shape[1]

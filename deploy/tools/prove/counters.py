@@ -1,0 +1,101 @@
+"""What engines call their counters of cached prompt tokens and of hand-offs, and reading them. Pure.
+
+Sources of the names: vLLM's `vllm/v1/metrics/loggers.py` and its NIXL connector's `stats.py`; SGLang's
+`srt/metrics/collector.py`; Dynamo's `prometheus_names.rs`; llama.cpp's `tools/server`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from deploy.metrics_page import Page
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """An engine's counters. Those in `proved` were seen to move on a real server; the other names come from its source.
+
+    `computed`: counts the prompt tokens that were not cached, where cached ones aren't counted.
+    """
+
+    engine: str
+    prefix: str  # of all its metrics
+    cached: str = ""
+    computed: str = ""
+    handed_over: str = ""
+    proved: frozenset[str] = frozenset()
+
+    def mark(self, name: str) -> str:
+        return name if name in self.proved else f"{name} (a name that was never tried)"
+
+
+BATON_COUNTERS = ("baton_cached_prompt_tokens_total", "baton_handoffs_total")
+ENGINES = (
+    EngineCounters(
+        "Baton",
+        "baton_",
+        cached=BATON_COUNTERS[0],
+        handed_over=BATON_COUNTERS[1],
+        proved=frozenset(BATON_COUNTERS),
+    ),
+    EngineCounters(
+        "vLLM",
+        "vllm:",
+        cached="vllm:prefix_cache_hits_total",
+        handed_over="vllm:nixl_bytes_transferred_count",
+    ),
+    EngineCounters(
+        "SGLang",
+        "sglang:",
+        cached="sglang:cached_tokens_total",
+        handed_over="sglang:kv_transfer_latency_ms_count",
+    ),
+    EngineCounters("Dynamo", "dynamo_", cached="dynamo_frontend_cached_tokens_sum"),
+    EngineCounters("llama.cpp", "llamacpp:", computed="llamacpp:prompt_tokens_total"),
+)
+
+
+class Moved(NamedTuple):
+    """How far a counter rose during the run. `name` is marked if it was never tried."""
+
+    name: str
+    by: float
+
+
+def engine_of(page: Page | None, owner: str) -> str:
+    """Name the engine by its metrics, or by `owned_by` of its models."""
+    names = [sample.name for sample in page.samples] if page else []
+    found = [one.engine for one in ENGINES if any(name.startswith(one.prefix) for name in names)]
+    if ENGINES[0].engine in found:  # it also has some metrics by vLLM's names, for autoscalers that know only those
+        return ENGINES[0].engine
+    return " with ".join(found) or owner or "an unknown server"
+
+
+def has_counter(page: Page, name: str) -> bool:
+    return bool(name) and any(sample.name == name for sample in page.samples)
+
+
+def moved_cached(before: Page | None, after: Page | None, prompt_tokens: int | None) -> list[Moved]:
+    """Return how many prompt tokens came from caches, by each counter. `prompt_tokens`: of all requests between, if
+    known."""
+    found = list[Moved]()
+    if before is None or after is None:
+        return found
+    for one in ENGINES:
+        if has_counter(after, one.cached):
+            found.append(Moved(one.mark(one.cached), after.total(one.cached) - before.total(one.cached)))
+        if prompt_tokens is not None and has_counter(after, one.computed):
+            computed = after.total(one.computed) - before.total(one.computed)
+            found.append(Moved(f"prompt tokens less {one.mark(one.computed)}", prompt_tokens - computed))
+    return found
+
+
+def moved_handed_over(before: Page | None, after: Page | None) -> list[Moved]:
+    if before is None or after is None:
+        return []
+    return [
+        Moved(one.mark(one.handed_over), after.total(one.handed_over) - before.total(one.handed_over))
+        for one in ENGINES
+        if has_counter(after, one.handed_over)
+    ]

@@ -1,0 +1,15 @@
+"""A router's word on the cached pages of an ended request."""
+
+from __future__ import annotations
+
+from shared.wire.message import Message
+from shared.wire.ranges import Milliseconds
+from shared.wire.request_key import Key
+
+
+class Keep(Message, frozen=True):
+    """The request has ended. Its conversation is expected back within `keep_ms`, so other cached pages should be
+    evicted first. 0: it will hardly come back, so its pages should be evicted first. A node may ignore this."""
+
+    key: Key
+    keep_ms: Milliseconds
