@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -27,8 +28,8 @@ from shared.model.library.model import LibraryModel
 from shared.model.load import why_not_on_gpus
 from shared.model.opened import LoadOptions
 from shared.model.shard import load_shard
-from shared.ranks.on_device import inputs_of, order_of
-from shared.ranks.orders import Measure, Pages, RankUse, hear, tell
+from shared.ranks.on_device import DeviceRanks, inputs_of, order_of
+from shared.ranks.orders import LENGTH_BYTES, DeviceOrder, Forward, Measure, Pages, RankUse, WritePage, hear, tell
 from tests.support.core_rig import assert_whole, run_local
 from tests.support.cuda_core import folder_of
 from tests.support.gpu_ranks import PAGE, GpuTeam, core_of, gpu_team
@@ -123,6 +124,37 @@ def test_an_order_keeps_what_the_device_and_the_host_know(num_rows: int) -> None
     assert host is not None and right is not None and right.seq_lens is not None
     assert np.array_equal(host.cu_q_lens, right.cu_q_lens) and np.array_equal(host.seq_lens, right.seq_lens)
     assert host.num_running == num_rows
+
+
+class Ear:
+    """A follower's socket. The first order is on its way until `later` has been sent, or is made to wait."""
+
+    def __init__(self, later: Callable[[], None]) -> None:
+        self.heard: list[DeviceOrder] = []
+        self._thread = threading.Thread(target=later)
+
+    def sendall(self, data: bytes) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+            self._thread.join(0.3)
+        self.heard.append(msgspec.msgpack.decode(data[LENGTH_BYTES:], type=DeviceOrder))
+
+    def wait(self) -> None:
+        self._thread.join(HANG_GUARD_S)
+
+
+def test_orders_of_steps_and_pages_are_one_sequence() -> None:
+    """Two threads give orders, which may not overtake each other on the way to some of the ranks."""
+    first = Ear(lambda: ranks.write(3, slice(0, 2), np.ones((2, 2), np.uint8)))
+    second = Ear(lambda: None)
+    group: Any = SimpleNamespace(broadcast=lambda numbers: None)
+    model: Any = SimpleNamespace(forward=lambda inputs, kv: None)
+    ears: Any = [first, second]
+    ranks = DeviceRanks(group, ears)
+    ranks.forward(model, step_of(1, "cpu"), model)
+    first.wait()
+    for ear in (first, second):
+        assert [type(order) for order in ear.heard] == [Forward, WritePage]
 
 
 @pytest.mark.rule("H28")
