@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from shared.core.states import PageState, RowState
 
 NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|Inf|NaN)"
-SAMPLE = re.compile(rf"^([\w:]+)(?:\{{(.*)\}})? ({NUMBER})(?: -?[0-9]+)?$")  # a timestamp may end it
+LABELS = r'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}'
+# a timestamp and OpenMetrics' exemplar may follow
+SAMPLE = re.compile(rf"^([\w:]+)(?:{LABELS})?[ \t]+({NUMBER})(?:[ \t]+-?[0-9.]+)?(?: # .*)?$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 RESTING_PAGES = (PageState.FREE, PageState.CACHED)
 OPEN = "baton_open_requests"

@@ -98,15 +98,20 @@ def test_ctrl_c_tells_what_was_computed(
     tmp_path: Path, facts: list[ChoiceFacts], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine is closed nevertheless."""
-    step, close, steps, closed = NodeCore.step, NodeCore.close, itertools.count(), []
+    step, close, steps = NodeCore.step, NodeCore.close, itertools.count()
+    closed: list[None] = []
 
     def stepping(self: NodeCore, block: bool = False) -> bool:
         if next(steps) == 13:  # one answer takes six
             signal.raise_signal(signal.SIGINT)
         return step(self, block)
 
+    def closing(self: NodeCore) -> None:
+        close(self)
+        closed.append(None)
+
     monkeypatch.setattr(NodeCore, "step", stepping)
-    monkeypatch.setattr(NodeCore, "close", lambda self: closed.append(close(self)))
+    monkeypatch.setattr(NodeCore, "close", closing)
     assert replayed(tmp_path, [shown_of(SIGNER, one) for one in facts], "--max-running", "1") == 130
     assert capsys.readouterr().out.startswith("interrupted after 2 of 6: 2 equal, 0 different, 0 not computed: 12 ")
     assert closed

@@ -115,11 +115,12 @@ class Rig:
         self.teller = CacheTeller(self.core.kv, "node-1", 1, self.events)
         self.num_sent = 0
         self.followers: list[Follower] = []
-        send = self.publisher.publish
-        self.publisher.publish = lambda payload: (send(payload), self._count())  # type: ignore[method-assign]
+        self._send = self.publisher.publish
+        self.publisher.publish = self._count  # type: ignore[method-assign]
 
-    def _count(self) -> None:
+    def _count(self, payload: bytes) -> None:
         self.num_sent += 1
+        self._send(payload)
 
     def join(self) -> Follower:
         """Return a follower that the node has heard of, and told all pages."""

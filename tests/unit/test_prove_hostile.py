@@ -87,6 +87,19 @@ def test_odd_bytes_are_an_error_of_one_answer(server: Any, old: bytes, new: byte
     answer.error.encode()  # no half of a pair
 
 
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ('a_total{x="}"} 5 # {t="z"} 1.0', 5.0),  # an exemplar
+        ('a_total{x="y",}\t6  1700000000.5', 6.0),
+        ('a_total{x="\\"} 9"} 7', 7.0),
+        ("a_total 1.5e+06", 1.5e6),
+    ],
+)
+def test_forms_of_a_sample(line: str, value: float) -> None:
+    assert parse_page(line).total("a_total") == value
+
+
 def with_scores(server: Any) -> AnyServer:
     asked = any_server(server)
     asked.offers = served.Offers(True, served.LOGPROBS[True])

@@ -135,8 +135,8 @@ def stream(
                 gateway.pinged()
 
         connection.write = counted  # type: ignore[method-assign]
-        generation = Generation(plan, written, tokenizer, gateway, metrics, 0.0, start=start)  # type: ignore[arg-type]
-        await generation.run(connection)
+        answering = Generation(plan, written, tokenizer, gateway, metrics, 0.0, start=start)  # type: ignore[arg-type]
+        await answering.run(connection)
 
     return Exchange(work, (b"x-request-id", b"mine-7"))
 

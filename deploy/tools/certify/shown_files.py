@@ -107,7 +107,7 @@ class SavedAnswer:
 def read_shown(path: Path, told: Callable[[str], None] | None = None) -> list[ShownAnswer]:
     """Return all certificates of the file, and NO_RECORD for choices without one. Raise ConfigError if it has none.
 
-    `told`: gets what is wrong with a line, which is then left out; without it, ConfigError is raised."""
+    `told`: gets the error of a line, which is then left out; without it, ConfigError is raised."""
     try:
         found = shown_in(objects_of(path.read_text("utf-8"), told), told)
     except msgspec.ValidationError as error:
@@ -153,7 +153,7 @@ def saved_object(one: Any) -> ShownAnswer | SavedObject | None:
 
 def objects_of(text: str, told: Callable[[str], None] | None = None) -> Iterator[Any]:
     """Yield the JSON values of a document, of lines, or of a stream's events. Raise ValueError for other texts, unless
-    `told` gets what is wrong with a line."""
+    `told` gets the error of a line."""
     try:
         yield json.loads(text)
         return
