@@ -159,7 +159,7 @@ def part_of(ready: Ready | Take, pool: KVPool) -> Part:
 def part_bytes(part: Part, pool: KVPool) -> int:
     """Return the bytes of the part in a whole page, of all ranks."""
     where = part.bytes_in(pool.planes)
-    return (where.stop - where.start) * pool.num_parts
+    return int(where.stop - where.start) * pool.num_parts
 
 
 def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
