@@ -145,7 +145,7 @@ class RankProcesses:
             pool.seal()
 
     def make_pages(self, pool: KVPool) -> None:
-        """Let the ranks map the pages of `pool`, or make as many on their own GPUs, in the place of earlier ones."""
+        """Let the ranks map the pages of `pool`. On GPUs let them make as many, in the place of earlier ones."""
         for follower in self._followers:
             tell(follower.orders, Pages(pool.num_pages, pool.page_size, pool.page_bytes))
             if not self._on_gpus:

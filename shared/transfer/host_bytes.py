@@ -202,7 +202,7 @@ class PinnedWriter:
 
 
 class DividingWriter:
-    """Gives each rank its part of a page, ours first."""
+    """Divides a page among all ranks, ours first."""
 
     def __init__(self, own: PinnedWriter, pool: KVPool, others: OtherParts) -> None:
         self._own, self._pool, self._others = own, pool, others
