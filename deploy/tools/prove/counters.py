@@ -30,6 +30,7 @@ class EngineCounters:
         return name if name in self.proved else f"{name} (a name that was never tried)"
 
 
+VLLM_CACHED = "vllm:prefix_cache_hits_total"
 BATON_COUNTERS = ("baton_cached_prompt_tokens_total", "baton_handoffs_total")
 ENGINES = (
     EngineCounters(
@@ -42,8 +43,9 @@ ENGINES = (
     EngineCounters(
         "vLLM",
         "vllm:",
-        cached="vllm:prefix_cache_hits_total",
+        cached=VLLM_CACHED,
         handed_over="vllm:nixl_bytes_transferred_count",
+        proved=frozenset({VLLM_CACHED}),
     ),
     EngineCounters(
         "SGLang",
