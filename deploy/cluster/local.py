@@ -100,7 +100,7 @@ def check_ranks(local: LocalConfig, device: str) -> None:
     given = " ".join(f"{flag} {number}" for flag, number in own.items() if number > 1)
     if given:
         raise ConfigError(
-            f"{given} --device {device}: on GPUs decode nodes have no ranks or stages of their own. Leave out {given}; "
+            f"{given} --device {device}: on GPUs decode nodes have no ranks or stages of their own; leave out {given}; "
             "else say --device cpu"
         )
 

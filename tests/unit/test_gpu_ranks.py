@@ -85,7 +85,7 @@ def test_late_devices_say_what_the_library_says(tmp_path: Path) -> None:
     assert_served("qwen3_moe", tmp_path, mode="deferring", drafted=True)
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", pytest.param("deepseek_v3", marks=pytest.mark.long)])
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
 def test_heads_that_the_plan_keeps_whole_are_on_each_gpu(family: str, tmp_path: Path) -> None:
     team = assert_served(family, tmp_path)
     assert team.model.kv_planes(PAGE) == team.models[1].kv_planes(PAGE) == load(tmp_path).kv_planes(PAGE)
