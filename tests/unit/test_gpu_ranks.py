@@ -304,5 +304,9 @@ def test_nccl_is_told_how_long_to_wait_and_when_to_end(nccl: list[NcclRanks]) ->
 
 def test_ranks_elsewhere_join_by_gloo() -> None:
     store = dist.HashStore()
-    groups = run_together(lambda rank: join_ranks(store, rank, 2, HANG_GUARD_S, torch.device("vgpu", rank)))
+    first, second = (gpu.device for gpu in make_devices(2))
+    groups = run_together(lambda rank: join_ranks(store, rank, 2, HANG_GUARD_S, (first, second)[rank]))
     assert all(type(group) is RankGroup for group in groups)
+    given = [torch.arange(4, device=first), torch.zeros(4, dtype=torch.int64, device=second)]
+    run_together(lambda rank: groups[rank].broadcast(given[rank]))
+    assert given[1].cpu().tolist() == [0, 1, 2, 3]
