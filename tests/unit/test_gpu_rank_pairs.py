@@ -85,9 +85,9 @@ def test_a_page_is_all_ranks_parts_ours_first(team: GpuTeam) -> None:
         assert len(some) == part_bytes(first, pool)
         assert np.array_equal(some, np.concatenate([half[where] for half in np.split(whole[1], 2)]))
         assert reader_of(pool, gpu).read((), where) == ([], None)
-    require_part_bytes(2 * pool.page_bytes, WHOLE, pool)
     with pytest.raises(HandoffFailed, match=f"ours have {2 * pool.page_bytes}"):
         require_part_bytes(pool.page_bytes, WHOLE, pool)
+    require_part_bytes(2 * pool.page_bytes, WHOLE, pool)
     core.close()
 
 
