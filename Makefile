@@ -39,7 +39,7 @@ help:
 	@echo "make clients    clients that others wrote against a running Baton; installs gigabytes into build; NAMES='openai llm'"
 	@echo "make test-gpu   on a GPU machine, network or none: is it right there? At most ten minutes; into build/gpu/cuda"
 	@echo "make bench-gpu  the same, how fast is it? At the shapes of 0.6B and 8B models; at most four minutes"
-	@echo "make test-gpu-pair   on a machine with two GPUs: hand-offs between them"
+	@echo "make test-gpu-pair   on a machine with two GPUs: hand-offs between them, one node over both"
 	@echo "make gpu-pack   what a GPU machine without network lacks: packages, a model in parts; into build/gpu-pack"
 	@echo "make test-cuda-build   torch's CUDA build without a driver: shapes, devices, hidden waits; 2.6 GB, not in CI"
 	@echo "make clean      remove what building and testing left (not $(VENV))"

@@ -22,7 +22,7 @@ from shared.node.convert import draft_state_of_bytes, drafts_within
 from shared.node.leases import Leases
 from shared.node.page_copies import PageCopies
 from shared.node.page_ranges import PageRanges
-from shared.transfer.interface import PageReceiver, part_of, require_frames
+from shared.transfer.interface import PageReceiver, part_bytes, part_of, require_frames
 from shared.wire.codec import to_wire
 from shared.wire.messages import FramesTaken, Grant, Prebuilt, Ready
 from shared.wire.peers import Received
@@ -133,8 +133,7 @@ class Transfers:
         if ranges.num_whole > num_whole:
             num_tokens = ranges.num_whole // core.kv.num_groups * pool.page_size
             core.scheduler.grants.granted_arrived(req, min(num_tokens, req.num_tokens))
-        where = part.bytes_in(pool.planes)
-        self._ctx.metrics.count("handoff_bytes", len(ready.pages) * (where.stop - where.start))
+        self._ctx.metrics.count("handoff_bytes", len(ready.pages) * part_bytes(part, pool))
 
     def stalled(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
         lease_s = self._ctx.facts.lease_s

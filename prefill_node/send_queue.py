@@ -18,7 +18,7 @@ import numpy as np
 from prefill_node.unread import Unread
 from shared.engine.transfer_jobs import TransferJobs
 from shared.node.context import NodeContext
-from shared.transfer.interface import READY_BYTES, WHOLE, PageList, PageSender, PageSet, Part
+from shared.transfer.interface import READY_BYTES, WHOLE, PageList, PageSender, PageSet, Part, part_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ class SendQueue(Generic[T]):
     """`open`: the hand-offs or loans that have not ended, by the key that `key_of` returns."""
 
     def __init__(self, ctx: NodeContext, unread: Unread, open: Mapping[Any, T], key_of: Callable[[T], Any]) -> None:
-        self._planes = ctx.core.pool.planes
+        self._pool = ctx.core.pool
         self._unread = unread
         self._open = open
         self._key_of = key_of
@@ -88,16 +88,12 @@ class SendQueue(Generic[T]):
 
     def add_pages(self, sent: T, first: int, pages: PageList, part: Part = WHOLE) -> None:
         """Queue pages, in sets that fit a Ready. `launch` starts to describe them. Entries of 0 are left out."""
-        most = max(1, READY_BYTES // self._bytes_of(part))
+        most = max(1, READY_BYTES // part_bytes(part, self._pool))
         pages = np.asarray(pages, np.int32)
         entries = np.flatnonzero(pages)
         for start in range(0, len(entries), most):
             own = entries[start : start + most]
             self._waiting.append(QueuedPages(sent, first + int(own[0]), pages[own], part))
-
-    def _bytes_of(self, part: Part) -> int:
-        where = part.bytes_in(self._planes)
-        return int(where.stop - where.start)
 
     def launch(self) -> list[T]:
         """Start to describe waiting page sets, in order. Skip peers that must read earlier frames first. Return whose
@@ -110,7 +106,8 @@ class SendQueue(Generic[T]):
             sent = entry.sent
             if not self._is_open(sent):
                 continue
-            num_bytes = len(entry.pages) * self._bytes_of(entry.part) if sent.sending.sender.is_inline else 0
+            is_inline = sent.sending.sender.is_inline
+            num_bytes = len(entry.pages) * part_bytes(entry.part, self._pool) if is_inline else 0
             if sent.peer in full or not self._has_room(sent, num_bytes):
                 full.add(sent.peer)
                 self._waiting.append(entry)

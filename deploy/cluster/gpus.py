@@ -1,4 +1,4 @@
-"""Deal this machine's GPUs to the nodes of `baton up`: one each, unless the user lets nodes share one."""
+"""Deal this machine's GPUs to the nodes of `baton up`: one each, or --tp, unless the user lets nodes share one."""
 
 from __future__ import annotations
 
@@ -44,14 +44,18 @@ class GpusHere:
 
 @dataclass(frozen=True, slots=True)
 class NodeGpu:
-    """A node's GPU. `visible`: what its process sees, its own GPU first, then the GPUs of nodes that hand over to it.
+    """A node's GPUs, of one kind. `visible`: what its process sees, its own first, then those of the other nodes.
 
-    `num_nodes`: how many nodes share the GPU."""
+    `num_nodes`: how many nodes share a GPU of the node at most."""
 
-    number: int
+    numbers: tuple[int, ...]
     name: str
     visible: str
     num_nodes: int
+
+    @property
+    def named_numbers(self) -> str:
+        return ",".join(map(str, self.numbers))
 
 
 def find_gpus(parts: NodeParts, *, is_asked: bool) -> GpusHere:
@@ -101,8 +105,8 @@ def seen_gpus(names: Sequence[str], visible: str | None) -> tuple[SeenGpu, ...]:
     return tuple(map(SeenGpu, entries, names))
 
 
-def deal_gpus(local: LocalConfig, found: GpusHere) -> tuple[NodeGpu, ...]:
-    """Return each node's GPU, prefill nodes first; () if nodes compute on the CPU.
+def deal_gpus(local: LocalConfig, found: GpusHere, tp: int = 1) -> tuple[NodeGpu, ...]:
+    """Return each node's GPUs (`tp`), prefill nodes first; () if nodes compute on the CPU.
 
     Raise ConfigError for unknown GPUs, and for nodes that would share one unasked.
     """
@@ -110,20 +114,21 @@ def deal_gpus(local: LocalConfig, found: GpusHere) -> tuple[NodeGpu, ...]:
         raise ConfigError(f"--devices {local.named_devices}: {found.why}")
     if not found.gpus:
         return ()
-    numbers = chosen(local, len(found.gpus)) if local.devices else dealt_in_turn(local, len(found.gpus))
+    num_gpus = len(found.gpus)
+    numbers = chosen(local, num_gpus, tp) if local.devices else dealt_in_turn(local, num_gpus, tp)
     shares = Counter(numbers)
     return tuple(
         NodeGpu(
             own,
-            found.gpus[own].name,
-            ",".join(found.gpus[number].entry for number in (own, *sorted(shares.keys() - {own}))),
-            shares[own],
+            found.gpus[own[0]].name,
+            ",".join(found.gpus[number].entry for number in (*own, *sorted(shares.keys() - set(own)))),
+            max(shares[number] for number in own),
         )
-        for own in numbers
+        for own in (numbers[first : first + tp] for first in range(0, len(numbers), tp))
     )
 
 
-def chosen(local: LocalConfig, num_gpus: int) -> tuple[int, ...]:
+def chosen(local: LocalConfig, num_gpus: int, tp: int) -> tuple[int, ...]:
     """Return --devices. Raise ConfigError if they don't fit the GPUs or the nodes."""
     unknown = [number for number in local.devices if number >= num_gpus]
     if unknown:
@@ -131,23 +136,38 @@ def chosen(local: LocalConfig, num_gpus: int) -> tuple[int, ...]:
         raise ConfigError(
             f"--devices {local.named_devices}: there is no GPU {unknown[0]}; nodes may use {there} ({VISIBLE} counts)"
         )
-    if len(local.devices) != local.num_nodes:
+    if len(local.devices) != tp * local.num_nodes:
+        each = "one" if tp == 1 else f"{tp} (--tp)"
         raise ConfigError(
             f"--devices {local.named_devices} names {counted(len(local.devices))} for {local.num_nodes} nodes "
-            f"({local.named_nodes}): name one for each node, prefill nodes first"
+            f"({local.named_nodes}): name {each} for each node, prefill nodes first"
         )
+    for first in range(0, len(local.devices), tp):
+        check_apart(local, local.devices[first : first + tp])
     return local.devices
 
 
-def dealt_in_turn(local: LocalConfig, num_gpus: int) -> tuple[int, ...]:
+def check_apart(local: LocalConfig, own: Sequence[int]) -> None:
+    """Raise ConfigError for a node whose ranks would share a GPU, which NCCL refuses."""
+    if len(set(own)) < len(own):
+        raise ConfigError(
+            f"--devices {local.named_devices}: the ranks of a node (--tp {len(own)}) need a GPU each, and one node "
+            f"has {','.join(map(str, own))}"
+        )
+
+
+def dealt_in_turn(local: LocalConfig, num_gpus: int, tp: int) -> tuple[int, ...]:
     """Let two nodes share the only GPU. Elsewhere only --devices lets nodes share one."""
-    num_nodes = local.num_nodes
-    numbers = tuple(index % num_gpus for index in range(num_nodes))
-    if num_nodes > num_gpus and (num_nodes, num_gpus) != (2, 1):
+    num_nodes, wanted = local.num_nodes, tp * local.num_nodes
+    if tp > num_gpus:
+        raise ConfigError(f"--tp {tp}: a node needs {counted(tp)}, and nodes may use {counted(num_gpus)}")
+    numbers = tuple(index % num_gpus for index in range(wanted))
+    if wanted > num_gpus and (wanted, num_gpus) != (2, 1):
+        each = "a GPU" if tp == 1 else f"{counted(tp)} (--tp)"
         listed = ",".join(map(str, numbers))
         raise ConfigError(
-            f"{local.named_nodes}: each of {num_nodes} nodes needs a GPU, and nodes may use {counted(num_gpus)}. Start "
-            f"fewer, or let nodes share a GPU and its memory with --devices {listed}: {MPS}"
+            f"{local.named_nodes}: each of {num_nodes} nodes needs {each}, and nodes may use {counted(num_gpus)}. "
+            f"Start fewer, or let nodes share a GPU and its memory with --devices {listed}: {MPS}"
         )
     return numbers
 
@@ -167,10 +187,11 @@ def tell_gpus(log: Logger, nodes: Sequence[str], gpus: Sequence[NodeGpu], found:
     if found.why:
         log.warning("nodes compute on the CPU", why=found.why)
     for node, gpu in zip(nodes, gpus, strict=False):
-        log.info("GPU of a node", id=node, gpu=gpu.number, name=gpu.name)
-    for number, num_nodes in Counter(gpu.number for gpu in gpus).items():
+        log.info("GPU of a node", id=node, gpu=gpu.named_numbers, name=gpu.name)
+    used = Counter(number for gpu in gpus for number in gpu.numbers)
+    for number, num_nodes in used.items():
         if num_nodes > 1:
             log.warning("nodes share a GPU and its memory", gpu=number, nodes=num_nodes, note=MPS)
-    unused = [number for number in range(len(found.gpus)) if number not in {gpu.number for gpu in gpus}]
+    unused = [number for number in range(len(found.gpus)) if number not in used]
     if unused:
         log.info("GPUs without a node; --prefill and --decode start more", gpus=",".join(map(str, unused)))

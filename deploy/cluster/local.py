@@ -29,7 +29,7 @@ from shared.config.gpus import has_driver
 from shared.config.json_file import read_json_if_there
 from shared.config.local_settings import LocalConfig
 from shared.config.model_path import resolve_model
-from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig, refuse_parts_on_gpu
+from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
 from shared.config.router_settings import RouterConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError
@@ -78,15 +78,31 @@ def on_gpus(config: ClusterConfig, log: Logger) -> tuple[ClusterConfig, tuple[No
     """Return the settings with the number of prefill nodes, and each node's GPU. Raise ConfigError as `deal_gpus`."""
     asked = config.local
     found = find_gpus(config.nodes, is_asked=bool(asked.devices))
-    local = asked.on_gpus(len(asked.devices) or len(found.gpus))
-    gpus = deal_gpus(local, found)
-    if gpus:  # the nodes' own settings would name --tp
-        own = {"--decode-tp": local.decode_tp, "--decode-pp": local.decode_pp}
-        refuse_parts_on_gpu(own, config.nodes.sched.device)
+    tp = config.nodes.parallel.tp
+    local = asked.on_gpus(len(asked.devices) or len(found.gpus), tp)
+    if found.gpus:
+        check_ranks(local, config.nodes.sched.device)
+    gpus = deal_gpus(local, found, tp)
     if asked.prefill < 0 and (local.prefill, local.decode) == (0, 1):
-        log.info("one GPU: one node computes prompts and answers; two would share its memory. --prefill 1 starts two")
+        if tp == 1:
+            log.info(
+                "one GPU: one node computes prompts and answers; two would share its memory. --prefill 1 starts two"
+            )
+        else:
+            log.info("one node computes prompts and answers; two would need more GPUs", gpus=tp)
     tell_gpus(log, node_names(local), gpus, found)
     return replace(config, local=local), gpus
+
+
+def check_ranks(local: LocalConfig, device: str) -> None:
+    """Raise ConfigError for numbers of ranks that nodes can't have on GPUs."""
+    own = {"--decode-tp": local.decode_tp, "--decode-pp": local.decode_pp}
+    given = " ".join(f"{flag} {number}" for flag, number in own.items() if number > 1)
+    if given:
+        raise ConfigError(
+            f"{given} --device {device}: on GPUs decode nodes have no ranks or stages of their own; leave out {given}; "
+            "else say --device cpu"
+        )
 
 
 def node_names(local: LocalConfig) -> list[str]:

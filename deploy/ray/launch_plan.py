@@ -52,7 +52,13 @@ def with_gpus(config: RayClusterConfig, there: float) -> RayClusterConfig:
         config = replace(config, share=replace(config.share, prefill_gpus=1.0, decode_gpus=1.0))
     for role in (PREFILL, DECODE):
         if gpus(config, role):
-            check_parts_on_gpu(config.nodes.parallel.of(role), device)
+            parallel = config.nodes.parallel.of(role)
+            check_parts_on_gpu(parallel, device)
+            if parallel.tp > 1:
+                raise ConfigError(
+                    f"--tp {parallel.tp} --device {device}: on Ray a node gets one GPU. Leave out --tp {parallel.tp}, "
+                    "use `baton up` on the machine with the GPUs, or compute on CPUs with --device cpu"
+                )
     return config
 
 

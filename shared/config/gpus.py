@@ -9,6 +9,7 @@ from pathlib import Path
 DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 NO_GPU = ("", "-1")  # first entries of CUDA_VISIBLE_DEVICES that hide all GPUs
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
 ATTENTION_CHOICES = (
     "on a GPU, whose kernels compute attention; auto: the library FlashInfer (extra gpu) if it suits the model and "
     "`baton doctor --gpu` found that it is right here, else Baton's own; flashinfer: without that check. Trees of "
@@ -23,6 +24,18 @@ def has_driver() -> bool:
 
 def visible_gpus() -> str | None:
     return os.environ.get(VISIBLE)  # noqa: TID251
+
+
+def visible_to_rank(rank: int, size: int) -> str:
+    """Return what a rank's process sees: the node's GPUs, its own one first. The node sees its own `size` first."""
+    seen = visible_gpus()
+    entries = list(map(str, range(size))) if seen is None else seen.replace(" ", "").split(",")
+    return ",".join([entries[rank], *entries[:rank], *entries[rank + 1 :]])
+
+
+def keep_nccl_on_loopback() -> None:
+    """Let NCCL of this process meet the node's other ranks on loopback, unless the user has named an interface."""
+    os.environ.setdefault(NCCL_INTERFACE, "lo")  # noqa: TID251
 
 
 def environment_with(visible: str) -> dict[str, str]:

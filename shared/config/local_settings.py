@@ -14,13 +14,16 @@ class LocalConfig:
 
     routers: int = option(1, "number of routers, all for the same nodes, at --port, --port + 1, ...", low=1, high=64)
     prefill: int = option(
-        -1, "number of prefill nodes; 0: decode nodes also prefill; -1: 0 on one GPU, else 1", low=-1, high=64
+        -1,
+        "number of prefill nodes; 0: decode nodes also prefill; -1: 0 if the GPUs are enough for one node, else 1",
+        low=-1,
+        high=64,
     )
     decode: int = option(1, "number of decode nodes; 0: prefill nodes also decode", low=0, high=64)
     devices: tuple[int, ...] = option(
         (),
-        "a GPU for each node, prefill nodes first, e.g. 0,1,4: CUDA's numbers, within CUDA_VISIBLE_DEVICES if it is "
-        "set. Nodes share a GPU whose number occurs several times. none: the first GPUs, one for each node",
+        "a GPU for each node, or --tp GPUs, prefill nodes first, e.g. 0,1,4: CUDA's numbers, within "
+        "CUDA_VISIBLE_DEVICES if it is set. Nodes share a GPU whose number occurs several times. none: the first GPUs",
         metavar="LIST",
     )
     decode_tp: int = option(0, "--tp of the decode nodes; 0: the same as on prefill nodes", low=0, high=64)
@@ -55,7 +58,9 @@ class LocalConfig:
     def named_nodes(self) -> str:
         return f"--prefill {self.prefill} --decode {self.decode}"
 
-    def on_gpus(self, num_gpus: int) -> LocalConfig:
-        """Return the settings with a number of prefill nodes. `num_gpus`: GPUs to deal; 0 if nodes are on the CPU."""
-        alone = num_gpus == 1 and self.decode > 0
+    def on_gpus(self, num_gpus: int, tp: int = 1) -> LocalConfig:
+        """Return the settings with a number of prefill nodes. `num_gpus`: GPUs to deal; 0 if nodes are on the CPU.
+
+        `tp`: GPUs of a node."""
+        alone = self.decode > 0 and 0 < num_gpus < 2 * tp
         return self if self.prefill >= 0 else replace(self, prefill=0 if alone else 1)

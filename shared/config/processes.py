@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shared.config.adapter_settings import AdapterConfig
@@ -72,16 +71,12 @@ def check_parallel(
 
 
 def check_parts_on_gpu(parallel: ParallelConfig, device: str) -> None:
-    """Raise ConfigError for several ranks or stages beside a GPU, which they would leave unused."""
-    refuse_parts_on_gpu({"--tp": parallel.tp, "--dp": parallel.dp, "--pp": parallel.pp}, device)
-
-
-def refuse_parts_on_gpu(numbers: Mapping[str, int], device: str) -> None:
-    """`numbers`: how many ranks or stages, by the flag that says so. Raise ConfigError for several."""
+    """Raise ConfigError for data-parallel ranks or stages beside a GPU, which they would leave unused."""
+    numbers = {"--dp": parallel.dp, "--pp": parallel.pp}
     given = " ".join(f"{flag} {number}" for flag, number in numbers.items() if number > 1)
     if given:
         raise ConfigError(
-            f"{given} --device {device}: ranks and stages share their KV pages as host memory, so this node would "
+            f"{given} --device {device}: such ranks and stages share their KV pages as host memory, so this node would "
             f"compute on the CPU, beside an idle GPU. To use the GPU leave out {given}; else say --device cpu"
         )
 

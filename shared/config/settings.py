@@ -255,7 +255,7 @@ class ParallelConfig:
 
     tp: int = option(
         1,
-        "tensor parallelism: processes of this node, each with a share of the weights and heads (CPU only)",
+        "tensor parallelism: processes of this node, each with a share of the weights and heads; on GPUs, one each",
         low=1,
         high=64,
     )

@@ -14,6 +14,8 @@ import mmap
 import os
 import secrets
 import stat
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +36,22 @@ ByteArray = npt.NDArray[np.uint8]
 def header_bytes(num_pages: int) -> int:
     raw = 8 * (HEADER_WORDS + num_pages)
     return -(-raw // HEADER_ALIGN) * HEADER_ALIGN
+
+
+class OtherParts(Protocol):
+    """The parts of pages that the node's other ranks have on their own GPUs. A part has as many bytes as ours.
+
+    Calls are ordered behind all steps that were launched before, and ahead of all later ones."""
+
+    num: int
+
+    def read(self, pages: Sequence[int], where: slice) -> list[ByteArray]:
+        """Return the byte range `where` of each page of each rank, (len(pages), n) uint8. Raises RankLost."""
+        ...
+
+    def write(self, page: int, where: slice, parts: ByteArray) -> None:
+        """Write the range into a page of each rank. `parts`: (num, n) uint8. Raises RankLost."""
+        ...
 
 
 class KVPool:
@@ -64,6 +82,7 @@ class KVPool:
         self.page_size = page_size
         self.page_bytes = page_bytes(planes)
         self.device = torch.device(device)
+        self.others: OtherParts | None = None  # None: this pool has whole pages
         self._views: dict[str, torch.Tensor] = {}
         self._fd: int | None = None
         on_cpu = self.device.type == "cpu"
@@ -88,6 +107,11 @@ class KVPool:
         else:
             self._host = None
             self.pages_bytes = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+
+    @property
+    def num_parts(self) -> int:
+        """Return of how many ranks' parts a page consists."""
+        return 1 if self.others is None else 1 + self.others.num
 
     def seal(self) -> None:
         """Forbid new writable mappings; existing ones stay."""

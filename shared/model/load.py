@@ -46,6 +46,9 @@ from shared.model.span import Span
 from shared.model.weights import IN_BLOCKS, LlamaWeights, load_weights
 
 WARM_PAGE = 8
+NOT_DIVIDED = (
+    "only models that the library transformers runs are divided among GPUs so far; try --model-library transformers"
+)
 HOST_CODE = "computes in the host's memory"  # part of an error about HashLM and the scripted model
 
 
@@ -61,8 +64,7 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
     if isinstance(opened, LibraryFolder):
         from shared.model.library.loading import load_library_model  # imports the library
 
-        is_asked = options.attention is not None and options.attention.is_asked
-        LIBRARY.refuse({"--attention": is_asked}, of=opened.path.name)
+        refuse_attention(opened, options)
         return load_library_model(opened.path, options, device=device)
     if device == "cpu" or options.memory is not None:
         opened.check_memory(opened.source.config)
@@ -72,12 +74,23 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
     return model
 
 
+def refuse_attention(folder: LibraryFolder, options: LoadOptions) -> None:
+    """Raise ConfigError if another attention than Baton's is asked for."""
+    is_asked = options.attention is not None and options.attention.is_asked
+    LIBRARY.refuse({"--attention": is_asked}, of=folder.path.name)
+
+
 def why_on_cpu(name: str, options: LoadOptions = AS_GIVEN) -> str:
     """Return why this model and its drafters need a CPU, or "" if they don't. Loads no weights. Raises ConfigError."""
     opened = open_named(name, options)
     if opened is None:
         return f"{name} {HOST_CODE}"
     return ENCODER.sentence("--device", of=opened.path.name) if isinstance(opened, EncoderFolder) else ""
+
+
+def why_not_on_gpus(name: str, options: LoadOptions = AS_GIVEN) -> str:
+    """Return why --tp can't divide this model among GPUs, or "" if it can. Loads no weights. Raises ConfigError."""
+    return "" if isinstance(open_named(name, options), LibraryFolder) else NOT_DIVIDED
 
 
 def model_of_code(name: str, options: LoadOptions) -> Model:

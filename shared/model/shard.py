@@ -28,10 +28,9 @@ from shared.kernel.attention import AttentionBackend, AttentionInputs
 from shared.kernel.block_weights import BlockWeights
 from shared.kernel.linear import Head, Weight
 from shared.model.config import LlamaConfig
-from shared.model.hashlm.shard import HashLMShard
 from shared.model.interface import Model
 from shared.model.llama import LlamaModel
-from shared.model.load import warm_up
+from shared.model.load import NOT_DIVIDED, refuse_attention, warm_up
 from shared.model.lora import load_adapter
 from shared.model.lora_file import LoraPair
 from shared.model.opened import EncoderFolder, LibraryFolder, LoadOptions, OpenedModel, open_named
@@ -47,7 +46,7 @@ CUT_BY = {
 }  # fmt: skip
 
 
-def load_shard(name: str, options: LoadOptions, group: RankGroup) -> Model:
+def load_shard(name: str, options: LoadOptions, group: RankGroup, device: str = "cpu") -> Model:
     """Load this rank's part of load_model(name, options). All ranks call it together.
 
     Each rank's forward takes all inputs and returns all outputs. Raises ConfigError if ranks can't share the model.
@@ -55,16 +54,22 @@ def load_shard(name: str, options: LoadOptions, group: RankGroup) -> Model:
     opened = open_named(name, options)
     if isinstance(opened, EncoderFolder):
         raise ENCODER.refusal(["--tp"], of=name)
+    if device != "cpu" and not isinstance(opened, LibraryFolder):
+        raise ConfigError(f"--tp {group.size} --device {device}: {NOT_DIVIDED}")
     model: Model
     if isinstance(opened, LibraryFolder):
         from shared.model.library.loading import load_library_model  # imports the library
 
-        model = load_library_model(opened.path, options, group)
+        refuse_attention(opened, options)
+        model = load_library_model(opened.path, options, group, device)
     elif opened is None:
+        from shared.model.hashlm.shard import HashLMShard  # imports numba, which a node on GPUs does without
+
         model = HashLMShard(group, options.max_context, options.path_adapters())
     else:
         model = build_shard(opened, group)
-    warm_up(model)
+    if device == "cpu":
+        warm_up(model)
     return model
 
 

@@ -40,6 +40,7 @@ def build_core(
     parts, gpu = with_device_defaults(config.parts, device), gpu_of(streams)
     check_lora_dir(parts, device)
     check_deterministic(parts, on_gpu=gpu is not None)
+    others.start(device)
     if num_stages > core_plan.num_threads(config.cores):
         log.warning("this node has fewer threads than stages, so its stages take turns", stages=num_stages)
     started = time.monotonic()
@@ -76,8 +77,13 @@ def build_core(
             graphs=graphs,
         )
 
-    least = partial(assemble, least_plan(loaded.model.spec.max_context))
-    plan = measured_plan(parts, loaded, device, loop_depth(overlap, num_stages), gpu, least, log)
+    def assemble_least() -> NodeCore:
+        core = assemble(least_plan(loaded.model.spec.max_context))
+        others.make_pages(core.pool)
+        return core
+
+    depth = loop_depth(overlap, num_stages)
+    plan = measured_plan(parts, loaded, device, depth, gpu, assemble_least, log, others.measure_uses)
     grammars = make_grammars(parts, loaded.model.spec, log, notify)
     with explained(gpu, device, KV_POOL):
         core = assemble(plan, grammars, graphs_of(parts, gpu, loaded.model))

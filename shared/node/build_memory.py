@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+from msgspec.structs import astuple
 
 from shared.config.host_memory import host_memory
 from shared.config.processes import NodeParts
+from shared.core.errors import ConfigError
 from shared.device.gpu import Gpu
 from shared.device.passed_checks import has_passed
 from shared.device.torch_cuda import TorchCuda
@@ -16,11 +18,14 @@ from shared.model.interface import Model
 from shared.node.assemble import CoreSizes, pool_planes
 from shared.node.build_model import Loaded
 from shared.node.core import NodeCore
-from shared.node.gpu_memory import measure_use
+from shared.node.gpu_memory import GpuUse, measure_use, tightest
 from shared.node.memory_plan import MemoryPlan, plan_memory
 from shared.observe.log import Logger
+from shared.ranks.orders import RankUse
 from shared.sched.settings import SchedSettings
 from shared.transfer.transports import CHECKED, available_transports
+
+OF_RANKS = "zmq"  # the transport of nodes whose ranks have pages of their own
 
 
 def measured_plan(
@@ -31,12 +36,17 @@ def measured_plan(
     gpu: Gpu | None,
     make_least: Callable[[], NodeCore],
     log: Logger,
+    measure_others: Callable[[], Sequence[RankUse]] = list,
 ) -> MemoryPlan:
-    """`make_least` makes a core with two pages, to measure steps on a GPU."""
+    """`make_least` makes a core with two pages, to measure steps on a GPU. `measure_others`: asks the other ranks.
+
+    All ranks have equally many pages, as many as the GPU with the least room has."""
     memory, max_context = parts.memory, loaded.model.spec.max_context
     planes = pool_planes(loaded.model, loaded.drafter, memory.page_size)
     num_bytes = page_bytes(planes)
     use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
+    if use is not None:
+        use = tightest([use, *(GpuUse(*astuple(one)) for one in measure_others())], memory.gpu_mem_fraction)
     plan = plan_memory(
         parts, max_context, num_bytes, depth, device, available_bytes(loaded), use, len(page_windows(planes))
     )
@@ -53,11 +63,12 @@ def available_bytes(loaded: Loaded) -> int:
 
 def core_sizes(parts: NodeParts, device: str, plan: MemoryPlan) -> CoreSizes:
     memory, shares = parts.memory, parts.node.role == "prefill" and "shm" in transports(parts, device)
+    maps_pages = device == "cpu" and parts.parallel.num_ranks > 1
     return CoreSizes(
         plan.num_pages,
         memory.max_running,
         memory.prefix_cache,
-        shared_memory=shares or parts.parallel.num_ranks > 1,
+        shared_memory=shares or maps_pages,
         cold_pages=plan.cold_pages,
         cold_file_pages=plan.cold_file_pages,
         cold_dir=memory.offload_dir,
@@ -81,6 +92,10 @@ def sched_settings(parts: NodeParts, model: Model, device: str, plan: MemoryPlan
 def transports(parts: NodeParts, device: str) -> tuple[str, ...]:
     receives, trusts_network = parts.node.role == "decode", parts.transfer.trust_network
     setting, checked = parts.node.transport, shares_gpu_memory(device)
+    if device != "cpu" and parts.parallel.num_ranks > 1:
+        if setting not in ("auto", OF_RANKS):
+            raise ConfigError(f"--transport {setting}: ranks on GPUs hand pages over by {OF_RANKS} only")
+        return (OF_RANKS,)
     return available_transports(setting, device, receives=receives, trusts_network=trusts_network, checked=checked)
 
 

@@ -18,7 +18,7 @@ from shared.engine.drafter import Drafter
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars
 from shared.model.interface import Model, ModelSpec, Stage
-from shared.model.load import load_model, why_on_cpu
+from shared.model.load import load_model, why_not_on_gpus, why_on_cpu
 from shared.model.packed_folder import PackedFolder
 from shared.node.attention_choice import library_attention
 from shared.node.cores import NodeCores
@@ -62,8 +62,8 @@ def devices(parts: NodeParts, gpu: Gpu, log: Logger) -> tuple[str, str]:
 def why_no_gpu(parts: NodeParts, gpu: Gpu) -> str:
     """Return why a node with --device auto or cuda computes on the CPU; "" if it uses the GPU.
 
-    Raise ConfigError if the GPU that --device cuda asks for is missing, and for ranks or stages beside a GPU that the
-    model could use. `load` refuses --device cuda for a model that can't use a GPU.
+    Raise ConfigError if the GPU that --device cuda asks for is missing, and for ranks or stages that can't use a GPU
+    beside one that the model could use. `load` refuses --device cuda for a model that can't use a GPU.
     """
     device = parts.sched.device
     if not gpu.is_available():
@@ -73,7 +73,18 @@ def why_no_gpu(parts: NodeParts, gpu: Gpu) -> str:
     if device == "auto" and (why := why_on_cpu(parts.model.model, load_options(parts))):
         return why
     check_parts_on_gpu(parts.parallel, device)
+    if parts.parallel.tp > 1:
+        check_ranks_on_gpus(parts, gpu)
     return ""
+
+
+def check_ranks_on_gpus(parts: NodeParts, gpu: Gpu) -> None:
+    """Raise ConfigError for a node that can't divide its model among GPUs."""
+    given = f"--tp {parts.parallel.tp} --device {parts.sched.device}"
+    if why := why_not_on_gpus(parts.model.model, load_options(parts)):
+        raise ConfigError(f"{given}: {why}, or say --device cpu")
+    if (num_gpus := gpu.device_count()) < parts.parallel.tp:
+        raise ConfigError(f"{given}: each rank needs a GPU of its own, and this process sees only {num_gpus}")
 
 
 def gpu_of(streams: str) -> Gpu | None:
@@ -90,7 +101,8 @@ def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | Non
     if group is not None:
         from shared.model.shard import load_shard  # a late import, because the module imports the CPU's kernels
 
-        model = load_shard(name, options, group)
+        with explained(gpu, device, TOO_LARGE):
+            model = load_shard(name, options, group, device)
     elif (num_stages := parts.parallel.pp) > 1:
         from shared.model.pipeline import load_pipeline
 

@@ -101,7 +101,13 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
         host_id=host_id(name_of_visible(TorchCuda()) if shares_gpus else ""),
         transports=offered,
         fingerprint=make_fingerprint(
-            core.spec, core.pool.planes, page_size, drafter, build_name(), core.scheduler.intake.grammar_version
+            core.spec,
+            core.pool.planes,
+            page_size,
+            drafter,
+            build_name(),
+            core.scheduler.intake.grammar_version,
+            num_parts=core.pool.num_parts,
         ),
         max_context=core.settings.max_context,
         max_running=core.kv.rows.num_total,

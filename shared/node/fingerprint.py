@@ -29,8 +29,12 @@ def make_fingerprint(
     drafter: Drafter | None,
     build: str,
     grammar: str = NO_GRAMMAR,
+    num_parts: int = 1,
 ) -> Fingerprint:
-    """`grammar`: the version of the Grammars. The draft width is left out, because paired nodes may differ in it."""
+    """`grammar`: the version of the Grammars. `num_parts`: of KVPool.
+
+    The draft width is left out, because paired nodes may differ in it."""
+    parts = [f"{num_parts} parts"] if num_parts > 1 else []
     return Fingerprint(
         protocol=PROTOCOL_VERSION,
         numerics=NUMERICS_VERSION,
@@ -38,7 +42,7 @@ def make_fingerprint(
         weights=spec.weights_hash,
         dtype=spec.dtype,
         page_size=page_size,
-        page_layout=PLANE_SEPARATOR.join([*_window_name(planes), *map(_plane_name, planes)]),
+        page_layout=PLANE_SEPARATOR.join([*_window_name(planes), *map(_plane_name, planes), *parts]),
         spec=drafter.state_name if drafter is not None else NO_DRAFT_STATE,
         build=build,
         grammar=grammar,

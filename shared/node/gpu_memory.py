@@ -10,7 +10,7 @@ eagerly.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -58,6 +58,11 @@ class GpuUse:
             f"weights take {gib(self.weights)}, the largest step {gib(self.largest_step)} and the reserve "
             f"{gib(self.reserve)} of {gib(self.total)}, of which {gib(self.free)} are free"
         )
+
+
+def tightest(uses: Sequence[GpuUse], fraction: float) -> GpuUse:
+    """Return the use that leaves the least for KV. `fraction`: as of `left_for_kv`."""
+    return min(uses, key=lambda use: use.left_for_kv(fraction))
 
 
 def measure_use(

@@ -36,8 +36,10 @@ class GraphSpec:
 
 
 def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | None:
-    """Return None for a node without graphs. A prefill node has none of decode steps, which it seldom runs."""
-    if gpu is None or parts.sched.cuda_graphs == "off":
+    """Return None for a node without graphs. A prefill node has none of decode steps, which it seldom runs.
+
+    Ranks have none so far: each would capture the same graph, with NCCL's launches in it."""
+    if gpu is None or parts.sched.cuda_graphs == "off" or parts.parallel.num_ranks > 1:
         return None
     reads_lengths = not getattr(model, "gathers", True)
     # attention that gathers would read as many keys for each of a graph's rows, so prompts would be slower in a graph

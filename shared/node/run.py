@@ -70,7 +70,6 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     try:
         files = ModelFiles(files_of_model(parts.model.model, parts.spec))
         with drop_early_messages(links):
-            others.start()
             core = build_core(config, log, links.wakeup.set, others, cores)
             files.keep_mapped()
             warm_up(core, log)

@@ -7,8 +7,10 @@ import socket
 import torch
 
 from shared.core.errors import RankLost
-from shared.device.group import RankGroup, file_store
+from shared.device.gpu import Gpu
+from shared.device.group import RankGroup, file_store, join_ranks
 from shared.device.malloc import give_freed_memory_back, keep_freed_memory
+from shared.device.torch_cuda import TorchCuda
 from shared.kv.layout import PlaneSpec, page_bytes
 from shared.kv.pool import KVPool, map_pool
 from shared.model.interface import Model
@@ -18,6 +20,7 @@ from shared.model.opened import LoadOptions
 from shared.model.packed_folder import packed_of
 from shared.model.shard import load_shard
 from shared.ranks.dp import follow_dp
+from shared.ranks.on_device import DeviceFollower
 from shared.ranks.orders import Done, Pages, Start, hear, tell
 from shared.ranks.tp import follow_tp
 
@@ -27,7 +30,14 @@ def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None
     torch.set_num_threads(threads)
     keep_freed_memory()
     tell(orders, Done())
-    group = RankGroup(file_store(start.store, start.size), start.rank, start.size, start.load_s)
+    device = torch.device(start.device)
+    group = join_ranks(file_store(start.store, start.size), start.rank, start.size, start.load_s, device)
+    if start.device != "cpu":
+        gpu = TorchCuda()
+        model = load(start, group, threads, gpu)
+        give_freed_memory_back()
+        DeviceFollower(group, model, device, gpu).follow(orders, start.silence_s)
+        return
     model = load(start, group, threads)
     give_freed_memory_back()
     pages = hear(orders, Pages)
@@ -40,7 +50,7 @@ def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None
     follow(orders, group, model, pool)
 
 
-def load(start: Start, group: RankGroup, threads: int) -> Model:
+def load(start: Start, group: RankGroup, threads: int, gpu: Gpu | None = None) -> Model:
     formats = Formats(kv=start.kv_dtype, weights=start.weight_dtype)
     packed = packed_of(start.packed_bytes)
     options = LoadOptions(
@@ -51,8 +61,9 @@ def load(start: Start, group: RankGroup, threads: int) -> Model:
         formats=formats,
         packed=packed,
         library=start.library,
+        memory=None if gpu is None else gpu.memory_info(torch.device(start.device)),
     )
-    return load_model(start.model, options) if start.is_dp else load_shard(start.model, options, group)
+    return load_model(start.model, options) if start.is_dp else load_shard(start.model, options, group, start.device)
 
 
 def map_pages(orders: socket.socket, pages: Pages, model: Model) -> KVPool:

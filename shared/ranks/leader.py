@@ -2,6 +2,9 @@
 
     start --> Done: they are loading --> join the group, load --> pages --> Done: mapped --> forwards ... --> close.
 
+On a CPU ranks map rank 0's pages. On GPUs each rank has a GPU of its own, which its process sees first, and makes as
+many pages there as rank 0 has.
+
 If a rank is lost, the whole node ends. A follower ends when its socket closes, or when another rank does not join a
 collective in time. If rank 0 is killed, the kernel ends the followers (shared/core/orphan_guard.py).
 """
@@ -17,15 +20,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
+from shared.config.gpus import environment_with, visible_to_rank
 from shared.config.processes import NodeProcessConfig
 from shared.core import launcher
 from shared.core.errors import RankLost
-from shared.device.group import RankGroup, file_store
+from shared.device.group import RankGroup, file_store, join_ranks
 from shared.kv.pool import KVPool
 from shared.ranks.dp import DPRanks
-from shared.ranks.orders import Done, Pages, Start, hear, tell
+from shared.ranks.on_device import DeviceRanks
+from shared.ranks.orders import Done, Measure, Pages, RankUse, Start, hear, tell
 from shared.ranks.tp import Ranks, TPRanks
 
 LOAD_S = 300.0  # seconds that ranks wait for each other while they load, at different speeds
@@ -42,6 +49,12 @@ class Follower:
         if hear(self.orders, Done) is None:
             raise RankLost(f"rank {self.rank} did not come up (exit status {self.process.poll()})")
 
+    def wait_use(self) -> RankUse:
+        use = hear(self.orders, RankUse)
+        if use is None:
+            raise RankLost(f"rank {self.rank} did not measure its memory (exit status {self.process.poll()})")
+        return use
+
 
 class RankProcesses:
     """The processes of ranks 1 to size - 1. Owned by the node's loop thread."""
@@ -55,31 +68,42 @@ class RankProcesses:
         self._group: RankGroup | None = None
         self.model_group: RankGroup | None = None  # with tp the same group as `_group`, else None
         self.ranks: Ranks | None = None
+        self._on_gpus = False
 
-    def start(self) -> None:
-        """Start the ranks. Return when all ranks have joined the group; the ranks then load the model."""
+    def start(self, device: str) -> None:
+        """Start the ranks on `device`, each on a GPU of its own unless it is "cpu".
+
+        Return when all ranks have joined the group; the ranks then load the model."""
         size, is_dp = self._config.parts.parallel.num_ranks, self._config.parts.parallel.dp > 1
         if size == 1:
             return
+        self._on_gpus = device != "cpu"
         self._folder = tempfile.mkdtemp(prefix="baton-ranks-")  # mode 0700
         store = str(Path(self._folder) / "store")
         for rank in range(1, size):
-            self._followers.append(self._start_one(rank, store))
+            self._followers.append(self._start_one(rank, store, device))
         for follower in self._followers:
             follower.wait_done()
-        self._group = RankGroup(file_store(store, size), 0, size, LOAD_S)
+        self._group = join_ranks(file_store(store, size), 0, size, LOAD_S, torch.device(device))
         orders = [follower.orders for follower in self._followers]
-        self.ranks = DPRanks(self._group, orders) if is_dp else TPRanks(self._group, orders)
+        if self._on_gpus:
+            self.ranks = DeviceRanks(self._group, orders)
+        else:
+            self.ranks = DPRanks(self._group, orders) if is_dp else TPRanks(self._group, orders)
         self.model_group = None if is_dp else self._group
 
-    def _start_one(self, rank: int, store: str) -> Follower:
+    def _start_one(self, rank: int, store: str, device: str) -> Follower:
         parts = self._config.parts
         cores = core_plan.of_rank(self._config.cores, rank, parts.parallel.num_ranks)
         ours, theirs = socket.socketpair()
         with theirs:
             argv = rank_argv(self._node_id, rank, theirs.fileno(), cores, parts.log.log_format)
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=environment_with(visible_to_rank(rank, parts.parallel.tp)) if self._on_gpus else None,
             )
         follower = Follower(rank, process, ours)
         ours.settimeout(LOAD_S)
@@ -89,6 +113,7 @@ class RankProcesses:
                 rank=rank,
                 size=parts.parallel.num_ranks,
                 is_dp=parts.parallel.dp > 1,
+                device=device,
                 store=store,
                 model=parts.model.model,
                 dtype=parts.model.dtype,
@@ -109,15 +134,30 @@ class RankProcesses:
 
         From then on, a rank counts as lost after `silence_s` of silence.
         """
+        self.make_pages(pool)
         for follower in self._followers:
-            tell(follower.orders, Pages(pool.num_pages, pool.page_size, pool.page_bytes))
-            socket.send_fds(follower.orders, [b"."], [pool.fd])
-        for follower in self._followers:
-            follower.wait_done()
             follower.orders.settimeout(self._config.parts.node.silence_s)
         if self._group is not None:
             self._group.be_patient(self._config.parts.node.silence_s)
+        if isinstance(self.ranks, DeviceRanks):
+            pool.others = self.ranks
+        elif self.ranks is not None:
             pool.seal()
+
+    def make_pages(self, pool: KVPool) -> None:
+        """Let the ranks map the pages of `pool`. On GPUs let them make as many, in the place of earlier ones."""
+        for follower in self._followers:
+            tell(follower.orders, Pages(pool.num_pages, pool.page_size, pool.page_bytes))
+            if not self._on_gpus:
+                socket.send_fds(follower.orders, [b"."], [pool.fd])
+        for follower in self._followers:
+            follower.wait_done()
+
+    def measure_uses(self) -> list[RankUse]:
+        """Return what the forwards so far took of the other ranks' GPUs. Raises RankLost."""
+        for follower in self._followers:
+            tell(follower.orders, Measure())
+        return [follower.wait_use() for follower in self._followers]
 
     def check_ranks(self) -> None:
         """Raise RankLost if a rank has ended."""
@@ -128,6 +168,8 @@ class RankProcesses:
 
     def close(self) -> None:
         """End the ranks, by force if needed. Idempotent."""
+        if self._group is not None:
+            self._group.abort()
         for follower in self._followers:
             follower.orders.close()
         for follower in self._followers:

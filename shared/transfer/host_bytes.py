@@ -3,6 +3,7 @@
     pool on a CPU    the pages themselves, without a copy
     pool on a GPU    sender    page --copy--> | block | --> frames        the block is lent until its last frame is gone
                      receiver  frames --> | slot | slot | ... --copy--> page     a slot waits for its copy's event
+    on several GPUs  | our part | rank 1's | ...    a page's bytes; the other ranks send and take theirs (KVPool.others)
 
 Blocks and slots are pinned, for asynchronous copies. Everything runs on the transfer stream's thread, which may block.
 The GPU half has run only on a virtual GPU.
@@ -23,7 +24,7 @@ import torch
 from shared.core.errors import HandoffFailed
 from shared.device.gpu import Gpu, GpuEvent
 from shared.device.torch_cuda import TorchCuda
-from shared.kv.pool import ByteArray, KVPool
+from shared.kv.pool import ByteArray, KVPool, OtherParts
 from shared.transfer.interface import READY_BYTES, Part, fill_page
 
 MAX_BLOCK_BYTES = 256 << 20  # limit on all blocks of one sender together
@@ -56,11 +57,17 @@ class PageWriter(Protocol):
 
 
 def reader_of(pool: KVPool, gpu: Gpu | None = None) -> PageReader:
-    return HostReader(pool) if pool.device.type == "cpu" else PinnedReader(pool, gpu or TorchCuda())
+    if pool.device.type == "cpu":
+        return HostReader(pool)
+    own = PinnedReader(pool, gpu or TorchCuda())
+    return own if pool.others is None else JoiningReader(own, pool.others)
 
 
 def writer_of(pool: KVPool, gpu: Gpu | None = None) -> PageWriter:
-    return HostWriter(pool) if pool.device.type == "cpu" else PinnedWriter(pool, gpu or TorchCuda())
+    if pool.device.type == "cpu":
+        return HostWriter(pool)
+    own = PinnedWriter(pool, gpu or TorchCuda())
+    return own if pool.others is None else DividingWriter(own, pool, pool.others)
 
 
 class HostReader:
@@ -107,6 +114,21 @@ class PinnedReader:
         copied.record(self._gpu.current_stream(self._pool.device))
         copied.synchronize()
         return [lent[place] for place in places], lent
+
+
+class JoiningReader:
+    """Joins the parts of all ranks, ours first. A block is fresh memory for each call."""
+
+    def __init__(self, own: PinnedReader, others: OtherParts) -> None:
+        self._own, self._others = own, others
+        self.num_blocks = own.num_blocks
+
+    def read(self, pages: Sequence[int], where: slice) -> tuple[list[ByteArray], ByteArray | None]:
+        if not pages:
+            return [], None
+        own, _ = self._own.read(pages, where)
+        whole: ByteArray = np.concatenate([np.stack(own), *self._others.read(pages, where)], axis=1)
+        return list(whole), whole
 
 
 class PinnedBlocks:
@@ -177,3 +199,15 @@ class PinnedWriter:
         target[size:].zero_()
         slot.copied.record(self._gpu.current_stream(self._pool.device))
         return slot.host[:size]
+
+
+class DividingWriter:
+    """Divides a page among all ranks, ours first."""
+
+    def __init__(self, own: PinnedWriter, pool: KVPool, others: OtherParts) -> None:
+        self._own, self._pool, self._others = own, pool, others
+
+    def write(self, page: int, part: Part, source: ByteArray) -> ByteArray:
+        parts = source.reshape(self._pool.num_parts, -1)
+        self._others.write(page, part.bytes_in(self._pool.planes), parts[1:])
+        return np.concatenate([self._own.write(page, part, parts[0]), *parts[1:]])

@@ -156,6 +156,12 @@ def part_of(ready: Ready | Take, pool: KVPool) -> Part:
     return part
 
 
+def part_bytes(part: Part, pool: KVPool) -> int:
+    """Return the bytes of the part in a whole page, of all ranks."""
+    where = part.bytes_in(pool.planes)
+    return int(where.stop - where.start) * pool.num_parts
+
+
 def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
     """Raise HandoffFailed unless `num_bytes` is a valid size of the part.
 
@@ -164,6 +170,7 @@ def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
     ends = [page_bytes(pool.planes[:count]) for count in range(1, len(pool.planes) + 1)]
     where = part.bytes_in(pool.planes)
     sizes = [where.stop - where.start] if part.count else [end - where.start for end in ends]
+    sizes = [size * pool.num_parts for size in sizes]
     if num_bytes not in sizes:
         fitting = " or ".join(map(str, sizes))
         raise HandoffFailed(f"the sender's pages have {num_bytes} bytes in this part, ours have {fitting}")

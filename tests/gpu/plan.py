@@ -115,8 +115,9 @@ SCRIPTS = {"right": Script(430, 8, RIGHT), "fast": Script(260, 1, FAST), "served
 PAIR = (
     Check("two GPUs, cuda_ipc across them", "pair.across", 60, ("cuda_ipc",)),
     Check("two GPUs, nccl", "pair.across", 60, ("nccl",)),
+    Check("two GPUs, one node", "pair.divided", 80),
 )
-SCRIPTS["pair"] = Script(240, 1, PAIR)  # of a machine with two GPUs
+SCRIPTS["pair"] = Script(300, 1, PAIR)  # of a machine with two GPUs
 CHECKS = tuple(check for script in SCRIPTS.values() for check in script.checks)
 
 

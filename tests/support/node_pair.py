@@ -89,6 +89,7 @@ def make_node(
             core.engine.worker.drafter,
             "test",
             core.scheduler.intake.grammar_version,
+            num_parts=core.pool.num_parts,
         ),
         max_context=512,
         max_running=knobs.max_running,

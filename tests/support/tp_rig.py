@@ -8,7 +8,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -16,6 +18,7 @@ from shared.core.errors import RankLost
 from shared.device.group import RankGroup
 from shared.kv.pool import KVPool
 from shared.model.interface import Model
+from shared.model.library import loading
 from shared.ranks.dp import DPRanks, follow_dp
 from shared.ranks.tp import Ranks, TPRanks, follow_tp
 from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local
@@ -75,6 +78,21 @@ def followers(size: int, load: Load, *, by_rows: bool = False) -> Iterator[Team]
     finally:
         team.close()
         assert not team.errors, team.errors
+
+
+def load_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library makes networks with settings of the whole process, and these ranks are threads of one."""
+    lock = threading.Lock()
+
+    def locked(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            with lock:
+                return function(*args, **more)
+
+        return call
+
+    for name in ("outline_of", "read_network"):
+        monkeypatch.setattr(loading, name, locked(getattr(loading, name)))
 
 
 def streams_of(model: Model, jobs: list[Job], num_pages: int, team: Team | None = None) -> dict[str, list[int]]:

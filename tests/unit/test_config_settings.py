@@ -63,7 +63,7 @@ PROCESSES = (ClusterConfig, NodeProcessConfig, RouterProcessConfig)
             lambda: NodeParts(parallel=ParallelConfig(dp=2), spec=SpecConfig(spec="mtp")),
             "--dp 2 --spec mtp",
         ),
-        (lambda: NodeParts(parallel=ParallelConfig(tp=2), sched=SchedConfig(device="cuda")), "--tp 2"),
+        (lambda: NodeParts(parallel=ParallelConfig(dp=2), sched=SchedConfig(device="cuda")), "--dp 2"),
         (lambda: ParallelConfig(pp=0), "--pp"),
         (lambda: ParallelConfig(tp=2, pp=2), "--tp 2 --pp 2"),
         (lambda: ParallelConfig(dp=2, pp=3), "--dp 2 --pp 3"),

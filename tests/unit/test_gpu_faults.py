@@ -15,7 +15,7 @@ import torch
 
 from decode_node.side import DecodeSide
 from shared.config.processes import NodeProcessConfig
-from shared.core.errors import DeviceLost, HandoffFailed, StepFailed
+from shared.core.errors import DeviceLost, HandoffFailed, RankLost, StepFailed
 from shared.core.states import FinishReason
 from shared.device.cpu import do_nothing
 from shared.device.events import StreamSkipped, Ticket
@@ -286,6 +286,19 @@ def test_a_cuda_error_outside_of_steps_ends_the_process_too(
         raise AssertionError("it ended by a traceback") from error
     assert status == run.EXIT_FAILED and process.is_gone
     assert "this node can't go on" in capsys.readouterr().err
+
+
+def test_a_lost_rank_is_given_up_before_the_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the device runs may wait for that rank."""
+
+    def lose(_: object) -> None:
+        raise RankLost("rank 1 ended with status -9")
+
+    process, gone = Process(monkeypatch), []
+    monkeypatch.setattr(run.RankProcesses, "check_ranks", lose)
+    monkeypatch.setattr(run.RankProcesses, "close", lambda _: gone.append(process.is_gone))
+    assert process.run() == run.EXIT_FAILED and process.is_gone
+    assert gone == [False]
 
 
 def test_what_does_not_close_keeps_nothing_else_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,13 @@ from tests.support.cuda_core import folder_of
 EIGHT = tuple(f"H100 number {number}" for number in range(8))
 
 
-def dealt(num_gpus: int, visible: str | None = None, **nodes: object) -> list[tuple[int, str, int]]:
-    """(number, visible, how many share it) of each node."""
+def dealt(num_gpus: int, visible: str | None = None, tp: int = 1, **nodes: object) -> list[tuple[int, str, int]]:
+    """(number, visible, how many share it) of each node. Of a node with several, the first number."""
     found = GpusHere(seen_gpus(EIGHT[:num_gpus], visible))
-    made = LocalConfig(**nodes).on_gpus(len(nodes.get("devices", ())) or len(found.gpus))
-    return [(gpu.number, gpu.visible, gpu.num_nodes) for gpu in deal_gpus(made, found)]
+    made = LocalConfig(**nodes).on_gpus(len(nodes.get("devices", ())) or len(found.gpus), tp)
+    given = deal_gpus(made, found, tp)
+    assert all(len(gpu.numbers) == tp for gpu in given)
+    return [(gpu.numbers[0], gpu.visible, gpu.num_nodes) for gpu in given]
 
 
 def test_each_node_gets_a_gpu_and_sees_it_first():
@@ -69,9 +71,22 @@ def test_one_gpu_has_one_node_unless_two_are_asked_for():
     assert dealt(8, prefill=1, decode=2, devices=(3, 3, 1)) == [(3, "3,1", 2), (3, "3,1", 2), (1, "1,3", 1)]
 
 
+def test_a_node_of_ranks_sees_its_own_gpus_first():
+    assert dealt(8, tp=2, prefill=1, decode=2) == [(0, "0,1,2,3,4,5", 1), (2, "2,3,0,1,4,5", 1), (4, "4,5,0,1,2,3", 1)]
+    assert dealt(8, "7,6,5,4", tp=2, devices=(3, 1)) == [(3, "4,6", 1)], "one node, as on one GPU"
+    assert dealt(4, tp=4) == [(0, "0,1,2,3", 1)] and dealt(3, tp=2) == [(0, "0,1", 1)]
+    assert dealt(4, tp=2) == [(0, "0,1,2,3", 1), (2, "2,3,0,1", 1)]
+    shared = dealt(8, tp=2, prefill=0, decode=2, devices=(0, 1, 1, 2))
+    assert shared == [(0, "0,1,2", 2), (1, "1,2,0", 2)], "memory is divided as on the GPU that two nodes share"
+
+
 @pytest.mark.parametrize(
     ("num_gpus", "visible", "nodes", "message"),
     [
+        (1, None, {"tp": 2}, "--tp 2: a node needs 2 GPUs, and nodes may use 1 GPU"),
+        (4, None, {"tp": 2, "prefill": 1, "decode": 2}, "each of 3 nodes needs 2 GPUs .--tp.*--devices 0,1,2,3,0,1:"),
+        (8, None, {"tp": 2, "prefill": 0, "devices": (0, 1, 2)}, "3 GPUs for 1 nodes .*: name 2 .--tp. for each node"),
+        (8, None, {"tp": 2, "prefill": 0, "devices": (5, 5)}, "--devices 5,5: the ranks of a node.*has 5,5"),
         (8, None, {"prefill": 4, "decode": 5}, "--prefill 4 --decode 5: .*8 GPUs.*--devices 0,1,2,3,4,5,6,7,0:.*MPS"),
         (1, None, {"prefill": 1, "decode": 2}, "may use 1 GPU.*--devices 0,0,0"),
         (2, None, {"prefill": 1, "decode": 2}, "may use 2 GPUs.*--devices 0,1,0"),
@@ -184,10 +199,24 @@ def test_without_a_gpu_nothing_changes(monkeypatch, capsys):
     assert "nodes compute on the CPU" in capsys.readouterr().err
 
 
+def test_ranks_of_one_node_have_a_gpu_each(monkeypatch, capsys):
+    machine(monkeypatch, EIGHT)
+    nodes = started(monkeypatch, parallel={"tp": 4})
+    assert [(spec.name, spec.gpus) for spec in nodes] == [
+        ("prefill-0", "0,1,2,3,4,5,6,7"),
+        ("decode-0", "4,5,6,7,0,1,2,3"),
+    ]
+    assert all("--tp=4" in spec.argv and "--device=cuda" in spec.argv for spec in nodes)
+    assert "id=decode-0 gpu=4,5,6,7" in capsys.readouterr().err
+    nodes = started(monkeypatch, parallel={"tp": 8})
+    assert [(spec.name, spec.gpus) for spec in nodes] == [("decode-0", "0,1,2,3,4,5,6,7")]
+    said = capsys.readouterr().err
+    assert "one node computes prompts and answers; two would need more GPUs" in said and "gpus=8" in said
+
+
 @pytest.mark.parametrize(
     ("nodes", "flag"),
     [
-        ({"parallel": {"tp": 2}}, "--tp 2"),
         ({"parallel": {"dp": 2}}, "--dp 2"),
         ({"decode_tp": 2}, "--decode-tp 2"),
         ({"decode_pp": 2}, "--decode-pp 2"),
@@ -300,7 +329,11 @@ def test_the_probe_answers_like_a_node():
     assert "hashlm computes in the host's memory" in probe(("--model", "hashlm"), EightGpus())["why"]
     assert probe(llama, EightGpus(0)) == {"why": NO_GPU}
     assert probe((*llama, "--device", "cuda"), EightGpus(0))["refused"].startswith("--device cuda: torch sees no GPU")
-    assert "--tp 2 --device auto: ranks" in probe((*llama, "--tp", "2"), EightGpus())["refused"]
+    assert "--dp 2 --device auto: such ranks" in probe((*llama, "--dp", "2"), EightGpus())["refused"]
+    assert "--model-library transformers" in probe((*llama, "--tp", "2"), EightGpus())["refused"]
+    ranks = (*llama, "--model-library", "transformers", "--tp", "8")
+    assert probe(ranks, EightGpus()) == {"names": list(EIGHT)}
+    assert "each rank needs a GPU of its own, and this process sees only 4" in probe(ranks, EightGpus(4))["refused"]
 
 
 def test_a_machine_without_gpus_says_so_by_itself():

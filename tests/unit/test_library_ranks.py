@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from shared.kernel.step_layout import Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks, Model, ModelInputs
-from shared.model.library import loading, plan
+from shared.model.library import plan
 from shared.model.library.model import LibraryModel
 from shared.model.library.plan import COLUMNS, ROWS, PartStyle, TensorCut
 from shared.model.opened import LoadOptions
@@ -44,7 +43,7 @@ from tests.support.library_families import (
 )
 from tests.support.patience import HANG_GUARD_S
 from tests.support.tiny_quantized import write_quantised
-from tests.support.tp_rig import Load, followers, pair_streams, streams_of
+from tests.support.tp_rig import Load, followers, load_in_turn, pair_streams, streams_of
 
 PROBED = ("deepseek_v2", "deepseek_v3", "gemma3_text", "glm4_moe", "gpt_oss", "llama", "qwen3", "qwen3_moe")
 NO_PLAN = ("bitnet", "gpt2", "gpt_bigcode", "opt", "persimmon", "stablelm")
@@ -53,19 +52,8 @@ KNOBS = CoreKnobs(chunk_size=16, page_size=8, num_pages=60)
 
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library makes networks with settings of the whole process, and these ranks are threads of one."""
     torch.set_num_threads(1)
-    lock = threading.Lock()
-
-    def locked(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **more: Any) -> Any:
-            with lock:
-                return function(*args, **more)
-
-        return call
-
-    for name in ("outline_of", "read_network"):
-        monkeypatch.setattr(loading, name, locked(getattr(loading, name)))
+    load_in_turn(monkeypatch)
 
 
 def loader(folder: Path, **options: Any) -> Load:

@@ -20,18 +20,25 @@ from tests.support.cuda_core import folder_of
 class Machine:
     """What `devices` asks of a GPU's runtime."""
 
-    def __init__(self, has_gpu: bool) -> None:
-        self._has_gpu = has_gpu
+    def __init__(self, num_gpus: int) -> None:
+        self._num_gpus = num_gpus
 
     def is_available(self) -> bool:
-        return self._has_gpu
+        return self._num_gpus > 0
+
+    def device_count(self) -> int:
+        return self._num_gpus
 
 
-def ask(model: str, device: str, *, has_gpu: bool = True, **parallel: int) -> tuple[str, str, str]:
+def ask(
+    model: str, device: str, *, has_gpu: bool = True, num_gpus: int = 1, library: str = "auto", **parallel: int
+) -> tuple[str, str, str]:
     """Device, streams, and what was logged."""
     said, ranks = io.StringIO(), ParallelConfig(**parallel)
-    parts = NodeParts(model=ModelConfig(model=model), sched=SchedConfig(device=device), parallel=ranks)
-    return *devices(parts, Machine(has_gpu), Logger("d0", said)), said.getvalue()  # type: ignore[arg-type]
+    own = ModelConfig(model=model, model_library=library)
+    parts = NodeParts(model=own, sched=SchedConfig(device=device), parallel=ranks)
+    found = devices(parts, Machine(num_gpus * has_gpu), Logger("d0", said))  # type: ignore[arg-type]
+    return *found, said.getvalue()
 
 
 @pytest.fixture
@@ -79,7 +86,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_reasons(llama: str) -> None
         ask(llama, "cuda", has_gpu=False)
 
 
-@pytest.mark.parametrize("flag", ["tp", "dp", "pp"])
+@pytest.mark.parametrize("flag", ["dp", "pp"])
 def test_ranks_and_stages_take_no_cpu_beside_a_gpu_unasked(llama: str, flag: str) -> None:
     """They share pages as host memory."""
     for device in ("auto", "cuda"):
@@ -87,3 +94,13 @@ def test_ranks_and_stages_take_no_cpu_beside_a_gpu_unasked(llama: str, flag: str
             ask(llama, device, **{flag: 2})
     assert ask(llama, "cpu", **{flag: 2}) == ask(llama, "auto", has_gpu=False, **{flag: 2}) == ("cpu", "cpu", "")
     assert ask("hashlm", "auto", **{flag: 2})[0] == "cpu", "one rank could not use the GPU either"
+
+
+def test_ranks_with_a_gpu_each_need_a_model_of_the_library(llama: str) -> None:
+    with pytest.raises(ConfigError, match="--tp 2 --device auto: only models that the library.*or say --device cpu"):
+        ask(llama, "auto", tp=2)
+    assert ask(llama, "cpu", tp=2) == ask(llama, "auto", has_gpu=False, tp=2) == ("cpu", "cpu", "")
+    assert ask("hashlm", "auto", tp=2)[0] == "cpu", "one rank could not use the GPU either"
+    with pytest.raises(ConfigError, match="--tp 2 --device cuda: each rank needs a GPU.*sees only 1"):
+        ask(llama, "cuda", tp=2, library="transformers")
+    assert ask(llama, "cuda", tp=2, library="transformers", num_gpus=2)[:2] == ("cuda", "cuda")

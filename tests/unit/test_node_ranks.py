@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,6 +98,15 @@ def test_a_rank_that_does_not_end_is_ended(processes: RankProcesses) -> None:
     processes.close()
     assert follower.process.returncode == -signal.SIGKILL
     processes.close()
+
+
+def test_what_the_device_runs_for_a_lost_rank_is_ended_first(processes: RankProcesses) -> None:
+    """Its kernels would wait for the rank, and whoever waits for the device would, too."""
+    (follower,), ended = processes._followers, []
+    group: Any = SimpleNamespace(abort=lambda: ended.append(follower.process.poll()))
+    processes._group = group
+    processes.close()
+    assert ended == [None]
 
 
 class NoLinks:

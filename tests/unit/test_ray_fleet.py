@@ -502,8 +502,10 @@ def test_gpus_for_ray_that_can_t_be_are_refused():
         plan.check_resources(eight, {"CPU": 2.0, "GPU": 9.0})
     ranks = config(parallel=ParallelConfig(tp=2))
     assert gpus_of(ranks, 0.0) == [(0.0, "cpu")] * 2
-    with pytest.raises(ConfigError, match="--tp 2 --device auto: .* beside an idle GPU"):
+    with pytest.raises(ConfigError, match="--tp 2 --device auto: on Ray a node gets one GPU"):
         plan.with_gpus(ranks, 8.0)
+    with pytest.raises(ConfigError, match="--dp 2 --device auto: .* beside an idle GPU"):
+        plan.with_gpus(config(parallel=ParallelConfig(dp=2)), 8.0)
     with pytest.raises(ConfigError, match="decode_gpus beside .* device = 'cpu': leave out one"):
         config(decode_gpus=1.0, sched=SchedConfig(device="cpu"))
     with pytest.raises(ConfigError, match="--decode-gpus is 2.0; it must be at most 1"):

@@ -26,7 +26,7 @@ ADVICE = {
     "FlashInfer",
     "dtype": "start both with the same --dtype",
     "page_size": "start both with the same --page-size",
-    "page_layout": "start both with the same --model, --dtype and --spec",
+    "page_layout": "start both with the same --model, --dtype and --spec, on GPUs also with the same --tp",
     "spec": "start both with the same --spec flags and head; or the prefill node with --spec none",
     "build": "a rolling upgrade does this; finish it",
     "grammar": (

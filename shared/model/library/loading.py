@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 def load_library_model(
     folder: Path, options: LoadOptions, group: RankGroup | None = None, device: str = "cpu"
 ) -> LibraryModel:
-    """With `group`, load this rank's part, on a CPU; all ranks call it together.
+    """With `group`, load this rank's part; all ranks call it together.
 
     Raises ConfigError, in one sentence, for a model that the library or our attention can't run."""
     refuse_flags(folder, options, group)
@@ -64,11 +64,12 @@ def load_library_model(
     files = open_tensors(folder)
     dtype = settled(options).dtype
     num_bytes = files.num_numbers() * DTYPES[dtype].itemsize
-    check_memory(files, num_bytes, options)
+    if group is None or device == "cpu":
+        check_memory(files, num_bytes, options)
     limit = max_context_of(folder, config)
     context = context_of(options, limit)
     with explained(folder, "load it"):
-        division = None if group is None else divide(outline_of(config), files.names(), group.rank, group.size)
+        division = None if group is None else division_of(files, config, options, group, device)
         network = read_network(files, config, DTYPES[dtype], division)
         mapped = mapped_bytes(network, files) if device == "cpu" else 0
         if device != "cpu":
@@ -102,6 +103,17 @@ def load_library_model(
     if found.bound > MOST_BOUND:
         logger.warning("the library's own results differ by over 1 %: a wrong mask could pass; try --dtype float32")
     return model
+
+
+def division_of(
+    files: TensorFiles, config: PreTrainedConfig, options: LoadOptions, group: RankGroup, device: str
+) -> Division:
+    """Raise ConfigError for a network that can't be divided, and for a part that doesn't fit on this rank's GPU."""
+    outline = outline_of(config)
+    division = divide(outline, files.names(), group.rank, group.size)
+    if device != "cpu":
+        check_memory(files, division.num_numbers(outline) * DTYPES[settled(options).dtype].itemsize, options)
+    return division
 
 
 def check_memory(files: TensorFiles, num_bytes: int, options: LoadOptions) -> None:
@@ -246,6 +258,8 @@ def attention_maker(
     survey: LayerSurvey, parts: NetworkParts | None, options: LoadOptions, device: str
 ) -> Callable[[str], PagedAttention]:
     """Return what makes the attention for a `kv_dtype` of ModelSpec."""
+    if parts is not None and device != "cpu":
+        return functools.partial(own_pages_attention, survey.layers, options.kernels, device)
     compiled = compiled_attention(survey.layers, options, device)
     if parts is not None:
         return lambda _: rank_attention(survey, parts, compiled)
@@ -283,6 +297,17 @@ def rank_attention(survey: LayerSurvey, parts: NetworkParts, compiled: CompiledA
     found = zip(survey.layers, survey.modules, strict=True)
     layers, shares = zip(*(share_of(layer, parts.divides_heads(own), parts.group) for layer, own in found), strict=True)
     return RankAttention(layers, shares, parts.group, compiled)
+
+
+def own_pages_attention(
+    layers: Sequence[LayerShape], kernels: str, device: str, kv_dtype: str = "auto"
+) -> PagedAttention:
+    """Make the attention of a rank with own pages: they have the heads that the rank's layers ask for.
+
+    Where the plan doesn't divide the heads, every rank attends with all of them, and nothing is exchanged."""
+    attention = whole_attention(layers, kernels, device, kv_dtype)
+    attention.is_divided = True
+    return attention
 
 
 def survey_of(network: PreTrainedModel, folder: Path, config: PreTrainedConfig, limit: int) -> LayerSurvey:

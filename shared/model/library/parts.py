@@ -2,7 +2,7 @@
 
     x, whole on all ranks -> "colwise": own columns of the output -> ... -> "rowwise": own part of a sum -> sum, whole
 
-Every rank adds the same numbers in the same order, so whole tensors have the same bits on all ranks.
+A sum has the same bits on all ranks (group.py), and so have whole tensors.
 """
 
 from __future__ import annotations
@@ -94,18 +94,18 @@ class NetworkParts:
     def _with_parts(self, module: nn.Module, style: PartStyle) -> Forward:
         inner: Forward = module.forward
         if style.owns_ids:
-            return lambda ids: self._sum(self._own_rows(inner, ids, len(module.get_parameter("weight"))))
+            return lambda ids: self.group.sum(self._own_rows(inner, ids, len(module.get_parameter("weight"))))
         if style.output == "join":
             return lambda x: self._join(inner(x))
         if style.output == "sum" and isinstance(module, nn.Linear):
             return lambda x: self._product(module, self._own_columns(x) if style.takes_share else x)
         if style.output == "sum":
-            return lambda *args, **more: self._sum(inner(*args, **more))
+            return lambda *args, **more: self.group.sum(inner(*args, **more))
         return inner
 
     def _product(self, module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         """Add the bias once. x: (..., own inputs)."""
-        total = self._sum(linear(x, module.weight))
+        total = self.group.sum(linear(x, module.weight))
         return total if module.bias is None else total + module.bias
 
     def _own_rows(self, look_up: Forward, ids: torch.Tensor, num_rows: int) -> torch.Tensor:
@@ -117,9 +117,6 @@ class NetworkParts:
 
     def _own_columns(self, x: torch.Tensor) -> torch.Tensor:
         return x.chunk(self.group.size, dim=-1)[self.group.rank]
-
-    def _sum(self, x: torch.Tensor) -> torch.Tensor:
-        return self.group.stack(x).sum(dim=0, dtype=torch.float32).to(x.dtype)
 
     def _join(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(list(self.group.stack(x)), dim=-1)

@@ -100,6 +100,13 @@ class Division:
     styles: Mapping[str, PartStyle]
     file_cuts: Mapping[str, TensorCut]  # by names of tensors in the files
 
+    def num_numbers(self, outline: PreTrainedModel) -> int:
+        """Return how many of the outline's numbers the rank has."""
+        return sum(
+            parameter.numel() // (self.size if name in self.cuts else 1)
+            for name, parameter in outline.named_parameters()
+        )
+
     def own(self, name: str, tensor: torch.Tensor, *, copied: bool) -> torch.Tensor:
         """Return the rank's part of a tensor of the files, contiguous; `copied`: so that the rest can be freed."""
         if name not in self.file_cuts:

@@ -1,5 +1,6 @@
 """A prefill node and two decode nodes, processes of one GPU, behind a router: one decode node is killed in the middle
-of all streams, and each stream is that of a pair on the CPU. And the same streams on two GPUs."""
+of all streams, and each stream is that of a pair on the CPU. And the same streams on two GPUs: of two nodes, and of
+one node over both."""
 
 from __future__ import annotations
 
@@ -81,6 +82,20 @@ def across(place: Place, transport: str) -> dict[str, object]:
         wanted = run(logs, (*flags, "--device", "cpu"), None, place.tiny)[0]
         got = run(logs, (*flags, *on_gpus(place.tiny, "0,1"), "--transport", on), None, place.tiny)[0]
         assert f"transport={on}" in (logs / "up.log").read_text(), "no hand-off took it"
+    check_equal(got, wanted)
+    return {"streams": len(got), "tokens": sum(map(len, got))}
+
+
+def divided(place: Place) -> dict[str, object]:
+    """One node over two GPUs, whose two processes add by NCCL: the streams of one GPU. On the virtual GPU both nodes
+    compute on the CPU, and add by gloo."""
+    if not place.tiny and place.gpu.device_count() < 2:
+        raise NotHere("this machine has one GPU")
+    with folder_and_model() as (logs, model):
+        alone = ("--model", str(model), "--model-library", "transformers", *FLAGS, "--prefill", "0", "--decode", "1")
+        wanted = run(logs, (*alone, *on_gpus(place.tiny, "0")), None, place.tiny)[0]
+        got = run(logs, (*alone, "--tp", "2", *on_gpus(place.tiny, "0,1")), None, place.tiny)[0]
+        assert "ranks=2" in (logs / "up.log").read_text(), "nothing was divided"
     check_equal(got, wanted)
     return {"streams": len(got), "tokens": sum(map(len, got))}
 
