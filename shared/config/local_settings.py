@@ -22,7 +22,7 @@ class LocalConfig:
     decode: int = option(1, "number of decode nodes; 0: prefill nodes also decode", low=0, high=64)
     devices: tuple[int, ...] = option(
         (),
-        "a GPU for each node, or --tp GPUs, prefill nodes first, e.g. 0,1,4: CUDA's numbers, within "
+        "a GPU for each node, or for each of its ranks, prefill nodes first, e.g. 0,1,4: CUDA's numbers, within "
         "CUDA_VISIBLE_DEVICES if it is set. Nodes share a GPU whose number occurs several times. none: the first GPUs",
         metavar="LIST",
     )

@@ -55,13 +55,13 @@ class PathPages:
     def __len__(self) -> int:
         return len(self._uses)
 
-    def add(self, leaf: CachedPage) -> None:
+    def count(self, leaf: CachedPage) -> None:
         page: CachedPage | None = leaf
         while page is not None and page.parent is not None:
             num = self._uses[page] = self._uses.get(page, 0) + 1
             page = page.parent if num == 1 else None
 
-    def remove(self, leaf: CachedPage) -> None:
+    def uncount(self, leaf: CachedPage) -> None:
         page: CachedPage | None = leaf
         while page is not None and page.parent is not None:
             self._uses[page] -= 1
@@ -141,8 +141,8 @@ class LeafOrder:
         tenant = self._tenants.setdefault(kept.tenant, TenantKept())
         self._kept[node] = kept
         self._leaf_of[kept.prompt_end] = node
-        tenant.pages.add(node)
-        self._kept_pages.add(node)
+        tenant.pages.count(node)
+        self._kept_pages.count(node)
         tenant.oldest_first[node] = kept
         self._push_timed((kept.until, next(self._pushes), node, kept))
         while self.num_kept > KEPT_SHARE * self.num_total:
@@ -185,8 +185,8 @@ class LeafOrder:
     def _forget(self, node: CachedPage) -> None:
         kept = self._kept.pop(node)
         tenant = self._tenants[kept.tenant]
-        tenant.pages.remove(node)
-        self._kept_pages.remove(node)
+        tenant.pages.uncount(node)
+        self._kept_pages.uncount(node)
         del tenant.oldest_first[node]
         if self._leaf_of.get(kept.prompt_end) is node:
             del self._leaf_of[kept.prompt_end]

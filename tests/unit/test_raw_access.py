@@ -65,6 +65,7 @@ ALLOWED = {
     "shared/transfer/staged.py": "the whole buffer that a view was cut from; no byte is read",
     "shared/transfer/host_bytes.py": "pinned host memory, never a device's; copies into it are waited for",
     "shared/transfer/digest.py": "digests, which the stream that made them waited for",
+    "shared/ranks/on_device.py": "pages on their way to the leader; the copy to the host waits for the device",
     "shared/node/kv_events.py": "tokens of pages' keys, which are the host's bytes",
     "shared/node/convert.py": "draft state of a processed result, on the host",
 }
