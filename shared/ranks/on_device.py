@@ -14,11 +14,12 @@ come. So what it reads is behind, and what it is given is ahead of, the same ste
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +77,8 @@ class DeviceRanks:
 
     def read(self, pages: Sequence[int], where: slice) -> list[ByteArray]:
         self._tell_all([ReadPages(list(pages), where.start, where.stop)] * self.num)
-        return [self._hear_bytes(follower, len(pages), where) for follower in self._followers]
+        with self._all_end_with_one():
+            return [self._hear_bytes(follower, len(pages), where) for follower in self._followers]
 
     def _hear_bytes(self, follower: socket.socket, num_pages: int, where: slice) -> ByteArray:
         answer = hear(follower, PageBytes)
@@ -89,9 +91,21 @@ class DeviceRanks:
 
     def _tell_all(self, orders: Sequence[DeviceOrder]) -> None:
         """Send each follower its order."""
-        with self._telling:
+        with self._telling, self._all_end_with_one():
             for follower, order in zip(self._followers, orders, strict=True):
                 tell(follower, order)
+
+    @contextlib.contextmanager
+    def _all_end_with_one(self) -> Generator[None, None, None]:
+        """End the followers, and with them the node, once one is lost. A failed hand-off alone would not end the node,
+        and a late answer, or the rest of an order, would be taken for the next one."""
+        try:
+            yield
+        except RankLost:
+            for follower in self._followers:
+                with contextlib.suppress(OSError):  # it has gone
+                    follower.shutdown(socket.SHUT_RDWR)
+            raise
 
 
 class DeviceFollower:

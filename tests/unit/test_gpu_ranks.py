@@ -4,8 +4,10 @@ Ranks are threads; test_gpu_rank_processes.py has processes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -29,7 +31,20 @@ from shared.model.load import why_not_on_gpus
 from shared.model.opened import LoadOptions
 from shared.model.shard import load_shard
 from shared.ranks.on_device import DeviceRanks, inputs_of, order_of
-from shared.ranks.orders import LENGTH_BYTES, DeviceOrder, Forward, Measure, Pages, RankUse, WritePage, hear, tell
+from shared.ranks.orders import (
+    LENGTH_BYTES,
+    DeviceOrder,
+    Forward,
+    Measure,
+    PageBytes,
+    Pages,
+    RankUse,
+    ReadPages,
+    WritePage,
+    hear,
+    hear_order,
+    tell,
+)
 from tests.support.core_rig import assert_whole, run_local
 from tests.support.cuda_core import folder_of
 from tests.support.gpu_ranks import PAGE, GpuTeam, core_of, gpu_team
@@ -155,6 +170,40 @@ def test_orders_of_steps_and_pages_are_one_sequence() -> None:
     first.wait()
     for ear in (first, second):
         assert [type(order) for order in ear.heard] == [Forward, WritePage]
+
+
+def test_a_late_answer_is_not_the_next_ones() -> None:
+    """A transfer fails alone, and the node would go on: so the ranks end, and with them the node."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)  # an answer that has not come is late
+    group: Any = SimpleNamespace(broadcast=lambda numbers: None)
+    model: Any = SimpleNamespace(forward=lambda inputs, kv: None)
+    ranks = DeviceRanks(group, [ours])
+    with ours, theirs:
+        with pytest.raises(RankLost):
+            ranks.read((1,), slice(0, 4))
+        assert isinstance(hear_order(theirs), ReadPages)
+        with contextlib.suppress(RankLost):
+            tell(theirs, PageBytes(b"late"))
+        with pytest.raises(RankLost):
+            ranks.read((2,), slice(0, 4))
+        with pytest.raises(RankLost):
+            ranks.forward(model, step_of(1, "cpu"), model)
+        theirs.setblocking(False)
+        assert theirs.recv(1) == b"", "the follower ends"
+
+
+def test_an_order_in_pieces_is_the_last_one() -> None:
+    """The next one's bytes would be those of the page."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    group: Any = SimpleNamespace()
+    with ours, theirs:
+        with pytest.raises(RankLost):
+            DeviceRanks(group, [ours]).write(1, slice(0, 1 << 24), np.zeros((1, 1 << 24), np.uint8))
+        theirs.setblocking(False)
+        while theirs.recv(1 << 20):  # up to the end, or an error if there may be more
+            pass
 
 
 @pytest.mark.rule("H28")
