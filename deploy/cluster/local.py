@@ -81,7 +81,7 @@ def on_gpus(config: ClusterConfig, log: Logger) -> tuple[ClusterConfig, tuple[No
     tp = config.nodes.parallel.tp
     local = asked.on_gpus(len(asked.devices) or len(found.gpus), tp)
     if found.gpus:
-        check_ranks(local, config.nodes.sched.device)
+        check_ranks(config)
     gpus = deal_gpus(local, found, tp)
     if asked.prefill < 0 and (local.prefill, local.decode) == (0, 1):
         if tp == 1:
@@ -94,10 +94,11 @@ def on_gpus(config: ClusterConfig, log: Logger) -> tuple[ClusterConfig, tuple[No
     return replace(config, local=local), gpus
 
 
-def check_ranks(local: LocalConfig, device: str) -> None:
-    """Raise ConfigError for numbers of ranks that nodes can't have on GPUs."""
-    own = {"--decode-tp": local.decode_tp, "--decode-pp": local.decode_pp}
-    given = " ".join(f"{flag} {number}" for flag, number in own.items() if number > 1)
+def check_ranks(config: ClusterConfig) -> None:
+    """Raise ConfigError for decode nodes with other ranks or stages: on GPUs they would not pair with prefill nodes."""
+    local, parallel, device = config.local, config.nodes.parallel, config.nodes.sched.device
+    own = {"--decode-tp": (local.decode_tp, parallel.tp), "--decode-pp": (local.decode_pp, parallel.pp)}
+    given = " ".join(f"{flag} {number}" for flag, (number, of_all) in own.items() if number not in (0, of_all))
     if given:
         raise ConfigError(
             f"{given} --device {device}: on GPUs decode nodes have no ranks or stages of their own; leave out {given}; "

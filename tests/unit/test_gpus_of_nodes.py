@@ -208,6 +208,7 @@ def test_ranks_of_one_node_have_a_gpu_each(monkeypatch, capsys):
     ]
     assert all("--tp=4" in spec.argv and "--device=cuda" in spec.argv for spec in nodes)
     assert "id=decode-0 gpu=4,5,6,7" in capsys.readouterr().err
+    assert started(monkeypatch, parallel={"tp": 4}, decode_tp=4)[1].gpus == nodes[1].gpus
     nodes = started(monkeypatch, parallel={"tp": 8})
     assert [(spec.name, spec.gpus) for spec in nodes] == [("decode-0", "0,1,2,3,4,5,6,7")]
     said = capsys.readouterr().err
@@ -220,6 +221,7 @@ def test_ranks_of_one_node_have_a_gpu_each(monkeypatch, capsys):
         ({"parallel": {"dp": 2}}, "--dp 2"),
         ({"decode_tp": 2}, "--decode-tp 2"),
         ({"decode_pp": 2}, "--decode-pp 2"),
+        ({"parallel": {"tp": 2}, "decode_tp": 1}, "--decode-tp 1"),
     ],
 )
 def test_ranks_and_stages_are_refused_beside_a_gpu(monkeypatch, nodes, flag):
