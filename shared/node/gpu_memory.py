@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shared.config.settings import MemoryConfig
-from shared.core.errors import ConfigError
+from shared.core.errors import ConfigError, RankLost
 from shared.device.gpu import Gpu, gib
 from shared.engine.plan import Admission
 from shared.node.core import NodeCore
@@ -97,11 +97,14 @@ def _run_largest(core: NodeCore, num_tokens: int) -> None:
 
 @contextmanager
 def explained(gpu: Gpu | None, device: str, what: str) -> Iterator[None]:
-    """Turn the GPU's out-of-memory error into a ConfigError. `what`: the part that doesn't fit, and the remedy."""
+    """Turn the GPU's out-of-memory error into a ConfigError. `what`: the part that doesn't fit, and the remedy.
+
+    Also one that made this rank lost, as a step of several ranks does."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        if gpu is None:
+    except (torch.OutOfMemoryError, RankLost) as found:
+        error = found.__cause__ if isinstance(found, RankLost) else found
+        if gpu is None or not isinstance(error, torch.OutOfMemoryError):
             raise
         memory, used = gpu.memory_info(torch.device(device)), gpu.memory_use(torch.device(device))
         raise ConfigError(

@@ -30,6 +30,7 @@ from shared.model.library.model import LibraryModel
 from shared.model.load import why_not_on_gpus
 from shared.model.opened import LoadOptions
 from shared.model.shard import load_shard
+from shared.node.gpu_memory import LARGEST_STEP, explained
 from shared.ranks.on_device import DeviceRanks, inputs_of, order_of
 from shared.ranks.orders import (
     LENGTH_BYTES,
@@ -204,6 +205,25 @@ def test_an_order_in_pieces_is_the_last_one() -> None:
         theirs.setblocking(False)
         while theirs.recv(1 << 20):  # up to the end, or an error if there may be more
             pass
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "told"),
+    [
+        (torch.OutOfMemoryError("all is taken"), ConfigError, "too little for the largest step: lower --chunk.*all is"),
+        (RuntimeError("a fault"), RankLost, "RuntimeError: a fault"),
+    ],
+)
+def test_a_step_too_large_for_ranks_names_the_settings(error: Exception, kind: type[Exception], told: str) -> None:
+    (gpu,) = make_devices(1)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    group: Any = SimpleNamespace(broadcast=lambda numbers: None)
+    model: Any = SimpleNamespace(forward=fail)
+    with pytest.raises(kind, match=told), explained(gpu, str(gpu.device), LARGEST_STEP):
+        DeviceRanks(group, []).forward(model, step_of(1, "cpu"), model)
 
 
 @pytest.mark.rule("H28")
