@@ -170,7 +170,7 @@ def malformed_ids_are_refused(run: Run) -> str:
 
 def other_places_are_refused(run: Run) -> str:
     longer = run.whole(run.body(LONG))  # to its end: how many tokens an event has depends on the server's load
-    if longer[-1].position == run.basis[-1].position:
+    if run.text(longer) == run.text(run.basis):  # positions count events, too, so they may differ
         raise NotTested("the model's answers end too early")
     token = last_event_id(run.basis).rpartition("/")[0]
     reading = run.asker.ask(run.body(), {"Last-Event-ID": f"{token}/{longer[-1].position}"})
