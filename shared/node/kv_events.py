@@ -45,7 +45,8 @@ def hash_of(identity: bytes) -> int:
 class KvEvents:
     """Owned by the node's loop, as the CacheTeller's `outsiders`.
 
-    The order of stored pages is that of CacheTeller: each comes after the page before it.
+    The order of stored pages is that of CacheTeller: each comes after the page before it, unless followers know that
+    one already.
     """
 
     def __init__(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,27 +25,21 @@ from shared.ranks.orders import Done, Pages, hear, tell
 from shared.sched.settings import SchedSettings
 from shared.speculation.ngram import NgramWorkerV2
 from tests.support.patience import HANG_GUARD_S
+from tests.support.rank_threads import RankThreads
 from tests.support.virtual_gpu.device import VirtualGpu, make_devices
 
 PAGE = 16
 OPTIONS = LoadOptions("float32", kernels="torch", library="transformers")
 
 
-class GpuTeam:
+class GpuTeam(RankThreads):
     """`model` is what rank 0 loads, on `gpus[0]`. `share` lets ranks 1 .. size - 1 make pages of their own."""
 
     def __init__(self, folder: Path, gpus: Sequence[VirtualGpu]) -> None:
+        super().__init__(len(gpus) - 1)
         self._folder, self._store, self._size, self.gpus = folder, dist.HashStore(), len(gpus), gpus
-        pairs = [socket.socketpair() for _ in gpus[1:]]
-        self.sockets = [ours for ours, _ in pairs]
-        self.errors: list[BaseException] = []
         self.models: dict[int, Model] = {}
-        self.threads = [
-            threading.Thread(target=self._main, args=(rank, theirs), daemon=True)
-            for rank, (_, theirs) in enumerate(pairs, start=1)
-        ]
-        for thread in self.threads:
-            thread.start()
+        self.start(self._main)
         self.group, self.model = self._load(0)
         self.ranks = DeviceRanks(self.group, self.sockets)
 
@@ -72,13 +65,6 @@ class GpuTeam:
             self.errors.append(error.with_traceback(None))  # frames would keep the group, for which others wait
         finally:
             orders.close()
-
-    def close(self) -> None:
-        for ours in self.sockets:
-            ours.close()
-        for thread in self.threads:
-            thread.join(HANG_GUARD_S)
-            assert not thread.is_alive(), "a follower did not end"
 
 
 def core_of(team: GpuTeam, num_pages: int = 40, drafted: bool = False) -> NodeCore:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.patience import HANG_GUARD_S
+from tests.support.serving import serving
 
 TOKEN = "hf_of_the_tests"
 MAIN = "main"
@@ -196,12 +197,5 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def running_hub() -> Iterator[HubServer]:
-    server = HubServer()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with serving(HubServer()) as server:
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

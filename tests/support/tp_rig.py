@@ -24,26 +24,20 @@ from shared.ranks.tp import Ranks, TPRanks, follow_tp
 from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local
 from tests.support.node_pair import Net, make_node
 from tests.support.patience import HANG_GUARD_S
+from tests.support.rank_threads import RankThreads
 
 Load = Callable[[RankGroup], Model]
 
 
-class Team:
+class Team(RankThreads):
     """`model` is what rank 0 loads, `ranks` what its worker needs; `share` gives the pool to ranks 1 .. size - 1."""
 
     def __init__(self, size: int, load: Load, by_rows: bool) -> None:
+        super().__init__(size - 1)
         store = dist.HashStore()
-        pairs = [socket.socketpair() for _ in range(1, size)]
-        self.sockets = [ours for ours, _ in pairs]
-        self.errors: list[BaseException] = []
         self._follow = follow_dp if by_rows else follow_tp
         self._pool: Future[KVPool] = Future()
-        self.threads = [
-            threading.Thread(target=self._main, args=(store, rank, size, load, theirs), daemon=True)
-            for rank, (_, theirs) in enumerate(pairs, start=1)
-        ]
-        for thread in self.threads:
-            thread.start()
+        self.start(lambda rank, orders: self._main(store, rank, size, load, orders))
         self.group = RankGroup(store, 0, size, HANG_GUARD_S)
         self.model = load(self.group)
         self.ranks: Ranks = (DPRanks if by_rows else TPRanks)(self.group, self.sockets)
@@ -60,13 +54,6 @@ class Team:
             self.errors.append(error)
         finally:
             orders.close()
-
-    def close(self) -> None:
-        for ours in self.sockets:
-            ours.close()
-        for thread in self.threads:
-            thread.join(HANG_GUARD_S)
-            assert not thread.is_alive(), "a follower did not end"
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,6 +15,7 @@ from deploy.tools.prove.cases import CASES
 from deploy.tools.prove.cells import CELLS, chosen_cells
 from deploy.tools.prove.compare import AnswerChoice, ComparedRow, differences, first_difference, table
 from shared.core.errors import ConfigError
+from tests.support.serving import serving
 
 
 class Server(ThreadingHTTPServer):
@@ -70,12 +70,8 @@ class Handler(BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(prove_client, "HEARTBEAT_S", 0.0)
     server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(server):
+        yield server
 
 
 def test_equal_answers(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

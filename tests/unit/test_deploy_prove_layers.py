@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +19,7 @@ from shared.core.errors import ConfigError
 from shared.model.llama import LlamaModel
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
+from tests.support.serving import serving
 
 NUM_LAYERS = 3
 PROMPT, ANSWER = list(range(3, 60)), [5, 9, 4]
@@ -119,14 +119,8 @@ def test_the_command_replays_the_first_difference(
     monkeypatch.setattr(prove_client, "HEARTBEAT_S", 0.0)
     monkeypatch.setattr(command.core_plan, "apply", lambda plan: None)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Forgetful,), {"asked": set()}))
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(server):
         url = f"http://127.0.0.1:{server.server_address[1]}"
         assert cli.main(["prove", url, url, "--layers", "--model", str(folder), "--max-tokens", "3"]) == 1
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
     printed = capsys.readouterr().out
     assert "answer 0, token 2: ids [7] instead of [6]" in printed and "no layer of 3 differs" in printed

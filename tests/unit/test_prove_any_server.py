@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +20,7 @@ from deploy.tools.prove.truths import check_prefixes
 from tests.support.cluster import ROOT
 from tests.support.faulty_openai import AGAIN, CROWD, OTHERWISE, WHOLE, FaultyOpenAI, Lies
 from tests.support.patience import HANG_GUARD_S
+from tests.support.serving import serving
 
 
 @pytest.fixture(autouse=True)
@@ -31,21 +29,8 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(truth_run, "METRICS_WAIT_S", 0.0)
 
 
-@contextlib.contextmanager
-def serving(lies: Lies) -> Iterator[FaultyOpenAI]:
-    server = FaultyOpenAI(lies)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def proved(lies: Lies, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any]]:
-    with serving(lies) as server:
+    with serving(FaultyOpenAI(lies)) as server:
         code = cli.main(["prove", server.url, "--max-tokens", "6", "--json", *flags])
     report = json.loads(capsys.readouterr().out)
     report["by_name"] = {check["name"]: check for check in report["checks"]}
@@ -158,7 +143,7 @@ def test_an_ignored_temperature(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_report_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(Lies(changes=(CROWD,))) as server:
+    with serving(FaultyOpenAI(Lies(changes=(CROWD,)))) as server:
         assert cli.main(["prove", server.url, "--max-tokens", "6", "--salt", "s1"]) == 1
     printed = capsys.readouterr()
     assert "salt s1" in printed.out and "FAILED" in printed.out and "not offered: token ids" in printed.out
@@ -259,7 +244,7 @@ def test_caches_by_usage_and_by_counter(told: int | None, risen: int | None, ver
 def test_a_router_s_packages_are_enough() -> None:
     """People with another engine install only these: docs/is-your-cluster-telling-the-truth.md says so."""
     absent = "import sys; sys.modules.update(dict.fromkeys(['numpy', 'rich', 'torch', 'numba', 'xxhash', 'gguf']))"
-    with serving(Lies()) as server:
+    with serving(FaultyOpenAI(Lies())) as server:
         program = (
             f"{absent}; from deploy import cli; sys.exit(cli.main(['prove', '{server.url}', '--max-tokens', '2']))"
         )

@@ -23,6 +23,7 @@ from deploy.tools.prove.recorded import RecordedAnswer, TokenScore, ToldUsage, r
 from deploy.tools.prove.served import AnyServer
 from tests.support.faulty_openai import CROWD, FaultyHandler, FaultyOpenAI, Lies
 from tests.support.patience import HANG_GUARD_S
+from tests.support.serving import serving
 
 GREEDY = Ask("g", "greedy", "p", {"temperature": 0.0})
 
@@ -42,14 +43,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(truth_run, "METRICS_WAIT_S", 0.0)
     faulty: Any = FaultyOpenAI(Lies())
     faulty.RequestHandlerClass, faulty.odd = OddHandler, lambda path, data: data
-    thread = threading.Thread(target=faulty.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(faulty):
         yield faulty
-    finally:
-        faulty.shutdown()
-        thread.join()
-        faulty.server_close()
 
 
 def any_server(server: Any) -> AnyServer:

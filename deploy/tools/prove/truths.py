@@ -74,12 +74,17 @@ def rows_of(groups: Sequence[AskedGroup], partings: Sequence[Parting]) -> list[W
     return rows
 
 
+def first_of(wrong: Sequence[tuple[str, Ask, str]]) -> tuple[str, ...]:
+    """Return the first details of a check. `wrong`: (way, request, why)."""
+    return tuple(f"{way}: {ask.name!r}: {why}" for way, ask, why in wrong[:MOST_DETAILS])
+
+
 def check_replies(groups: Sequence[AskedGroup]) -> Check:
     asked = [one for group in groups for one in group.all()]
     failed = [(way, ask, answer) for way, ask, answer in asked if answer.error]
     if not failed:
         return Check("answers", "ok", f"all {len(asked)} requests were answered to their end")
-    details = tuple(f"{way}: {ask.name!r}: {answer.error}" for way, ask, answer in failed[:MOST_DETAILS])
+    details = first_of([(way, ask, answer.error) for way, ask, answer in failed])
     if all(answer.status == TOO_MANY for _, _, answer in failed):
         return Check("answers", "doubtful", f"{len(failed)} of {len(asked)} requests were one too many", details)
     return Check("answers", "failed", f"{len(failed)} of {len(asked)} requests failed", details)
@@ -122,7 +127,7 @@ def check_structured(groups: Sequence[AskedGroup], refused: str) -> Check:
     wrong = [(way, ask, why) for way, ask, answer in answers if (why := misfit(answer))]
     cut = sum(answer.finish == "length" for _, _, answer in answers)
     if wrong:
-        details = tuple(f"{way}: {ask.name!r}: {why}" for way, ask, why in wrong[:MOST_DETAILS])
+        details = first_of(wrong)
         return Check("structured", "failed", f"{len(wrong)} of {len(answers)} answers do not fit the schema", details)
     if cut:
         return Check(
@@ -148,7 +153,7 @@ def check_scores(groups: Sequence[AskedGroup], refused: str) -> Check:
         return Check("logprobs", "skipped", NOT_OFFERED.format(why=refused or "answers have no log-probabilities"))
     wrong = [(way, ask, why) for way, ask, answer in scored if (why := untrue_scores(ask, answer))]
     if wrong:
-        details = tuple(f"{way}: {ask.name!r}: {why}" for way, ask, why in wrong[:MOST_DETAILS])
+        details = first_of(wrong)
         text = f"{len(wrong)} of {len(scored)} answers have log-probabilities that can't be true"
         return Check("logprobs", "failed", text, details)
     other = [f"{way}: {ask.name!r}" for way, ask, answer in scored if not spells(answer)]
@@ -215,10 +220,8 @@ def check_usage(groups: Sequence[AskedGroup], max_tokens: int) -> Check:
     told = [
         (way, ask, answer, wanted)
         for group in groups
-        for answers in group.answers.items()
-        for way, ask, answer, wanted in zip(
-            [answers[0]] * len(group.asks), group.asks, answers[1], group.reference, strict=True
-        )
+        for way, answers in group.answers.items()
+        for ask, answer, wanted in zip(group.asks, answers, group.reference, strict=True)
         if answer.usage is not None
     ]
     if not told:
@@ -229,7 +232,7 @@ def check_usage(groups: Sequence[AskedGroup], max_tokens: int) -> Check:
         if (why := untrue_usage(answer, wanted, limit_of(ask, max_tokens)))
     ]
     if wrong:
-        details = tuple(f"{way}: {ask.name!r}: {why}" for way, ask, why in wrong[:MOST_DETAILS])
+        details = first_of(wrong)
         return Check("usage", "failed", f"{len(wrong)} of {len(told)} answers have a usage that is not true", details)
     counted = sum(answer.num_shown > 0 for _, _, answer, _ in told)
     text = f"in {len(told)} answers sums and prompt tokens agree; in {counted} of them the tokens could be counted too"
