@@ -55,7 +55,23 @@ def test_a_node_keeps_its_weights_in_a_file_unless_told_not_to(tmp_path: Path, c
 @needs_kernels
 def test_a_rank_with_the_whole_model_maps_it_too(tmp_path: Path, cache: Path) -> None:
     model = str(write_tiny_llama(tmp_path / "model"))
-    start = Start(1, 2, True, "", model, "float32", "auto", "auto", "auto", 0, GIB, {}, 1.0, 1.0)
+    start = Start(
+        rank=1,
+        size=2,
+        is_dp=True,
+        device="cpu",
+        store="",
+        model=model,
+        dtype="float32",
+        kv_dtype="auto",
+        weight_dtype="auto",
+        library="auto",
+        max_context=0,
+        packed_bytes=GIB,
+        adapters={},
+        load_s=1.0,
+        silence_s=1.0,
+    )
     follower.load(start, None, 1)  # type: ignore[arg-type]
     assert len(list(cache.glob("*.packed"))) == 1
 

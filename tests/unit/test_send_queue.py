@@ -47,7 +47,7 @@ class Rig:
         self.stream, self.open, self.sender = HandDriven(), dict[str, Sent](), Sender(is_inline)
         streams = SimpleNamespace(transfer=self.stream)
         engine = SimpleNamespace(streams=streams, last_done=None, heard=lambda error: None, records=StepRecords())
-        core = SimpleNamespace(engine=engine, pool=SimpleNamespace(planes=PLANES))
+        core = SimpleNamespace(engine=engine, pool=SimpleNamespace(planes=PLANES, num_parts=1))
         ctx = cast(NodeContext, SimpleNamespace(core=core))
         self.queue: SendQueue[Sent] = SendQueue(ctx, Unread(do_nothing), self.open, lambda sent: sent.key)
 
