@@ -153,7 +153,8 @@ class OpenedModel:
         return pick_kernels(config, self.dtype, device, team, asked.kernels, formats, asked.attention)
 
     def spec(self, attention: str = "") -> ModelSpec:
-        """Reads all files for their hash. `attention`: of Kernels. Nodes with different ones must not pair."""
+        """Reads all files for their hash. `attention`: the library that attends, which needs exact lengths on the host,
+        or "" for our own kernels. Nodes with different ones must not pair."""
         config, formats = self.source.config, self.options.formats
         narrow = HASH_ENDS[formats.weights] + (FIXED_END if self.options.kernels == "fixed" else "")
         narrow += f", attention of {attention}" if attention else ""

@@ -34,7 +34,7 @@ class Grants:
         self._no_room = NoRoom(queues.budget)
 
     def grant(self, req: Request, source: str) -> int | None:
-        """Reserve a row and all pages for the KV of a grant from `source`, or reserve nothing (rule a).
+        """Reserve a row and the pages that its steps will read for a grant from `source`, or nothing (rule a).
 
         Return the number of cached prefix tokens, a multiple of the page size. Return None if there is no room now.
         Tokens outside the windows of all page groups count as cached.

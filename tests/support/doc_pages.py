@@ -117,7 +117,8 @@ def cell(text: str) -> str:
 
 METRICS_HEAD = f"""# Metrics
 
-For people who watch Baton: what a router shows on `/metrics`, nodes' figures included. Made from the registries
+For people who watch Baton: what a router shows on `/metrics`, nodes' figures included.
+[Where to find what](structure.md#operation) says how to add one. Made from the registries
 (`shared/observe/metric_names.py`, `metrics.py`) by `{REWRITE}`.
 
 A label in *italics* is a name (a node, a field); the others have the values that are listed. A histogram has `_bucket`,
