@@ -45,7 +45,7 @@ def total(metrics: Metrics, name: str) -> float:
     return sum(value for (found, _), value in metrics.items() if found == name)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "mellum", "step3p7"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "exaone_moe", "glm4_moe", "mellum", "step3p7"])
 def test_answers_with_mtp_are_the_library_s(family: str, tmp_path: Path) -> None:
     own = save_with_mtp(family, tmp_path / "tiny")
     write_tokenizer(tmp_path / "tiny")

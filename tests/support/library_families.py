@@ -81,6 +81,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     "exaone4": WINDOW,
+    "exaone_moe": EXPERTS | WINDOW | {"moe_intermediate_size": 32},
     "flex_olmo": EXPERTS,
     "gemma": {},
     "gemma2": GEMMA,
@@ -102,9 +103,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "jais2": {},
     "llama": {},
+    "longcat_flash": LATENT | ROUTED | {"zero_expert_num": 2, "expert_ffn_hidden_size": 32},
     "mellum": EXPERTS
     | WINDOW
     | {"moe_intermediate_size": 32, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "mimo_v2_flash": ROUTED | WINDOW | {"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1},
     "minimax_m2": LOCAL,
     "ministral": WINDOW,
     "ministral3": {},

@@ -25,6 +25,7 @@ THIN = {"hidden_size": 32, "intermediate_size": 32}
 # The library's patterns for names hold the published number of layers.
 FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": THIN | {"num_hidden_layers": 61, "first_k_dense_replace": 60},
+    "exaone_moe": THIN,
     "glm4_moe": THIN | {"num_hidden_layers": 46, "first_k_dense_replace": 45},
     "glm4_moe_lite": THIN | {"num_hidden_layers": 47, "mlp_layer_types": ["dense"] * 46 + ["sparse"]},
     "mellum": THIN | {"num_nextn_predict_layers": 1},
@@ -37,8 +38,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 NUM_LAYERS = {"step3p7": 3}  # of MTP; the others have one
 LITTLE = 0.1  # how much a layer changes the residual stream
+# Families whose MTP layers the library can't run, and a tensor of theirs.
+REFUSED = {
+    "ernie4_5_moe": "model.mtp_linear_proj.0.weight",
+    "longcat_flash": "model.mtp.layers.0.enorm.m.weight",
+    "mimo_v2_flash": "model.mtp.layers.0.pre_mlp_layernorm.weight",
+}
+ONE_UP = ("exaone_moe", "mellum")  # their MTP layer's own tensors are beside its decoder layer's, under other names
 LAST_NORM = {"step3p7": "transformer.shared_head.norm."}
-TOLD = {"glm4_moe_lite": {"num_nextn_predict_layers": 1}}  # published fields that the library's config doesn't know
+# Published fields that the library's config doesn't know.
+TOLD = {name: {"num_nextn_predict_layers": 1} for name in ("exaone_moe", "glm4_moe_lite")}
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,8 @@ def prepare(whole: transformers.PreTrainedConfig, num_layers: int) -> None:
     """Set the fields that MtpModel reads."""
     config: Any = whole.get_text_config()
     config.num_mtp_layers = num_layers
+    if config.model_type == "exaone_moe":
+        config.mtp_layer_types, config.mtp_mlp_layer_types = ["full_attention"], ["dense"]
     if getattr(config, "mlp_layer_types", None) and not getattr(config, "mtp_mlp_layer_types", None):
         config.mtp_mlp_layer_types = ["sparse"] * num_layers
 
@@ -119,9 +130,9 @@ def published_tensors(family: str, first: int, name: str, value: torch.Tensor) -
     """Return the names and parts of one of MtpModel's tensors, as they are published. `first`: MTP layer's number."""
     if not name.startswith("layers."):  # embedding and output rows; DeepSeek-V3's folder repeats them
         own = {"embed_tokens.weight": "embed_tokens.weight", "shared_head.weight": "shared_head.head.weight"}[name]
-        return [] if family in ("mellum", "step3p7") else [(f"model.layers.{first}.{own}", value)]
+        return [] if family in (*ONE_UP, "step3p7") else [(f"model.layers.{first}.{own}", value)]
     _, number, own = name.split(".", 2)
-    if family == "mellum":
+    if family in ONE_UP:
         tops = {
             "enorm.weight": "pre_fc_norm_embedding.weight",
             "hnorm.weight": "pre_fc_norm_hidden.weight",

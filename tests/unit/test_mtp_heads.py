@@ -22,13 +22,14 @@ from shared.engine.forward_batch import ForwardBatch
 from shared.engine.verify import Drafts
 from shared.kernel.team import Team
 from shared.model.hashlm.model import HashLM
+from shared.model.library.kinds import LIBRARY_VERSION
 from shared.model.library.model import LibraryModel
 from shared.model.library.mtp_loading import load_mtp_heads
 from shared.speculation.drafters import make_drafter
 from tests.support.core_pair import CorePair, run_pair
 from tests.support.core_rig import Job, assert_whole, make_core, run_local
 from tests.support.library_families import KNOBS, PROMPTS, VOCAB, generate, load, save
-from tests.support.mtp_folders import NUM_LAYERS, MtpFolder, candidates, save_with_mtp
+from tests.support.mtp_folders import FAMILIES, NUM_LAYERS, REFUSED, MtpFolder, candidates, save_with_mtp
 
 NUM_TOKENS = 24
 LEAST_PER_VERIFY = 1.8
@@ -114,12 +115,13 @@ def said_candidates(headed: Headed, prompt: tuple[int, ...], monkeypatch: pytest
     return said
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "glm4_moe_lite", "mellum", "step3p7"])
+@pytest.mark.parametrize("family", [*FAMILIES])
 def test_drafts_are_the_library_s_candidates(family: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every prefix at which the library's generator makes candidates, one for each MTP layer."""
     headed = make(family)
     said = said_candidates(headed, PROMPTS[1], monkeypatch)
     found, stream = drafted(headed, PROMPTS[1], 1 + NUM_LAYERS.get(family, 1))
+    found.pop(len(PROMPTS[1]) + NUM_TOKENS, None)  # behind the last token nobody asks the library
     assert generate(headed.own.network, PROMPTS[1], NUM_TOKENS).tie(stream) is None
     assert found.keys() <= said.keys() and len(found) > 5
     assert found == {length: said[length] for length in found}
@@ -223,6 +225,18 @@ def test_a_folder_without_mtp_layers_is_refused(tmp_path: Path) -> None:
     assert refused(tmp_path) == sentence
     save("llama", tmp_path)  # the library knows no patterns
     assert refused(tmp_path) == sentence
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_mtp_layers_that_the_library_can_t_run(family: str, tmp_path: Path) -> None:
+    save(family, tmp_path / "target")
+    (tmp_path / "own").mkdir()
+    added = {REFUSED[family]: torch.ones(64)}
+    change_folder(tmp_path / "target", tmp_path / "own", lambda tensors: tensors.update(added))
+    assert refused(tmp_path / "own") == (
+        f"--spec mtp: {LIBRARY_VERSION} can't run the MTP layers of {tmp_path / 'own'} ({family}); "
+        "use --spec ngram, eagle or none"
+    )
 
 
 def test_models_of_our_own_programs_are_refused(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ from shared.model.quantized_folder import open_tensors
 from shared.model.tensor_files import TensorFiles
 
 PLANES = "mtp"  # beginning of the planes' names
+NOT_KNOWN = ("ernie4_5_moe", "longcat_flash", "mimo_v2_flash")  # the library lacks their MTP layers' names or shape
+ATTENTION = {"exaone_moe": "full_attention"}  # of MTP layers of families whose config.json may leave it out
+OTHERS = "use --spec ngram, eagle or none"
 OWN_ROWS = ".transformer.shared_head.output.weight"  # end of a tensor's name, of Step 3.7
 PAGE = 16
 BOUNDS = (0, 13, 14, 21)  # of the check's chunks; they cross the border of a page
@@ -82,7 +85,10 @@ def mtp_names(network: PreTrainedModel, names: frozenset[str], folder: Path) -> 
         if pattern is not None:
             found = frozenset(name for name in names if pattern.search(name))
     if not found:
-        raise ConfigError(f"--spec mtp: {folder} has no tensors of MTP layers; use --spec ngram, eagle or none")
+        raise ConfigError(f"--spec mtp: {folder} has no tensors of MTP layers; {OTHERS}")
+    family = network.config.get_text_config().model_type
+    if family in NOT_KNOWN:
+        raise ConfigError(f"--spec mtp: {LIBRARY_VERSION} can't run the MTP layers of {folder} ({family}); {OTHERS}")
     return found
 
 
@@ -91,18 +97,21 @@ def complete_config(network: PreTrainedModel, names: frozenset[str], folder: Pat
     config: Any = network.config.get_text_config()
     num_layers = getattr(config, "num_mtp_layers", None) or getattr(config, "num_nextn_predict_layers", None)
     if not isinstance(num_layers, int) or num_layers < 1:
-        raise ConfigError(f"--spec mtp: {folder} has tensors of MTP layers, but its config.json doesn't say how many")
+        raise ConfigError(
+            f"--spec mtp: {folder} has tensors of MTP layers, but its config.json doesn't say how many; {OTHERS}"
+        )
     config.num_mtp_layers = num_layers
     if getattr(config, "mlp_layer_types", None) and not getattr(config, "mtp_mlp_layer_types", None):
         kind = "sparse" if any(".experts." in name for name in names) else "dense"
         config.mtp_mlp_layer_types = [kind] * num_layers
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds and not getattr(config, "mtp_layer_types", None):
-        if len(kinds) > 1:
+        told = ATTENTION.get(config.model_type)
+        if told is None and len(kinds) > 1:
             raise ConfigError(
-                f"--spec mtp: {LIBRARY_VERSION} doesn't know which attention the MTP layers of {folder} have"
+                f"--spec mtp: {LIBRARY_VERSION} doesn't know which attention the MTP layers of {folder} have; {OTHERS}"
             )
-        config.mtp_layer_types = [*kinds] * num_layers
+        config.mtp_layer_types = [told or kinds.pop()] * num_layers
     return num_layers
 
 
@@ -126,7 +135,7 @@ def read_layers(
         named = ", ".join(sorted(unread)[:4])
         raise ConfigError(
             f"--spec mtp: {LIBRARY_VERSION} doesn't find all of {files.path}'s MTP layers, in the config's sizes: "
-            f"{named}"
+            f"{named}; {OTHERS}"
         )
     network.tie_with_main_model(target)
     keep_latents(network)
