@@ -179,6 +179,20 @@ def test_tokens_around_thoughts_may_be_hidden() -> None:
     assert part("w", GREEDY, stream, other, 0.25) is not None
 
 
+def test_tokens_inside_a_character_may_be_hidden() -> None:
+    """llama.cpp's server shows a character with the token that completes it, and the others not at all."""
+
+    def untrue(text: str, finish: str, completion: int) -> str:
+        told = ToldUsage(3, completion, 3 + completion)
+        one = RecordedAnswer(text, "", (), (TokenScore(text, -0.1),), finish, told)
+        return truths.untrue_usage(one, one, completion)
+
+    assert not untrue("\u20ac", "stop", 4)  # three bytes, and the token that ends the answer
+    assert "5, but 1 tokens were shown" in untrue("\u20ac", "stop", 5)
+    assert not untrue("a", "length", 4)  # cut off inside a character of four bytes
+    assert "5, but 1 tokens were shown" in untrue("a", "length", 5)
+
+
 def test_a_near_tie_is_one_for_both_streams() -> None:
     def one_token(token: str, a: float, b: float) -> RecordedAnswer:
         top = {"a": a, "b": b}
