@@ -222,6 +222,8 @@ def kept_answers_are_the_first_ones(run: Run) -> str:
     is_same, is_said = first.text == second.text, "idempotent-replayed" in second.headers
     if not is_same and not is_said:
         raise NotOffered("a repeated request is computed again")
+    if not is_said and run.asker.ask(body, {}).text == first.text:
+        raise NotOffered("a request has the same answer without the header")
     if not is_same or not is_said:
         raise Failed("the same answer without idempotent-replayed" if is_same else "another answer, as a kept one")
     return ""

@@ -219,9 +219,9 @@ def test_engines_are_told_by_their_metrics() -> None:
     page = parse_page('dynamo_x 1\nvllm:y{engine="0"} 2\n')
     assert engine_of(page, "owner") == "vLLM with Dynamo" and engine_of(None, "owner") == "owner"
     assert engine_of(parse_page("baton_x 1\nvllm:y 1\n"), "baton") == "Baton"
-    computed = [parse_page(f"llamacpp:prompt_tokens_total {n}\n") for n in (10, 40)]
-    ((name, by),) = moved_cached(*computed, 100)
-    assert by == 70 and "less llamacpp:prompt_tokens_total" in name
+    pages = [parse_page(f"llamacpp:prompt_tokens_cached_total {n}\n") for n in (10, 40)]
+    assert engine_of(pages[0], "") == "llama.cpp"
+    assert moved_cached(*pages) == [Moved("llamacpp:prompt_tokens_cached_total", 30)]
 
 
 @pytest.mark.parametrize(

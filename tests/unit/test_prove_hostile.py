@@ -179,6 +179,20 @@ def test_tokens_around_thoughts_may_be_hidden() -> None:
     assert part("w", GREEDY, stream, other, 0.25) is not None
 
 
+def test_tokens_inside_a_character_may_be_hidden() -> None:
+    """llama.cpp's server shows a character with the token that completes it, and the others not at all."""
+
+    def untrue(text: str, finish: str, completion: int) -> str:
+        told = ToldUsage(3, completion, 3 + completion)
+        one = RecordedAnswer(text, "", (), (TokenScore(text, -0.1),), finish, told)
+        return truths.untrue_usage(one, one, completion)
+
+    assert not untrue("\u20ac", "stop", 4)  # three bytes, and the token that ends the answer
+    assert "5, but 1 tokens were shown" in untrue("\u20ac", "stop", 5)
+    assert not untrue("a", "length", 4)  # cut off inside a character of four bytes
+    assert "5, but 1 tokens were shown" in untrue("a", "length", 5)
+
+
 def test_a_near_tie_is_one_for_both_streams() -> None:
     def one_token(token: str, a: float, b: float) -> RecordedAnswer:
         top = {"a": a, "b": b}
@@ -189,9 +203,9 @@ def test_a_near_tie_is_one_for_both_streams() -> None:
         assert found is not None and found.below is below
 
 
-def test_what_counters_of_prompts_can_tell() -> None:
+def test_a_page_without_a_counter_tells_nothing() -> None:
     before, after = (parse_page(f"llamacpp:prompt_tokens_total {n}\n") for n in (10, 40))
-    assert moved_cached(before, after, None) == []
+    assert moved_cached(before, after) == []
     assert truths.check_prefixes(8, [Moved("c", 0.0)]).verdict == "failed"
     assert truths.check_prefixes(8, [Moved("c", -9.0)]).verdict == "doubtful"  # another replica's page
 
@@ -201,11 +215,3 @@ def test_a_limit_on_rates_is_no_failure() -> None:
     assert truths.check_replies([group]).verdict == "doubtful"
     both = {"alone": [RecordedAnswer(error="429", status=429)], "again": [RecordedAnswer(error="x", status=500)]}
     assert truths.check_replies([truths.AskedGroup([GREEDY], both)]).verdict == "failed"
-
-
-def test_prompt_tokens_are_known_if_all_answers_tell_them(server: Any) -> None:
-    asked = with_scores(server)
-    asked.perform([GREEDY], Way("alone", streamed=False), lambda: None)
-    assert asked.prompt_tokens == 1
-    asked.perform([GREEDY], Way("alone"), lambda: None)  # without stream_options
-    assert asked.prompt_tokens is None

@@ -107,6 +107,20 @@ def test_a_server_without_ids_offers_nothing() -> None:
         assert main(urls) == 3
 
 
+def test_a_cache_of_answers_promises_nothing() -> None:
+    """It gives the same bytes without an Idempotency-Key, too."""
+    kept = b'{"id": "chatcmpl-7", "choices": []}'
+
+    class Cached(Reference):
+        def whole(self, path: str, raw: bytes, headers: dict[str, str]) -> tuple[bytes, str]:
+            return kept, ""
+
+    with serving(Cached()) as urls:
+        found = results(urls)
+    assert found["kept answers are the first ones"] == found["kept keys have one body"] == "not offered"
+    assert "fail" not in found.values()
+
+
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [(broken.LimitsAnswers, "broken streams continue"), (broken.WritesNoJson, "rest is exact")],

@@ -6,6 +6,7 @@ Sources of the names: vLLM's `vllm/v1/metrics/loggers.py` and its NIXL connector
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,15 +15,11 @@ from deploy.metrics_page import Page
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """An engine's counters. Those in `proved` were seen to move on a real server; the other names come from its source.
-
-    `computed`: counts the prompt tokens that were not cached, where cached ones aren't counted.
-    """
+    """An engine's counters. Those in `proved` were seen to move on a real server; other names come from its source."""
 
     engine: str
     prefix: str  # of all its metrics
     cached: str = ""
-    computed: str = ""
     handed_over: str = ""
     proved: frozenset[str] = frozenset()
 
@@ -31,6 +28,7 @@ class EngineCounters:
 
 
 VLLM_CACHED = "vllm:prefix_cache_hits_total"
+LLAMA_CACHED = "llamacpp:prompt_tokens_cached_total"
 BATON_COUNTERS = ("baton_cached_prompt_tokens_total", "baton_handoffs_total")
 ENGINES = (
     EngineCounters(
@@ -54,7 +52,7 @@ ENGINES = (
         handed_over="sglang:kv_transfer_latency_ms_count",
     ),
     EngineCounters("Dynamo", "dynamo_", cached="dynamo_frontend_cached_tokens_sum"),
-    EngineCounters("llama.cpp", "llamacpp:", computed="llamacpp:prompt_tokens_total"),
+    EngineCounters("llama.cpp", "llamacpp:", cached=LLAMA_CACHED, proved=frozenset({LLAMA_CACHED})),
 )
 
 
@@ -78,26 +76,20 @@ def has_counter(page: Page, name: str) -> bool:
     return bool(name) and any(sample.name == name for sample in page.samples)
 
 
-def moved_cached(before: Page | None, after: Page | None, prompt_tokens: int | None) -> list[Moved]:
-    """Return how many prompt tokens came from caches, by each counter. `prompt_tokens`: of all requests between, if
-    known."""
-    found = list[Moved]()
-    if before is None or after is None:
-        return found
-    for one in ENGINES:
-        if has_counter(after, one.cached):
-            found.append(Moved(one.mark(one.cached), after.total(one.cached) - before.total(one.cached)))
-        if prompt_tokens is not None and has_counter(after, one.computed):
-            computed = after.total(one.computed) - before.total(one.computed)
-            found.append(Moved(f"prompt tokens less {one.mark(one.computed)}", prompt_tokens - computed))
-    return found
+def moved_cached(before: Page | None, after: Page | None) -> list[Moved]:
+    """Return how many prompt tokens came from caches, by each counter."""
+    return moved(before, after, lambda engine: engine.cached)
 
 
 def moved_handed_over(before: Page | None, after: Page | None) -> list[Moved]:
+    return moved(before, after, lambda engine: engine.handed_over)
+
+
+def moved(before: Page | None, after: Page | None, name_in: Callable[[EngineCounters], str]) -> list[Moved]:
     if before is None or after is None:
         return []
     return [
-        Moved(one.mark(one.handed_over), after.total(one.handed_over) - before.total(one.handed_over))
+        Moved(one.mark(name), after.total(name) - before.total(name))
         for one in ENGINES
-        if has_counter(after, one.handed_over)
+        if has_counter(after, name := name_in(one))
     ]

@@ -43,12 +43,9 @@ class Offers:
 
 
 class AnyServer:
-    """`prompt_tokens`: of all answered requests so far, by usage; None if an answer did not tell it."""
-
     def __init__(self, http: RouterHttp, model: str, max_tokens: int) -> None:
         self._http, self._model, self._max_tokens = http, model, max_tokens
         self._lock = threading.Lock()
-        self.prompt_tokens: int | None = 0
         self._num_lost = 0
         self.offers = Offers(True)
 
@@ -117,11 +114,6 @@ class AnyServer:
         body: dict[str, Any] = {"model": self._model, **prompt, "max_tokens": limit, **ask.fields, **offers.extra}
         body |= {"stream": True, **offers.streamed} if streams else {}
         answer = self._post_body(PATHS[offers.is_chat], body, streams=streams)
-        with self._lock:
-            if answer.usage is not None and self.prompt_tokens is not None:
-                self.prompt_tokens += answer.usage.prompt
-            elif not answer.error:
-                self.prompt_tokens = None
         return replace(answer, error=printable(answer.error))
 
     def _post_body(self, path: str, body: dict[str, Any], *, streams: bool) -> RecordedAnswer:

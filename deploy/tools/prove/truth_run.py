@@ -44,7 +44,7 @@ class ProvedServer:
 def prove_server(proved: ProvedServer, asked: AnyServer, dtype: str, max_tokens: int, salt: str) -> TruthReport:
     salt = salt or secrets.token_hex(3)
     begun = datetime.now(UTC).isoformat(timespec="seconds")
-    before = read_pages(proved.pages)  # `prompt_tokens` also counts what finds the offers
+    before = read_pages(proved.pages)
     asked.find_offers()
     refused = dict(asked.offers.refused)
     groups = run_ways(asked, salt, refused)
@@ -52,7 +52,7 @@ def prove_server(proved: ProvedServer, asked: AnyServer, dtype: str, max_tokens:
     if before is not None:
         time.sleep(METRICS_WAIT_S)
         after = read_pages(proved.pages)
-        cached = moved_cached(before, after, asked.prompt_tokens)
+        cached = moved_cached(before, after)
         handed_over = moved_handed_over(before, after)
     else:
         refused["metrics"] = "no page at " + ", ".join(f"{page.url}/metrics" for page in proved.pages)

@@ -18,6 +18,7 @@ TOO_MANY = 429
 ROUNDED = 1e-4  # servers print log-probabilities with a few digits
 SUM_SLACK = 1e-3
 NOT_OFFERED = "not offered: {why}"
+UNFINISHED = 3  # tokens of a character that max_tokens cuts off
 BROKEN = "\ufffd"  # stands for bytes that are not a whole character, as "" does: several tokens may have such a text
 
 
@@ -248,8 +249,9 @@ def untrue_usage(answer: RecordedAnswer, wanted: RecordedAnswer, limit: int) -> 
         return f"{usage.cached} of {usage.prompt} prompt tokens came from a cache"
     if wanted.usage is not None and usage.prompt != wanted.usage.prompt:
         return f"{usage.prompt} prompt tokens, and {wanted.usage.prompt} for the same prompt before"
-    hidden = 1 if answer.finish == "stop" else 0  # the token that ends an answer has no text
-    most = usage.completion if answer.thoughts else answer.num_shown + hidden  # nor have those around thoughts
+    hidden = 1 if answer.finish == "stop" else UNFINISHED * (usage.completion == limit)  # an end has no text
+    hidden += len(answer.text.encode(errors="replace")) - len(answer.text)  # llama.cpp hides parts of characters
+    most = usage.completion if answer.thoughts else answer.num_shown + hidden  # others hide those around thoughts
     if answer.num_shown and not answer.num_shown <= usage.completion <= most:
         return f"completion_tokens is {usage.completion}, but {answer.num_shown} tokens were shown"
     if answer.finish == "length" and usage.completion != limit:
