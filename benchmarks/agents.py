@@ -36,8 +36,8 @@ def turn_row(row: TurnFigures) -> dict[str, Any]:
 
 
 def measure(code: str, policy: str, pulls: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    flags = ["--model", "hashlm", "--policy", policy, "--prefill", str(args.nodes), "--pull-prefixes", pulls]
-    flags += ["--kv-bytes", args.kv_bytes]
+    flags = ["--model", "hashlm", "--tool-format", "hermes", "--policy", policy, "--prefill", str(args.nodes)]
+    flags += ["--pull-prefixes", pulls, "--kv-bytes", args.kv_bytes]
     load = ["--agents", str(args.agents), "--duration", str(args.seconds), "--seed", str(seed), *AGENTS]
     with baton_up(*flags, code=Path(code).resolve()) as port:
         while not is_ready(HOST, port, args.nodes + 1):

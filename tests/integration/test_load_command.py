@@ -156,22 +156,41 @@ AGENT = ["--agents", "1", "--turns", "6", "--think", "0.001-0.01", "--fan-out", 
 AGENT += ["--prompt-tokens", "5", "--prefix-tokens", "40", "--prefix-groups", "1", "--requests", "48"]
 
 
-def test_an_agent_returns_with_what_the_server_said(capsys, tmp_path):
-    status, marks, text, mock = run(capsys, Behaviour(caches=True), *AGENT, "--out", str(tmp_path))
-    assert (status, marks["answers"]) == (0, "ok") and "3 sessions, 18 turns" in text
-    messages = mock.seen[15]["messages"]
-    assert [message["role"] for message in messages] == ["system", *("user", "assistant") * 5, "user"]
+def test_an_agent_returns_with_the_result_of_its_call(capsys, tmp_path):
+    status, marks, text, mock = run(capsys, Behaviour(caches=True, call_words=6), *AGENT, "--out", str(tmp_path))
+    assert (status, marks["answers"]) == (0, "ok") and "3 sessions, 18 turns, 15 calls of tools" in text
+    own = max(mock.seen[13:16], key=lambda body: len(body["messages"][-1]["content"]))
+    messages = own["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", *("assistant", "tool") * 5]
     task = "\n".join(message["content"] for message in messages[:2])
-    assert messages[2]["content"] == "".join(f" w{token_of(task, i)}" for i in range(8))
-    assert len(messages[4]["content"].split()) == 3 * 8
+    (call,) = messages[2]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["command"] == " ".join(f"w{token_of(task, i)}" for i in range(6))
+    assert messages[3]["tool_call_id"] == call["id"]
+    assert [len(message["content"].split()) for message in messages[3::2]] == [5, *[2 * 8 + 5] * 4]
+    (tool,) = own["tools"]
+    assert tool["function"]["name"] == call["function"]["name"]
+    assert sorted(body["tool_choice"] for body in mock.seen[:4]) == ["auto", "auto", "required", "required"]
+    assert own["tool_choice"] == "auto" and not any(body["ignore_eos"] for body in mock.seen)
+
+
+@pytest.mark.parametrize(
+    "without", [["--api", "completions"], ["--extra-body", '{"tools": null}']], ids=["api", "body"]
+)
+def test_an_agent_goes_on_without_calls_where_there_are_none(capsys, without):
+    status, marks, text, mock = run(capsys, Behaviour(call_words=6), *AGENT, *without)
+    assert (status, marks["answers"]) == (0, "ok") and "3 sessions, 18 turns; " in text
+    assert not any({"tools", "tool_choice", "parallel_tool_calls"} & set(body) for body in mock.seen)
+    assert {body["max_tokens"] for body in mock.seen} == {8}
+    if "messages" in mock.seen[13]:
+        roles = [message["role"] for message in mock.seen[13]["messages"]]
+        assert roles == ["system", *("user", "assistant") * 5, "user"]
 
 
 def test_the_report_shows_which_words_were_new(capsys, tmp_path):
-    """A later turn's own words, and in the history all answers and the words that were not sent last. The words of the
-    first text sent at once are known with this history."""
-    run(capsys, Behaviour(caches=True), *AGENT, "--out", str(tmp_path))
+    """A later turn's own words, and of the history its last call, and what others said beside it."""
+    run(capsys, Behaviour(caches=True, call_words=6), *AGENT, "--out", str(tmp_path))
     report = json.loads((tmp_path / "report.json").read_text())
-    new = 40 + 3 * (5 + (8 + 3 * 5) + 4 * (2 * 5 + 3 * 8 + 3 * 5))
+    new = 40 + 3 * (5 + (6 + 3 * 5) + 4 * (6 + 2 * 8 + 3 * 5))
     talks, rows = report["summary"]["talks"], report["rows"]
     assert sum(row["prompt_tokens"] - row["cached_tokens"] for row in rows) == new
     assert talks["computed"]["value"] == pytest.approx(new / sum(row["prompt_tokens"] for row in rows))

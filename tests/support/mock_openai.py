@@ -29,6 +29,7 @@ from tests.support.patience import HANG_GUARD_S
 PAGES = 64
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 MODEL = "mock"
+CALL_HEAD, CALL_TAIL = '{"command":"', '"}'
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Behaviour:
     metrics_until: int | None = None  # from this request on nobody answers at /metrics
     closes: bool = False  # every connection after its answer
     caches: bool = False  # usage tells how many first words an earlier prompt had too
+    call_words: int = 0  # length of the call of a tool that a request must get
 
 
 def token_of(prompt: str, position: int) -> int:
@@ -166,7 +168,11 @@ class Peer(asyncio.Protocol):
 
 
 def prompt_text(body, is_chat):
-    return "\n".join(message["content"] for message in body["messages"]) if is_chat else body["prompt"]
+    return "\n".join(map(text_of, body["messages"])) if is_chat else body["prompt"]
+
+
+def text_of(message):
+    return message["content"] or message["tool_calls"][0]["function"]["arguments"]
 
 
 def whole(mock, number, body, is_chat):
@@ -195,7 +201,8 @@ class Answer:
         self.behaviour, self.metrics = peer.mock.behaviour, peer.mock.metrics
         self.prompt = prompt_text(body, is_chat)
         self.repetition = peer.mock.note(self.prompt)
-        self.num_tokens = body["max_tokens"]
+        self.is_call = bool(self.behaviour.call_words) and body.get("tool_choice") == "required"
+        self.num_tokens = self.behaviour.call_words if self.is_call else body["max_tokens"]
         self.num_cached = peer.mock.num_cached(self.prompt.split()) if self.behaviour.caches else 0
         kind = "chat.completion.chunk" if is_chat else "text_completion"
         self.head = {"id": f"x-{number}", "object": kind, "created": 1, "model": MODEL}
@@ -241,8 +248,13 @@ class Answer:
         self.observe(count)
         self.position += count
         text = "".join(f" w{token}" for token in ids)
-        choice = {"index": 0, "finish_reason": "length" if self.position >= self.num_tokens else None}
-        choice |= {"delta": {"content": text}} if self.is_chat else {"text": text}
+        is_last = self.position >= self.num_tokens
+        choice = {"index": 0, "finish_reason": ("tool_calls" if self.is_call else "length") if is_last else None}
+        if self.is_call:
+            arguments = (text if self.position > count else CALL_HEAD + text[1:]) + CALL_TAIL * is_last
+            choice |= {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}}
+        else:
+            choice |= {"delta": {"content": text}} if self.is_chat else {"text": text}
         if self.shows_ids:
             choice["token_ids"] = ids
         self.event([choice])

@@ -136,3 +136,23 @@ def test_that_share_of_clients_hangs_up(share):
     left = [record for record in records if record.hung_up]
     assert len(left) / 400 == pytest.approx(share, abs=0.07)
     assert {len(record.at) for record in left} == (set(range(8)) if left else set())
+
+
+def test_an_agent_brings_its_tools_results_and_what_others_said():
+    turns = (Turn("task", 2), Turn("a", 2, 0.0, ("b", "c")), Turn("d", 2), Turn("e", 2))
+    driver = Driver(iter([Session(turns, has_tools=True)]), None, 1, Limits())
+    asked = []
+    while not driver.is_done:
+        due = driver.take_requests(0.0)
+        asked += due
+        for one in due:
+            is_call = one.tool_choice == "required" and one.turn != 2
+            driver.ended(one.number, f"{one.number}", 0.0, may_go_on=True, is_call=is_call)
+    assert [(one.turn, one.tool_choice) for one in asked] == [
+        (0, "required"), (1, "required"), (1, "auto"), (1, "auto"), (2, "required"), (3, "auto"),
+    ]  # fmt: skip
+    history = (("user", "task"), ("call", "0"))
+    assert [one.messages for one in asked[1:4]] == [(*history, ("tool", text)) for text in "abc"]
+    together = (*history, ("tool", "a"), ("call", "1"), ("tool", "2 3 d"))
+    assert asked[4].messages == together
+    assert asked[5].messages == (*together, ("assistant", "4"), ("user", "e")), "an answer without the call goes on too"

@@ -223,3 +223,22 @@ def test_the_header_stands_before_the_body():
         with_header(message, b"Last-Event-ID", "T/1")
         == b"POST /x HTTP/1.1\r\nHost: h\r\nLast-Event-ID: T/1\r\n\r\n{}\r\n\r\n"
     )
+
+
+def called(reason, *arguments, thought="hm"):
+    deltas = [{"reasoning": thought}, {"tool_calls": [{"index": 0, "id": "x", "function": {"name": "run"}}]}]
+    deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]} for text in arguments]
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": reason})
+    return fed(chunked(*(json.dumps({"choices": [choice]}).encode() for choice in choices))).record
+
+
+def test_the_arguments_of_a_call_are_an_answer():
+    record = called("tool_calls", '{"command":', '"ls"}')
+    assert record.is_whole and record.is_call and record.text == '{"command":"ls"}'
+    assert list(record.counts) == [1, 1, 1], "the thought, and the arguments"
+
+
+def test_part_of_a_call_is_none():
+    record = called("length", '{"command":')
+    assert record.is_whole and not record.is_call and record.text == "hm"

@@ -11,7 +11,7 @@ from deploy.router_url import parse_url
 from deploy.tools.traffic import drills
 from deploy.tools.traffic.drills import Planned, ready_nodes, take_away
 from deploy.tools.traffic.golden_run import ask, margin, margins_of
-from deploy.tools.traffic.request_builder import RequestBuilder
+from deploy.tools.traffic.request_builder import CALL_TOKENS, RequestBuilder
 from deploy.tools.traffic.target import Target, look_at, resolve
 from deploy.tools.traffic.workload import Session, Turn
 from shared.core.errors import ConfigError
@@ -85,6 +85,24 @@ def test_extra_fields_go_over_all_else_and_null_takes_away():
     )
     body = body_of(builder, {"stream": None})
     assert (body["max_tokens"], body["k"]) == (3, 1) and not {"stream", "stream_options"} & set(body)
+
+
+CALLED = (("user", "Why?"), ("call", '{"command":"ls"}'), ("tool", "a b"))
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_request_with_tools(is_ours):
+    builder = RequestBuilder(Target(parse_url("http://h:1"), "m", is_ours))
+    body = json.loads(builder.message(CALLED, 8, "required").partition(b"\r\n\r\n")[2])
+    asked, called, result = body["messages"]
+    (call,) = called["tool_calls"]
+    assert asked == {"role": "user", "content": "Why?"} and (called["role"], called["content"]) == ("assistant", None)
+    assert result == {"role": "tool", "content": "a b", "tool_call_id": call["id"]}
+    assert call["function"] == {"name": body["tools"][0]["function"]["name"], "arguments": CALLED[1][1]}
+    assert (body["tool_choice"], body["max_tokens"]) == ("required", CALL_TOKENS)
+    assert body.get("ignore_eos") is (False if is_ours else None)
+    free = json.loads(builder.message(CALLED, 8, "auto").partition(b"\r\n\r\n")[2])
+    assert (free["tool_choice"], free["max_tokens"], free["tools"]) == ("auto", 8, body["tools"])
 
 
 def test_a_request_as_bytes():

@@ -10,13 +10,18 @@ from dataclasses import dataclass, field
 
 from deploy.tools.traffic.workload import Session
 
-Messages = tuple[tuple[str, str], ...]
+Message = tuple[str, str]  # role, text; the text of a CALL is its arguments
+Messages = tuple[Message, ...]
+CALL = "call"
 PAUSE_S = 0.1  # a user's pause after a failure, so that refusals cause no tight loop
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """`hang_up_after`: the client leaves after this number of chunks with tokens; None if it stays."""
+    """`hang_up_after`: the client leaves after this number of chunks with tokens; None if it stays.
+
+    `tool_choice`: "" if no tool is declared.
+    """
 
     number: int
     session: int
@@ -26,6 +31,7 @@ class LoadRequest:
     max_tokens: int
     probe: int | None
     hang_up_after: int | None
+    tool_choice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +54,32 @@ class HangUps:
 
 @dataclass(slots=True)
 class Talk:
-    """A session under way. `answers`: those of this turn so far, by the number of the request."""
+    """A session under way.
+
+    `answers`: those of this turn so far, by the number of the request. `findings`: answers that an agent with tools got
+    beside its own, and brings with its next text.
+    """
 
     number: int
     session: Session
     messages: Messages
     turn: int = 0
-    answers: dict[int, str] = field(default_factory=dict)
+    answers: dict[int, Message] = field(default_factory=dict)
+    findings: tuple[str, ...] = ()
     num_open: int = 0
     has_failed: bool = False
+
+    def message(self, index: int) -> Message:
+        """Return what request `index` of this turn adds to the history."""
+        text = self.session.turns[self.turn].texts[index]
+        role = "tool" if self.messages and self.messages[-1][0] == CALL else "user"
+        return role, text if index else " ".join((*self.findings, text))
+
+    def tool_choice(self, index: int) -> str:
+        """An agent goes on after a call of its own, and an answer without one is its last."""
+        if not self.session.has_tools:
+            return ""
+        return "auto" if index or self.turn + 1 == len(self.session.turns) else "required"
 
 
 @dataclass(order=True, slots=True)
@@ -111,11 +134,13 @@ class Driver:
                 self._waiting.clear()
         return due
 
-    def ended(self, number: int, answer: str, now: float, *, may_go_on: bool) -> None:
+    def ended(self, number: int, answer: str, now: float, *, may_go_on: bool, is_call: bool = False) -> None:
         """Record a request's end. Its turn ends with the last of its requests. The session ends too if `may_go_on` is
-        false for one of them: the request failed, or its client left."""
+        false for one of them: the request failed, or its client left.
+
+        `is_call`: `answer` is the arguments of the tool's call."""
         talk = self._open.pop(number)
-        talk.answers[number] = answer
+        talk.answers[number] = (CALL if is_call else "assistant", answer)
         talk.has_failed |= not may_go_on
         talk.num_open -= 1
         if not talk.num_open:
@@ -123,9 +148,14 @@ class Driver:
 
     def _turn_ended(self, talk: Talk, now: float) -> None:
         """Add the turn to the history: as two messages, because many chat templates want the roles to alternate."""
-        asked = talk.session.turns[talk.turn].texts
-        answers = (answer for _, answer in sorted(talk.answers.items()))
-        talk.messages += (("user", " ".join(asked)), ("assistant", " ".join(answers)))
+        own, *others = (answer for _, answer in sorted(talk.answers.items()))
+        if talk.session.has_tools:
+            talk.messages += (talk.message(0), own)
+            talk.findings = tuple(text for _, text in others)
+        else:
+            asked = talk.session.turns[talk.turn].texts
+            answers = (text for _, text in (own, *others))
+            talk.messages += (("user", " ".join(asked)), ("assistant", " ".join(answers)))
         talk.answers, talk.turn = {}, talk.turn + 1
         if not talk.has_failed and talk.turn < len(talk.session.turns):
             self._wait(now + talk.session.turns[talk.turn].think_s, talk)
@@ -151,14 +181,15 @@ class Driver:
         most = self._limits.num_requests
         room = None if most is None else most - self._num_requests
         texts = waiting.talk.session.turns[waiting.talk.turn].texts[:room]
-        return [self._request(waiting.talk, waiting.due, text) for text in texts]
+        return [self._request(waiting.talk, waiting.due, index) for index in range(len(texts))]
 
-    def _request(self, talk: Talk, due: float, text: str) -> LoadRequest:
+    def _request(self, talk: Talk, due: float, index: int) -> LoadRequest:
         number, probe = self._num_requests, talk.session.probe
         self._num_requests += 1
         self._open[number] = talk
         talk.num_open += 1
         max_tokens = talk.session.turns[talk.turn].max_tokens
         leaves = self._hang_ups.draw(number, max_tokens) if self._hang_ups and probe is None else None
-        messages = (*talk.messages, ("user", text))
-        return LoadRequest(number, talk.number, talk.turn, due, messages, max_tokens, probe, leaves)
+        messages = (*talk.messages, talk.message(index))
+        choice = talk.tool_choice(index)
+        return LoadRequest(number, talk.number, talk.turn, due, messages, max_tokens, probe, leaves, choice)

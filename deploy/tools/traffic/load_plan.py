@@ -170,6 +170,7 @@ def source_of(args: argparse.Namespace) -> Synthetic | FromFile | Trace:
         args.prefix_groups,
         # Parsed, the 1 would draw random numbers too, and a seed's plain load would differ from earlier versions'.
         ONE if args.fan_out == ONE.text else parse_lengths("--fan-out", args.fan_out),
+        has_tools=args.agents is not None,
     )
 
 

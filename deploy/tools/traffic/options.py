@@ -31,11 +31,13 @@ Exit status: 0 all checks passed, 1 a check failed, 2 a flag or the server is in
 """
 EPILOG = """\
 agents
-  Each of the N agents sends a system prompt and a task, gets an answer, "calls a tool" for 0.5 to 30 s, and returns
-  with its whole history (with the server's answers) and a tool's result, made up by --seed. In one of nine turns it
-  asks four others at once: four requests with one history; it goes on when all have answered. All N begin together,
-  and one that is done is replaced. Fit this to your agents with --turns, --think, --prompt-tokens (of a task or a
-  tool's result), --output-tokens, --prefix-tokens and --fan-out.
+  Each of the N agents declares a tool, sends a system prompt and a task, and must call the tool (tool_choice
+  "required"). It returns after 0.5 to 30 s with its whole history (with the server's answers) and the tool's result,
+  made up by --seed. In its last turn it may answer without a call. In one of nine turns it sends four requests with one
+  history at once, and goes on with the first one's call when all are answered. All N begin together, and one that is
+  done is replaced. Fit this to your agents with --turns, --think, --prompt-tokens (of a task or a tool's result),
+  --output-tokens (of answers without a call), --prefix-tokens and --fan-out. For a server without tools:
+  --api completions, or --extra-body '{"tools": null}'.
 
   The report shows TTFT by turn, and the share of prompt tokens that the server computed because no cache had them.
   To see what a policy or version gains, run the same command against both, with --out A and --out B, then

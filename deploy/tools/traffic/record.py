@@ -42,6 +42,7 @@ class RequestRecord:
     reported_tokens: int = 0
     ids: list[int] = field(default_factory=list)  # the answer's token ids; empty if the server shows none
     pieces: list[str] = field(default_factory=list)
+    arguments: str = ""  # of the call of a tool
 
     def token(self, at: float, late: float, count: int) -> None:
         self.at.append(at)
@@ -49,8 +50,12 @@ class RequestRecord:
         self.counts.append(count)
 
     @property
+    def is_call(self) -> bool:
+        return self.finish_reason == "tool_calls" and bool(self.arguments)
+
+    @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        return self.arguments if self.is_call else "".join(self.pieces)
 
     @property
     def is_whole(self) -> bool:

@@ -8,11 +8,26 @@ from typing import Any
 
 import msgspec
 
-from deploy.tools.traffic.driver import Messages
+from deploy.tools.traffic.driver import CALL, Message, Messages
 from deploy.tools.traffic.target import Target
 from shared.core.sampling_params import NEUTRAL
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+TOOL_NAME, CALL_ID = "run", "toolcall1"  # Mistral's templates want ids of nine letters and digits
+TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": TOOL_NAME,
+        "description": "Run a command, and return what it prints.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "pattern": "^[a-z ]{20,60}$"}},
+            "required": ["command"],
+            "additionalProperties": False,
+        },
+    },
+}
+CALL_TOKENS = 256  # more than a call takes, because part of a call is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +46,8 @@ class RequestBuilder:
     def path(self) -> str:
         return PATHS[self.api]
 
-    def message(self, messages: Messages, max_tokens: int) -> bytes:
-        data = self.body(messages, max_tokens)
+    def message(self, messages: Messages, max_tokens: int, tool_choice: str = "") -> bytes:
+        data = self.body(messages, max_tokens, self._tools(max_tokens, tool_choice))
         url = self.target.url
         head = [
             f"POST {url.prefix}{self.path} HTTP/1.1",
@@ -59,9 +74,25 @@ class RequestBuilder:
             "stream_options": {"include_usage": True},
         }
         if self.api == "chat":
-            body["messages"] = [{"role": role, "content": text} for role, text in messages]
+            body["messages"] = list(map(self._chat_message, messages))
         else:
             body["prompt"] = "\n".join(text for _, text in messages)
         if self.target.is_ours:
             body = asdict(NEUTRAL) | body | {"ignore_eos": True, "return_token_ids": True}
         return body
+
+    def _tools(self, max_tokens: int, tool_choice: str) -> dict[str, Any]:
+        """Where calls may come, Baton takes no `ignore_eos`: the call's grammar says where the answer ends."""
+        if not tool_choice or self.api != "chat" or self.extra.get("tools", TOOL) is None:
+            return {}
+        tools = {"tools": [TOOL], "tool_choice": tool_choice, "parallel_tool_calls": False}
+        limit = {"max_tokens": max(max_tokens, CALL_TOKENS)} if tool_choice == "required" else {}
+        return tools | limit | ({"ignore_eos": False} if self.target.is_ours else {})
+
+    @staticmethod
+    def _chat_message(message: Message) -> dict[str, Any]:
+        role, text = message
+        if role == CALL:
+            call = {"id": CALL_ID, "type": "function", "function": {"name": TOOL_NAME, "arguments": text}}
+            return {"role": "assistant", "content": None, "tool_calls": [call]}
+        return {"role": role, "content": text} | ({"tool_call_id": CALL_ID} if role == "tool" else {})

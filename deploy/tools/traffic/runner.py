@@ -104,10 +104,10 @@ class LoadRunner:
             self._changed.set()
 
     async def _perform(self, request: LoadRequest, record: RequestRecord) -> None:
-        message = self._builder.message(request.messages, request.max_tokens)
+        message = self._builder.message(request.messages, request.max_tokens, request.tool_choice)
         await self._client.perform(Exchange(record, request.hang_up_after), message)
         del self.open[request.number]
-        self._driver.ended(request.number, record.text, self.now(), may_go_on=record.is_whole)
+        self._driver.ended(request.number, record.text, self.now(), may_go_on=record.is_whole, is_call=record.is_call)
         self._changed.set()
 
     def _blow(self, share: float) -> None:

@@ -55,12 +55,21 @@ class Splitter:
         self._id = b""
 
 
+class ChunkFunction(msgspec.Struct, frozen=True):
+    arguments: str | None = None
+
+
+class ChunkCall(msgspec.Struct, frozen=True):
+    function: ChunkFunction = ChunkFunction()
+
+
 class ChunkDelta(msgspec.Struct, frozen=True):
     """`reasoning`, `reasoning_content`: a thinking model's thoughts, which count like the answer."""
 
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    tool_calls: list[ChunkCall] | None = None
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -74,6 +83,11 @@ class ChunkChoice(msgspec.Struct, frozen=True):
         if self.delta is None:
             return self.text or ""
         return self.delta.content or self.delta.reasoning_content or self.delta.reasoning or ""
+
+    @property
+    def arguments(self) -> str:
+        calls = (self.delta and self.delta.tool_calls) or ()
+        return "".join(call.function.arguments or "" for call in calls)
 
 
 class ChunkPromptDetails(msgspec.Struct, frozen=True):

@@ -94,7 +94,8 @@ def rates_table(summary: Summary) -> Table:
 def talks_line(talks: TalkFigures) -> str:
     failed = f" ({talks.num_failed} failed)" if talks.num_failed else ""
     computed = "the server does not tell" if math.isnan(talks.computed.value) else with_interval(talks.computed, 100)
-    text = f"{talks.num_sessions} sessions{failed}, {talks.num_turns} turns"
+    calls = f", {talks.num_calls} calls of tools" if talks.num_calls else ""
+    text = f"{talks.num_sessions} sessions{failed}, {talks.num_turns} turns{calls}"
     return f"{text}; prompt tokens that no cache had, %: {computed}"
 
 

@@ -32,11 +32,12 @@ class TurnFigures:
 @dataclass(frozen=True, slots=True)
 class TalkFigures:
     """`by_turn`: empty without later turns. Its last row has the requests that a turn sent at once, which the rows of
-    their turns have too."""
+    their turns have too. `num_calls`: answers that ended in the call of a tool."""
 
     num_sessions: int = 0
     num_failed: int = 0  # sessions with a failed request
     num_turns: int = 0
+    num_calls: int = 0
     computed: Estimate = NOTHING
     by_turn: list[TurnFigures] = field(default_factory=list)
 
@@ -51,6 +52,7 @@ def talk_figures(judged: Sequence[RequestRecord], boot: Resampling) -> TalkFigur
         num_sessions=len({record.session for record in judged}),
         num_failed=len({record.session for record in judged if record.error}),
         num_turns=len(per_turn),
+        num_calls=sum(record.is_call for record in judged),
         computed=computed_share(judged, boot, lambda record: True),
         by_turn=rows_by_turn(judged, boot, per_turn) if any(record.turn for record in judged) else [],
     )

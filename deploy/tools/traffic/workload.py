@@ -56,6 +56,7 @@ class Session:
     turns: tuple[Turn, ...]
     opening: tuple[tuple[str, str], ...] = ()
     probe: int | None = None  # number of the golden prompt; None for other sessions
+    has_tools: bool = False  # an agent's: each turn but the last ends with a call of a tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Synthetic:
     prefix_tokens: int = 0
     prefix_groups: int = 1
     fan_out: DrawnLengths = ONE
+    has_tools: bool = False
 
     def sessions(self, seed: int) -> Iterator[Session]:
         prefixes = [text_of(random.Random(f"{seed} prefix {i}"), self.prefix_tokens) for i in range(self.prefix_groups)]
@@ -78,7 +80,7 @@ class Synthetic:
     def _session(self, rng: random.Random, prefixes: Sequence[str]) -> Session:
         opening = (("system", rng.choice(prefixes)),) if self.prefix_tokens else ()
         turns = tuple(self._turn(rng, number) for number in range(self.turns.draw(rng)))
-        return Session(turns, opening)
+        return Session(turns, opening, has_tools=self.has_tools)
 
     def _turn(self, rng: random.Random, number: int) -> Turn:
         think_s = self.think.draw(rng) if number else 0.0
