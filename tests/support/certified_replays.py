@@ -89,3 +89,21 @@ def forced(core: NodeCore, task: ReplayTask, ids: Sequence[int]) -> list[int]:
     outcome = Outcome()
     outcome.streams[name_of(request.key)] = list(ids)
     return run_local(core, [], outcome=outcome).streams[name_of(request.key)]
+
+
+def resumed(dead: NodeCore, heir: NodeCore, jobs: Sequence[Job], num_steps: int) -> Outcome:
+    """Each answer's beginning from `dead`, which ends after some steps, and the rest from `heir`, as a router asks for
+    it."""
+    outcome = Outcome()
+    for job in jobs:
+        dead.submit(job.request())
+    for _ in range(num_steps):
+        dead.step(block=True)
+        outcome.take(dead)
+    left = [job for job in jobs if name_of(job.request().key) not in outcome.ends]
+    assert any(outcome.streams[name_of(job.request().key)] for job in left), "it died before or after all of its work"
+    for job in left:
+        request = job.request()
+        request.output_ids = list(outcome.streams[name_of(request.key)])
+        heir.submit(request)
+    return run_local(heir, [], outcome=outcome)

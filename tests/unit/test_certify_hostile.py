@@ -7,9 +7,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from deploy import cli
-from deploy.tools.certify.progress import ReplayCounts
+from deploy.tools.certify.progress import ReplayProgress
 from deploy.tools.certify.run import read_log, tasks_of
 from deploy.tools.certify.shown_files import read_shown
 from deploy.tools.certify.shown_text import Speller
@@ -38,20 +39,20 @@ def test_text_of_tokens_that_do_not_exist(
     prompt: tuple[int, ...], tokens: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = msgspec.structs.replace(shown_of(SIGNER, choice_facts(prompt, tokens)), text="hello")
-    counts = ReplayCounts()
-    assert not list(tasks_of([("a", shown)], None, {}, Speller(HashTokenizer()), counts))
-    assert counts.different == 1 and "no token 4000000000" in capsys.readouterr().out
+    progress = ReplayProgress(Console())
+    assert not list(tasks_of([("a", shown)], None, {}, lambda: Speller(HashTokenizer()), progress))
+    assert progress.counts.different == 1 and "no token 4000000000" in capsys.readouterr().out
 
 
 def test_a_log_s_damaged_lines_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = json.dumps(msgspec.to_builtins(shown_of(SIGNER, choice_facts())))
     lines = [good, "\x1b[2J{", '{"record": 3}', "[" * 100_000, '{"choices": [{"index": "x"}]}', good, good[:90]]
-    log, counts = tmp_path / "log", ReplayCounts()
+    log, progress = tmp_path / "log", ReplayProgress(Console())
     log.write_text("\n".join(lines))
-    found = read_log(log, counts)
-    assert len(found) == 2 and all(isinstance(one, ShownAnswer) for one in found)
+    found = list(read_log(log, progress))
+    assert len(found) == 2 and all(isinstance(one, ShownAnswer) for _, one in found)
     told = capsys.readouterr().out
-    assert (counts.untold, counts.exit_code) == (5, 2)
+    assert (progress.counts.untold, progress.counts.exit_code) == (5, 2)
     assert len(told.splitlines()) == 5 and "line 7: " in told and told.replace("\n", "").isprintable()
     with pytest.raises(ConfigError, match="line 2"):  # of an answer's own file nothing is left out
-        read_shown(log)
+        list(read_shown(log))

@@ -14,15 +14,13 @@ from deploy.tools.certify.replay import Replayer, ReplayTask, ReplayVerdict
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
 from shared.node.core import NodeCore
-from tests.support.certified_replays import certified, forced, verdicts, with_tokens
+from tests.support.certified_replays import certified, forced, resumed, verdicts, with_tokens
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import (
     CoreKnobs,
     Job,
-    Outcome,
     draw_jobs,
     make_core,
-    name_of,
     run_local,
     some_follow_grammars,
 )
@@ -81,28 +79,12 @@ def test_handed_over_answers_replay_equal(plain: NodeCore) -> None:
 
 def test_answers_resumed_after_a_kill_replay_equal(plain: NodeCore) -> None:
     """Each answer's beginning comes from one node, and the rest from another, as the router asks for it."""
-    jobs, outcome = workload(5), Outcome()
-    dead = make_core(WAYS["n-gram drafts"])
+    jobs = workload(5)
+    dead, heir = make_core(WAYS["n-gram drafts"]), make_core(WAYS["a head's drafts"])
     try:
-        for job in jobs:
-            dead.submit(job.request())
-        for _ in range(9):
-            dead.step(block=True)
-            outcome.take(dead)
+        tasks = certified(heir, jobs, resumed(dead, heir, jobs, 9))
     finally:
         dead.close()
-    left = [job for job in jobs if name_of(job.request().key) not in outcome.ends]
-    begun = [len(outcome.streams[name_of(job.request().key)]) for job in left]
-    assert any(begun), "the node died before or after all of its work"
-    heir = make_core(WAYS["a head's drafts"])
-    try:
-        for job in left:
-            request = job.request()
-            request.output_ids = list(outcome.streams[name_of(request.key)])
-            heir.submit(request)
-        run_local(heir, [], outcome=outcome)
-        tasks = certified(heir, jobs, outcome)
-    finally:
         heir.close()
     assert {verdict for verdict in verdicts(plain, tasks).values()} == {ReplayVerdict(True, "equal")}
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from deploy import cli
 from deploy.tools.certify import run
 from deploy.tools.certify.formats import weight_format, with_certified_formats
-from deploy.tools.certify.progress import LINE_S, ReplayCounts, ReplayProgress
+from deploy.tools.certify.progress import LINE_S, ReplayProgress
 from deploy.tools.certify.prompt_file import GivenPrompts, prompts_in
 from deploy.tools.certify.settings import ReplayConfig
 from deploy.tools.certify.shown_files import shown_in
@@ -113,22 +113,21 @@ def test_ctrl_c_tells_what_was_computed(
     monkeypatch.setattr(NodeCore, "step", stepping)
     monkeypatch.setattr(NodeCore, "close", closing)
     assert replayed(tmp_path, [shown_of(SIGNER, one) for one in facts], "--max-running", "1") == 130
-    assert capsys.readouterr().out.startswith("interrupted after 2 of 6: 2 equal, 0 different, 0 not computed: 12 ")
+    assert capsys.readouterr().out.startswith("interrupted after 2: 2 equal, 0 different, 0 not computed: 12 ")
     assert closed
 
 
 def test_progress_is_told_now_and_then() -> None:
     """Without a terminal: a line after LINE_S, and none before."""
     told, times = io.StringIO(), itertools.count(0.0, LINE_S / 2)
-    counts = ReplayCounts()
-    progress = ReplayProgress(counts, 40, Console(file=told), None, lambda: next(times))
+    progress = ReplayProgress(Console(file=told), lambda: next(times))
     for _ in range(5):
-        counts.add(True)
-        counts.tokens += 10
+        progress.counts.add(True)
+        progress.counts.tokens += 10
         progress.pass_one()
     assert told.getvalue().splitlines() == [
-        "2 of 40 replayed: 2 equal, 0 different, 0 not computed (2 tokens/s, 0.2 answers/s)",
-        "4 of 40 replayed: 4 equal, 0 different, 0 not computed (2 tokens/s, 0.2 answers/s)",
+        "2 replayed: 2 equal, 0 different, 0 not computed (2 tokens/s, 0.2 answers/s)",
+        "4 replayed: 4 equal, 0 different, 0 not computed (2 tokens/s, 0.2 answers/s)",
     ]
 
 

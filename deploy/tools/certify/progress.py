@@ -35,20 +35,25 @@ class ReplayCounts:
 
 
 class ReplayProgress:
-    """`counts`: all verdicts so far; `total`: the answers to compute."""
+    """`counts`: all verdicts so far, also of answers that are not computed."""
 
-    def __init__(
-        self,
-        counts: ReplayCounts,
-        total: int,
-        console: Console,
-        status: Status | None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._counts, self._total = counts, total
-        self._console, self._status, self._clock = console, status, clock
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts = ReplayCounts()
+        self._console, self._clock = console, clock
+        self._status: Status | None = None
         self._begun = self._shown_at = clock()
-        self._num_done = 0
+        self._num_done, self._is_over = 0, False
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Begin to count time. Print the summary at the end, also after Ctrl-C."""
+        self._begun = self._shown_at = self._clock()
+        with contextlib.ExitStack() as stack:
+            if self._console.is_terminal:
+                self._status = stack.enter_context(self._console.status("replaying"))
+            stack.callback(lambda: self.tell(self.summary()))
+            yield
+            self._is_over = True
 
     def tell(self, line: str) -> None:
         """Print a line on stdout, which may be another terminal, or a file."""
@@ -58,10 +63,15 @@ class ReplayProgress:
         if self._status is not None:
             self._status.start()
 
+    def tell_fault(self, is_equal: bool | None, line: str) -> None:
+        """Count and tell an answer that is not computed."""
+        self.counts.add(is_equal)
+        self.tell(line)
+
     def pass_one(self) -> None:
         self._num_done += 1
         clock = self._clock()
-        text = f"{self._num_done} of {self._total} replayed: {self._counts} ({self._speed(clock)})"
+        text = f"{self._num_done} replayed: {self.counts} ({self._speed(clock)})"
         if self._status is not None:
             self._status.update(text)
         elif clock - self._shown_at >= LINE_S:
@@ -70,23 +80,12 @@ class ReplayProgress:
 
     def summary(self) -> str:
         clock = self._clock()
-        done = "" if self._num_done == self._total else f"interrupted after {self._num_done} of {self._total}: "
+        done = "" if self._is_over else f"interrupted after {self._num_done}: "
         seconds = clock - self._begun
-        return f"{done}{self._counts}: {self._counts.tokens} tokens in {seconds:.1f} s ({self._speed(clock)})"
+        return f"{done}{self.counts}: {self.counts.tokens} tokens in {seconds:.1f} s ({self._speed(clock)})"
 
     def _speed(self, clock: float) -> str:
         seconds = clock - self._begun
         if not seconds:
             return "at once"
-        return f"{self._counts.tokens / seconds:.0f} tokens/s, {self._num_done / seconds:.3g} answers/s"
-
-
-@contextlib.contextmanager
-def watching(counts: ReplayCounts, total: int) -> Iterator[ReplayProgress]:
-    """Print the summary at the end, also after Ctrl-C."""
-    console = Console(stderr=True)
-    with contextlib.ExitStack() as stack:
-        status = stack.enter_context(console.status("replaying")) if console.is_terminal else None
-        progress = ReplayProgress(counts, total, console, status)
-        stack.callback(lambda: progress.tell(progress.summary()))
-        yield progress
+        return f"{self.counts.tokens / seconds:.0f} tokens/s, {self._num_done / seconds:.3g} answers/s"

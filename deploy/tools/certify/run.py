@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from deploy.hub.local_model import local_path
 from deploy.router_http import printable
-from deploy.tools.certify.progress import ReplayCounts, watching
+from deploy.tools.certify.progress import ReplayProgress
 from deploy.tools.certify.prompt_file import GivenPrompts, prompts_in
 from deploy.tools.certify.settings import ReplayConfig
 from deploy.tools.certify.shown_files import read_shown
@@ -32,43 +36,43 @@ if TYPE_CHECKING:
 def replay_files(
     config: ReplayConfig, files: Sequence[Path], log: Path | None, prompt: Path | None, keys: Sequence[Path]
 ) -> int:
-    """Raise ConfigError for unusable files."""
+    """Raise ConfigError for unusable files. The log is read while it is replayed, so it may be of any length."""
     if not files and log is None:
         raise ConfigError("name a file with an answer, or --log FILE")
     model = local_path(config.model.model, config.hub.offline, library=config.model.model_library)
     config = replace(config, model=replace(config.model, model=model))
+    progress = ReplayProgress(Console(stderr=True))
     named = [(str(file), one) for file in files for one in read_shown(file)]
-    counts = ReplayCounts()
-    named += [(f"{log}, answer {n}", one) for n, one in enumerate(read_log(log, counts) if log is not None else [], 1)]
     known = read_public(keys) if keys else {}
     if not known:
         print("signatures are not checked, because no --key is given", file=sys.stderr)
     prompts = prompts_in(prompt, model, config.text) if prompt is not None else None
     core_plan.apply(config.cores)
-    has_text = any(one.text is not None and one.token_ids is not None for _, one in named)
-    speller = Speller(load_text_model(model, config.text).tokenizer) if has_text else None
-    tasks = list(tasks_of(named, prompts, known, speller, counts))
-    if tasks:
-        with engine(config, tasks) as replayer:
-            judge_all(replayer, tasks, counts, tells_equal=log is None)
-    return counts.exit_code
+    speller = functools.cache(lambda: Speller(load_text_model(model, config.text).tokenizer))
+    logged = read_log(log, progress) if log is not None else ()
+    tasks = tasks_of(itertools.chain(named, logged), prompts, known, speller, progress)
+    first = next(tasks, None)
+    if first is not None:
+        with engine(config, first) as replayer:
+            judge_all(replayer, itertools.chain((first,), tasks), progress, tells_equal=log is None)
+    return progress.counts.exit_code
 
 
-def read_log(log: Path, counts: ReplayCounts) -> list[ShownAnswer]:
+def read_log(log: Path, progress: ReplayProgress) -> Iterator[tuple[str, ShownAnswer]]:
     """Tell and count lines that can't be read: the last one may be half written."""
 
     def tell(text: str) -> None:
-        counts.add(None)
-        print(f"{log}: not computed: {printable(text)}")
+        progress.tell_fault(None, f"{log}: not computed: {printable(text)}")
 
-    return read_shown(log, tell)
+    for number, shown in enumerate(read_shown(log, tell), 1):
+        yield f"{log}, answer {number}", shown
 
 
-def judge_all(replayer: Replayer, tasks: Sequence[ReplayTask], counts: ReplayCounts, *, tells_equal: bool) -> None:
-    with watching(counts, len(tasks)) as progress:
+def judge_all(replayer: Replayer, tasks: Iterable[ReplayTask], progress: ReplayProgress, *, tells_equal: bool) -> None:
+    with progress.watching():
         for task, verdict in replayer.run(tasks):
-            counts.add(verdict.is_equal)
-            counts.tokens += task.count
+            progress.counts.add(verdict.is_equal)
+            progress.counts.tokens += task.count
             if tells_equal or verdict.text != "equal":
                 record = task.record
                 progress.tell(
@@ -78,25 +82,24 @@ def judge_all(replayer: Replayer, tasks: Sequence[ReplayTask], counts: ReplayCou
 
 
 def tasks_of(
-    named: Sequence[tuple[str, ShownAnswer]],
+    named: Iterable[tuple[str, ShownAnswer]],
     prompts: GivenPrompts | None,
     keys: Mapping[str, Ed25519PublicKey],
-    speller: Speller | None,
-    counts: ReplayCounts,
+    speller: Callable[[], Speller],
+    progress: ReplayProgress,
 ) -> Iterator[ReplayTask]:
-    """Tell and count answers that are wrong, or can't be computed."""
+    """Tell and count answers that are wrong, or can't be computed. `speller`: is asked once a text is shown."""
     for name, shown in named:
+        own = speller() if shown.text is not None else None
         try:
             task = task_of(name, shown, prompts, keys)
-            if speller is not None:
-                speller.check_text(shown, task.record, task.prompt_ids)
+            if own is not None:
+                own.check_text(shown, task.record, task.prompt_ids)
             yield task
         except BadCertificate as error:
-            counts.add(False)
-            print(f"{name}: NOT CERTIFIED: {printable(error.message)}")
+            progress.tell_fault(False, f"{name}: NOT CERTIFIED: {printable(error.message)}")
         except ConfigError as error:
-            counts.add(None)
-            print(f"{name}: not computed: {error.message}")
+            progress.tell_fault(None, f"{name}: not computed: {error.message}")
 
 
 def task_of(
@@ -115,7 +118,7 @@ def task_of(
 
 
 @contextmanager
-def engine(config: ReplayConfig, tasks: Sequence[ReplayTask]) -> Iterator[Replayer]:
+def engine(config: ReplayConfig, first: ReplayTask) -> Iterator[Replayer]:
     """Yield a plain engine in the first task's formats: one process, no drafts, no hand-offs."""
     from deploy.tools.certify.formats import with_certified_formats
     from deploy.tools.certify.replay import Replayer
@@ -124,7 +127,7 @@ def engine(config: ReplayConfig, tasks: Sequence[ReplayTask]) -> Iterator[Replay
     from shared.observe.log import Logger
     from shared.ranks.leader import RankProcesses
 
-    config = with_certified_formats(config, tasks[0].record.nodes[0])
+    config = with_certified_formats(config, first.record.nodes[0])
     parts = NodeParts(model=config.model, hub=config.hub, memory=config.memory, sched=config.sched)
     process = NodeProcessConfig(parts=parts, cores=config.cores)
     cores = NodeCores(config.cores, parts.parallel, "replay")

@@ -4,13 +4,14 @@
     events of a stream        data: {...}, one per line; a choice's token ids are put together
     a bare certificate        {"record": ..., "salt": ..., "prompt_token_ids": [...], "token_ids": [...]}
 
-A file holds one of these, or one per line. A choice's certificate ends it: what comes later is another copy.
+A file holds one of these, or one per line, and is read as far as its reader asks. A choice ends with its certificate
+or finish reason: what comes later is another copy.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ import msgspec
 from router.certify.record import NO_RECORD, ShownAnswer
 from shared.core.errors import ConfigError
 
-EVENT, LAST_EVENT = "data:", "[DONE]"
-OTHER_LINES = (":", "id:", "event:", "retry:")
+EVENT, LAST_EVENT = b"data:", b"[DONE]"
+OTHER_LINES = (b":", b"id:", b"event:", b"retry:")
+KEPT_ANSWERS = 100  # whose prompt a choice may have that begins when all others have ended
 
 
 class SavedMessage(msgspec.Struct, frozen=True):
@@ -45,8 +47,13 @@ class SavedPiece(msgspec.Struct, frozen=True):
     message: SavedMessage | None = None
     delta: SavedMessage | None = None
     certificate: ShownAnswer | None = None
+    finish_reason: str | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.certificate is not None or self.finish_reason is not None
 
 
 class SavedObject(msgspec.Struct, frozen=True):
@@ -87,42 +94,53 @@ class SavedChoice:
 
 @dataclass(slots=True)
 class SavedAnswer:
+    """`choices`: those that have not ended. `ended`: the indices of the others."""
+
     prompt_token_ids: list[int] | None = None
     choices: dict[int, SavedChoice] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
 
-    def take_object(self, said: SavedObject) -> None:
+    def take_object(self, said: SavedObject) -> Iterator[ShownAnswer]:
+        """Yield the choices that end with it."""
         self.prompt_token_ids = said.prompt_token_ids or self.prompt_token_ids
         for piece in said.choices:
             self.choices.setdefault(piece.index, SavedChoice()).take_piece(piece)
+            if piece.is_last:
+                self.ended.add(piece.index)
+                yield self.choices.pop(piece.index).shown_after(self.prompt_token_ids)
 
     def is_over_before(self, said: SavedObject) -> bool:
         """Return whether the object is of another copy of this answer."""
-        ended = {index for index, choice in self.choices.items() if choice.certificate is not None}
-        return any(piece.index in ended for piece in said.choices)
+        return any(piece.index in self.ended for piece in said.choices)
 
-    def shown_choices(self) -> list[ShownAnswer]:
-        return [choice.shown_after(self.prompt_token_ids) for choice in self.choices.values()]
+    def cut_choices(self) -> Iterator[ShownAnswer]:
+        """Yield the choices whose end is not saved."""
+        for choice in self.choices.values():
+            yield choice.shown_after(self.prompt_token_ids)
 
 
-def read_shown(path: Path, told: Callable[[str], None] | None = None) -> list[ShownAnswer]:
-    """Return all certificates of the file, and NO_RECORD for choices without one. Raise ConfigError if it has none.
+def read_shown(path: Path, told: Callable[[str], None] | None = None) -> Iterator[ShownAnswer]:
+    """Yield all certificates of the file, and NO_RECORD for choices without one. Raise ConfigError if it has none.
 
     `told`: gets the error of a line, which is then left out; without it, ConfigError is raised."""
+    has_any = False
     try:
-        found = shown_in(objects_of(path.read_text("utf-8"), told), told)
+        with path.open("rb") as lines:
+            for shown in shown_in(objects_of(lines, told), told):
+                has_any |= shown.record != NO_RECORD
+                yield shown
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path} holds an answer or a certificate of another form: {error}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} holds no answers in JSON: {error}") from None
-    if all(one.record == NO_RECORD for one in found):
+    if not has_any:
         raise ConfigError(f'{path} holds no certificate; ask for answers with "certificate": true')
-    return found
 
 
-def shown_in(objects: Iterator[Any], told: Callable[[str], None] | None = None) -> list[ShownAnswer]:
-    bare: list[ShownAnswer] = []
-    answers: list[SavedAnswer] = []
-    open_answers: dict[str, SavedAnswer] = {}
+def shown_in(objects: Iterable[Any], told: Callable[[str], None] | None = None) -> Iterator[ShownAnswer]:
+    """Yield each choice at its end. Only answers under way are held, and KEPT_ANSWERS others without their choices."""
+    under_way: dict[str, SavedAnswer] = {}
+    over: dict[str, SavedAnswer] = {}
     for one in objects:
         try:
             said = saved_object(one)
@@ -132,14 +150,24 @@ def shown_in(objects: Iterator[Any], told: Callable[[str], None] | None = None) 
             told(f"an answer of another form: {error}")
             continue
         if isinstance(said, ShownAnswer):
-            bare.append(said)
+            yield said
         elif said is not None:
-            answer = open_answers.get(said.id or "")
-            if answer is None or not said.id or answer.is_over_before(said):
-                answers.append(answer := SavedAnswer())
-                open_answers[said.id or ""] = answer
-            answer.take_object(said)
-    return [*bare, *(one for answer in answers for one in answer.shown_choices())]
+            name = said.id or ""
+            answer = under_way.pop(name, None) or over.pop(name, None) or SavedAnswer()
+            if answer.is_over_before(said):
+                yield from answer.cut_choices()
+                answer = SavedAnswer()
+            yield from answer.take_object(said)
+            if not name:
+                yield from answer.cut_choices()
+            elif answer.choices:
+                under_way[name] = answer
+            else:
+                over[name] = answer
+                if len(over) > KEPT_ANSWERS:
+                    del over[next(iter(over))]
+    for answer in under_way.values():
+        yield from answer.cut_choices()
 
 
 def saved_object(one: Any) -> ShownAnswer | SavedObject | None:
@@ -151,20 +179,22 @@ def saved_object(one: Any) -> ShownAnswer | SavedObject | None:
     return None
 
 
-def objects_of(text: str, told: Callable[[str], None] | None = None) -> Iterator[Any]:
-    """Yield the JSON values of a document, of lines, or of a stream's events. Raise ValueError for other texts, unless
-    `told` gets the error of a line."""
-    try:
-        yield json.loads(text)
-        return
-    except ValueError:
-        pass
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line.strip().removeprefix(EVENT).strip()
-        if line and line != LAST_EVENT and not line.startswith(OTHER_LINES):
-            try:
-                yield json.loads(line)
-            except (ValueError, RecursionError) as error:
-                if told is None:
-                    raise ValueError(f"line {number}: {error}") from None
+def objects_of(lines: Iterator[bytes], told: Callable[[str], None] | None = None) -> Iterator[Any]:
+    """Yield the JSON values of lines, of a stream's events, or of one document.
+
+    Raise ValueError for other texts, unless `told` gets the error of a line."""
+    is_first = True
+    for number, whole in enumerate(lines, 1):
+        line = whole.strip().removeprefix(EVENT).strip()
+        if not line or line == LAST_EVENT or line.startswith(OTHER_LINES):
+            continue
+        try:
+            yield json.loads(line.decode())
+        except (ValueError, RecursionError) as error:
+            if told is not None:
                 told(f"line {number}: {error}")
+            elif is_first:
+                yield json.loads(b"".join((whole, *lines)).decode())
+            else:
+                raise ValueError(f"line {number}: {error}") from None
+        is_first = False

@@ -21,9 +21,8 @@ UNSHOWN = "neither prompt nor tokens are shown with it"
 def verify_files(files: Iterable[Path], keys: Iterable[Path]) -> int:
     """Print a line for each certificate. Return 1 if one of them is wrong. Raise ConfigError for unusable files."""
     known = read_public(list(keys))
-    shown = [(file, one) for file in files for one in read_shown(file)]
     wrong = 0
-    for file, one in shown:
+    for file, one in ((path, one) for path in files for one in read_shown(path)):
         try:
             said = f"certified by the key {read_record(one.record)[0].kid}: {sentence(one, known)}"
         except BadCertificate as error:
