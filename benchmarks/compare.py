@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.run import ROOT, Part, flat, machine, measure, num_cores, parts
 
-LOWER_IS_BETTER = re.compile(r"_[mu]s$|(?<!tok)_s$|seconds")
+LOWER_IS_BETTER = re.compile(r"_[mu]s$|(?<!tok)_s$|_[km]b$|seconds")
 WITHOUT_NUMBERS = ("transfer", "router")  # parts that have no dtype
 NOT_A_SPEED = ("setup", "flips", "machine")
 

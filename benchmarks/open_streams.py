@@ -1,11 +1,15 @@
 """Hold 10,000 streams open at 2,000 tokens a second in total, through one router: its event loop's lag and memory.
 
     python -m benchmarks.open_streams [--streams 10000] [--tokens-per-s 2000] [--seconds 60] [--prompt-tokens 32]
+    python -m benchmarks.open_streams --checkout ../old          the router of another checkout, and its nodes
 
 Router, nodes (benchmarks.paced_nodes) and clients (benchmarks.stream_clients) are three processes. Each token is one
 event of its stream. The lag is sampled every 5 ms in the router's loop. Memory of a stream is the growth of the
 router's resident memory, from the time before the first stream, divided by the streams. Exit status 1 when the lag's
 p99.9 is 100 ms or more, a stream needs more than 60 kB, streams were lost, or fewer than 95 % of the tokens came.
+
+With `--again`, answers that end are asked again, so that a token's CPU time has a part of each request's. With
+`--traced 0.01` each request has a traceparent, this share is sampled, and a collector counts the router's spans.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -27,6 +31,9 @@ from benchmarks.probed_router import read_lags
 from benchmarks.report import report
 from benchmarks.sse_client import percentile
 from tests.support.router_process import RouterProcess
+
+if TYPE_CHECKING:
+    from tests.support.otlp_receiver import Receiver
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_LAG_MS, MOST_KB = 100.0, 60.0
@@ -39,9 +46,9 @@ BEFORE_S = 2.0  # from the last stream's first event to the measurement
 class Child:
     """A process of this measurement that answers with lines of JSON."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, checkout: Path = ROOT) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", *words], cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def read(self) -> dict[str, Any]:
@@ -74,13 +81,29 @@ def running(child: Child) -> Iterator[Child]:
         child.stop()
 
 
-def router_of(args: argparse.Namespace, lags: Path) -> RouterProcess:
+def router_of(args: argparse.Namespace, lags: Path, collector: str) -> RouterProcess:
+    """`collector`: its address, or ""."""
     room = str(args.streams + SPARE)
     flags = ["--served-model-name", "bench", "--max-connections", room, "--max-open-requests", room]
     flags += ["--max-queued-requests", room, "--request-timeout-s", "3600"]
-    return RouterProcess(
-        *flags, model=args.model, program=(sys.executable, "-m", "benchmarks.probed_router", str(lags))
-    )
+    if collector:
+        flags += ["--otlp-endpoint", collector]
+    program = ("env", "-C", str(args.checkout), sys.executable, "-m", "benchmarks.probed_router", str(lags))
+    return RouterProcess(*flags, model=args.model, program=program)
+
+
+@contextlib.contextmanager
+def collecting(share: float | None) -> Iterator[Receiver | None]:
+    if share is None:
+        yield None
+        return
+    from tests.support.otlp_receiver import Receiver
+
+    receiver = Receiver()
+    try:
+        yield receiver
+    finally:
+        receiver.close()
 
 
 def wait_for_nodes(router: RouterProcess, count: int) -> None:
@@ -112,12 +135,14 @@ def watch(router: RouterProcess, args: argparse.Namespace) -> tuple[dict[str, An
     """Return figures of the steady phase, and when each phase began and ended."""
     pid = router.process.pid
     paced = [router.nodes, "--tokens-per-s", str(args.tokens_per_s), "--streams", str(args.streams)]
-    with running(Child("benchmarks.paced_nodes", *paced, "--nodes", str(args.nodes), "--rows", str(args.rows))):
+    paced += ["--nodes", str(args.nodes), "--rows", str(args.rows)]
+    with running(Child("benchmarks.paced_nodes", *paced, checkout=args.checkout)):
         wait_for_nodes(router, args.nodes)
         cpu_before, idle_bytes = usage(pid)
         opening = time.monotonic()
         words = [router.url.rsplit(":", 1)[1], "--streams", str(args.streams), "--per-s", str(args.per_s)]
         words += ["--max-tokens", str(args.max_tokens), "--prompt-tokens", str(args.prompt_tokens)]
+        words += ["--again"] * args.again + ([] if args.traced is None else ["--traced", str(args.traced)])
         with running(Child("benchmarks.stream_clients", *words)) as clients:
             opened = clients.read()
             cpu_opened, _ = usage(pid)
@@ -161,16 +186,21 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rows", type=int, default=32, help="tokens in a node's message")
     parser.add_argument("--model", default="smollm2", help="whose tokenizer the router has")
+    parser.add_argument("--again", action="store_true", help="ask again when an answer ends")
+    parser.add_argument("--traced", type=float, metavar="SHARE", help="of the requests; needs the extra `otel`")
+    parser.add_argument("--checkout", type=Path, default=ROOT)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    args.checkout = args.checkout.resolve()
+    with tempfile.TemporaryDirectory() as folder, collecting(args.traced) as collector:
         lags = Path(folder) / "lags"
-        router = router_of(args, lags)
+        router = router_of(args, lags, "" if collector is None else collector.url)
         try:
             figures, phases = watch(router, args)
         finally:
             router.stop()
         figures["lag_ms"] = {name: lag_ms(read_lags(lags, *phase)) for name, phase in phases.items()}
+        figures["spans"] = 0 if collector is None else collector.num_spans
     report({"streams_wanted": args.streams, "prompt_tokens": args.prompt_tokens, **figures}, args.json)
     return 0 if is_good(figures, args) else 1
 

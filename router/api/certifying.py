@@ -36,7 +36,7 @@ class Certifying:
             time=int(time.time()),
             model=plan.model,
             adapter=plan.adapter,
-            nodes=list(nodes),
+            nodes=list(dict.fromkeys(nodes)),
             templates=self._signer.templates,
             prompt_ids=job.ids,
             sampling=plan.sampling,

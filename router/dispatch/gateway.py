@@ -381,7 +381,7 @@ class Gateway:
                 mailbox.begun.add(rid)
         for rid, fingerprints in effects.placed:
             if (mailbox := self._mailboxes.get(rid)) is not None:
-                mailbox.nodes.setdefault(rid, {}).update(dict.fromkeys(fingerprints))
+                mailbox.nodes.setdefault(rid, []).extend(fingerprints)
         for news in effects.news:
             mailbox = self._mailboxes.get(news.rid)
             if mailbox is not None:

@@ -22,7 +22,7 @@ class Mailbox:
         self.answer_id = answer_id  # the answer's id, as the client knows it
         self.rids: Sequence[str] = ()
         self.begun: set[str] = set()  # rids whose prompts a node has begun
-        self.nodes: dict[str, dict[Fingerprint, None]] = {}  # by rid: of all nodes that had it, in their order
+        self.nodes: dict[str, list[Fingerprint]] = {}  # by rid: of each attempt's nodes
         self.answered: Sequence[Answered] = ()  # once the client has the whole answer
         self._news: list[News] = []
         self._waiter: asyncio.Future[None] | None = None

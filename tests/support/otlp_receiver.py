@@ -62,6 +62,11 @@ class Receiver:
         with self._lock:
             return list(self._traces[trace_id])
 
+    @property
+    def num_spans(self) -> int:
+        with self._lock:
+            return sum(map(len, self._traces.values()))
+
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()

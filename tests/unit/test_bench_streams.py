@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import pytest
 
-from benchmarks import beside_smg, open_streams
+from benchmarks import beside_smg, open_streams, traced_streams
 from benchmarks.beside_smg import check_streams, wait_for_models
-from benchmarks.open_streams import Child, is_good
+from benchmarks.open_streams import ROOT, Child, is_good
 from benchmarks.sse_client import stream_completion
-from benchmarks.stream_clients import Counts, Stream
+from benchmarks.stream_clients import Counts, Stream, trace_headers
+from shared.core.trace_context import is_sampled, traceparent_of
 
 HEAD = b"HTTP/1.1 %s\r\nContent-Type: text/event-stream\r\n\r\n"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); signal.pause()"
@@ -26,8 +31,13 @@ SHORT = b"data: {}\n\n"  # a read may end with all of it, and the tail then begi
 
 
 class Silent(asyncio.Transport):
-    def write(self, data: object) -> None:
-        """The requests are not read."""
+    """The requests are kept, not read."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: Any) -> None:
+        self.written.append(data)
 
 
 def cuts(data: bytes) -> Iterator[tuple[bytes, ...]]:
@@ -57,6 +67,34 @@ def test_a_client_counts_the_answers_of_one_connection() -> None:
         for piece in (HEAD % status, EVENT + END, b"0\r\n\r\n"):
             stream.data_received(piece)
     assert counts == Counts(events=3, begun=1, whole=3, statuses={"200": 2, "503": 1})
+
+
+def test_each_request_has_a_traceparent_of_its_own() -> None:
+    headers, silent = trace_headers(random.Random(1), 0.01), Silent()
+    stream = Stream(b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", Counts(), asks_again=True, header=partial(next, headers))
+    stream.connection_made(silent)
+    for _ in range(299):
+        stream.data_received(HEAD % b"200 OK" + EVENT + END)
+    found = [data.split(b"\r\n")[1].decode().partition(": ") for data in silent.written]
+    assert {name for name, _, _ in found} == {"traceparent"}
+    traces = [traceparent_of([value]) for _, _, value in found]
+    assert "" not in traces and len(set(traces)) == 300 and sum(map(is_sampled, traces)) == 3
+
+
+def test_routers_take_turns_and_each_has_its_own_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def measure(checkout: Path, streams: int, seconds: float, traced: Sequence[str] = ()) -> dict[str, Any]:
+        asked.append((checkout.name, " ".join(traced)))
+        return dict.fromkeys(("cpu_us_per_token", "kb_per_stream", "router_full_mb"), len(asked))
+
+    monkeypatch.setattr(traced_streams, "measure", measure)
+    tables = traced_streams.compare(Path("old"), 64, 2, 1.0)
+    own = ROOT.name
+    turn = [("old", ""), (own, ""), (own, "--traced 0.01")]
+    assert asked == [*turn, *turn, ("old", "")]
+    values = [(table["cpu_of_token_us"].old, table["cpu_of_token_us"].new) for table in tables.values()]
+    assert values == [([1, 4, 7], [2, 5]), ([1, 4, 7], [3, 6])]
 
 
 class Mute:
