@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from shared.config.local_settings import LocalConfig
 from shared.config.processes import WITHOUT_GPU, NodeParts, NodeProcessConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError
-from shared.core.short_process import run_short
+from shared.core.short_process import NoEnd, run_short
 from shared.observe.log import Logger
 
 PROBE = "shared.node.gpu_probe"
@@ -82,8 +81,8 @@ def ask_torch(flags: Sequence[str]) -> dict[str, Any]:
     try:
         done = run_short(command, PROBE_TIMEOUT_S)
         found: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
-    except subprocess.TimeoutExpired:
-        raise no_answer(f"no answer within {PROBE_TIMEOUT_S:g} s") from None
+    except NoEnd as late:
+        raise no_answer(f"the process that asks {late}") from None
     except ValueError:
         last = done.stderr.strip().rpartition("\n")[2]
         raise no_answer(last or f"the process that asks {describe_end(done.returncode)}") from None

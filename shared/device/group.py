@@ -84,9 +84,10 @@ class RankGroup:
         joined: Any = dist.ProcessGroupGloo(store, self.rank, self.size, options)  # the stubs lack this constructor
         return cast(Backend, joined)
 
-    def be_patient(self, seconds: float) -> None:
-        """An awaited rank counts as lost after `seconds`."""
+    def be_patient(self, seconds: float) -> float:
+        """Let an awaited rank count as lost after `seconds`, or later. Return after how many."""
         self._group._set_default_timeout(timedelta(seconds=seconds))
+        return seconds
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:
         """Return every rank's x, all of one shape and dtype, as a new (size, *shape) tensor in rank order."""
@@ -154,8 +155,11 @@ class NcclRanks(RankGroup):
         group.eager_connect_single_device(torch.device("cuda", 0))
         return cast(Backend, group)
 
-    def be_patient(self, seconds: float) -> None:
-        self._group.set_timeout(timedelta(seconds=max(seconds, WHOLE_STEPS_S)))
+    def be_patient(self, seconds: float) -> float:
+        """Steps under way on the device don't count as silence."""
+        patience_s = max(seconds, WHOLE_STEPS_S)
+        self._group.set_timeout(timedelta(seconds=patience_s))
+        return patience_s
 
     def stack(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty((self.size, *x.shape))

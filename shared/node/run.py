@@ -60,7 +60,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     watch = RouterWatch(routers, sources, links.wakeup.set)
     core: NodeCore | None = None
     cores = NodeCores(config.cores, parts.parallel, node_id)
-    others = RankProcesses(config, node_id)
+    others = RankProcesses(config, node_id, partial(end_process, log))
     node: Node | None = None
     ready: ReadyPort | None = None
     tracer: Tracer | None = None
@@ -88,7 +88,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     except Exception as error:  # routers get no message: the links close, and routers use other nodes
         if not (isinstance(error, RankLost | DeviceLost | ModelChanged) or blames_device(error)):
             raise
-        log.error("this node can't go on", error=error.message if isinstance(error, ModelChanged) else error)
+        log.error("this node can't go on", error=told_of(error, others))
         return EXIT_FAILED
     finally:
         with ExitStack() as ends:  # the callbacks run in reverse order, each even if others raise
@@ -106,6 +106,23 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
             ends.callback(manager.close)
     log.info("stopped")
     return code
+
+
+def told_of(error: Exception, others: RankProcesses) -> object:
+    """Return a sentence for what happened outside this process, else the error, with its traceback."""
+    if isinstance(error, ModelChanged):
+        return error.message
+    try:
+        others.check_ranks()
+    except RankLost as ended:
+        return ended.message
+    return error
+
+
+def end_process(log: Logger, error: RankLost) -> None:
+    """End this process as the loop would, which waits for a lost rank."""
+    log.error("this node can't go on", error=error.message)
+    os._exit(EXIT_FAILED)
 
 
 def ready_port_of(parts: NodeParts) -> ReadyPort | None:

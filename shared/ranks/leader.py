@@ -5,8 +5,9 @@
 On a CPU ranks map rank 0's pages. On GPUs each rank has a GPU of its own, which its process sees first, and makes as
 many pages there as rank 0 has.
 
-If a rank is lost, the whole node ends. A follower ends when its socket closes, or when another rank does not join a
-collective in time. If rank 0 is killed, the kernel ends the followers (shared/core/orphan_guard.py).
+If a rank is lost, the whole node ends, within GIVE_UP_S even if rank 0 waits for that rank. A follower ends when its
+socket closes, or when another rank does not join a collective in time. If rank 0 is killed, the kernel ends the
+followers (shared/core/orphan_guard.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +40,8 @@ from shared.ranks.tp import Ranks, TPRanks
 
 LOAD_S = 300.0  # seconds that ranks wait for each other while they load, at different speeds
 FAREWELL_S = 2.0
+LOOK_S = 0.5  # between two looks at the ranks' processes
+GIVE_UP_S = 5.0  # from a rank's end on; then this process no longer waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +62,15 @@ class Follower:
 
 
 class RankProcesses:
-    """The processes of ranks 1 to size - 1. Owned by the node's loop thread."""
+    """The processes of ranks 1 to size - 1. Owned by the node's loop thread, which may wait for them in a collective.
 
-    def __init__(self, config: NodeProcessConfig, node_id: str) -> None:
+    `give_up` gets the error, on a thread of its own, once a rank has ended and this object is not closed within
+    GIVE_UP_S. It should end this process: NCCL and a rendezvous would go on waiting.
+    """
+
+    def __init__(
+        self, config: NodeProcessConfig, node_id: str, give_up: Callable[[RankLost], None] | None = None
+    ) -> None:
         self._config = config
         self._node_id = node_id
         self._folder = ""
@@ -69,6 +80,8 @@ class RankProcesses:
         self.model_group: RankGroup | None = None  # with tp the same group as `_group`, else None
         self.ranks: Ranks | None = None
         self._on_gpus = False
+        self._give_up = give_up
+        self._closed = threading.Event()
 
     def start(self, device: str) -> None:
         """Start the ranks on `device`, each on a GPU of its own unless it is "cpu".
@@ -82,6 +95,8 @@ class RankProcesses:
         store = str(Path(self._folder) / "store")
         for rank in range(1, size):
             self._followers.append(self._start_one(rank, store, device))
+        if self._give_up is not None:
+            threading.Thread(target=self._watch, args=(self._give_up,), daemon=True, name="rank-watch").start()
         for follower in self._followers:
             follower.wait_done()
         self._group = join_ranks(file_store(store, size), 0, size, LOAD_S, torch.device(device))
@@ -132,13 +147,14 @@ class RankProcesses:
     def share(self, pool: KVPool) -> None:
         """Share the pages with the ranks, which have loaded the model.
 
-        From then on, a rank counts as lost after `silence_s` of silence.
+        From then on, a rank counts as lost after a silence of `silence_s`, or as long as the group waits.
         """
         self.make_pages(pool)
+        if self._group is None:
+            return
+        patience_s = self._group.be_patient(self._config.parts.node.silence_s)
         for follower in self._followers:
-            follower.orders.settimeout(self._config.parts.node.silence_s)
-        if self._group is not None:
-            self._group.be_patient(self._config.parts.node.silence_s)
+            follower.orders.settimeout(patience_s)
         if isinstance(self.ranks, DeviceRanks):
             pool.others = self.ranks
         elif self.ranks is not None:
@@ -166,22 +182,35 @@ class RankProcesses:
             if status is not None:
                 raise RankLost(f"rank {follower.rank} ended with status {status}")
 
+    def _watch(self, give_up: Callable[[RankLost], None]) -> None:
+        while not self._closed.wait(LOOK_S):
+            try:
+                self.check_ranks()
+            except RankLost as error:
+                if not self._closed.wait(GIVE_UP_S):
+                    shutil.rmtree(self._folder, ignore_errors=True)
+                    give_up(error)
+                return
+
     def close(self) -> None:
         """End the ranks, by force if needed. Idempotent."""
         if self._group is not None:
             self._group.abort()
         for follower in self._followers:
             follower.orders.close()
+        until = time.monotonic() + FAREWELL_S
         for follower in self._followers:
-            end(follower.process)
+            end(follower.process, until)
         self._followers.clear()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+        self._closed.set()
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes], until: float) -> None:
+    """`until`: time.monotonic() at which it is killed."""
     try:
-        process.wait(FAREWELL_S)
+        process.wait(max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -7,6 +7,7 @@ then closes the socket.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import socket
 import sys
@@ -18,6 +19,8 @@ from shared.core.errors import ConfigError, RankLost
 from shared.core.orphan_guard import die_with_parent
 from shared.observe.log import Logger
 from shared.ranks.orders import Start, hear
+
+SAME_ERROR_S = 2.0  # between ranks that find the same error
 
 
 def main() -> int:
@@ -41,9 +44,19 @@ def run(start: Start, orders: socket.socket, threads: int, log: Logger) -> int:
     except RankLost as error:
         log.warning("out of step", error=error)
         return 1
-    except ConfigError:  # rank 0 reports the same error
+    except ConfigError as error:
+        if not ends_too(orders):
+            log.error("this rank can't go on", error=error)
         return 1
     return 0
+
+
+def ends_too(orders: socket.socket) -> bool:
+    """Return whether rank 0 closes the socket soon. Then it has reported the same error."""
+    orders.settimeout(SAME_ERROR_S)
+    with contextlib.suppress(OSError):
+        return not orders.recv(1)
+    return False
 
 
 def make_parser() -> argparse.ArgumentParser:

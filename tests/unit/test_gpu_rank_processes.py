@@ -6,8 +6,10 @@ from __future__ import annotations
 import io
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,45 +19,63 @@ from shared.config.processes import NodeProcessConfig
 from shared.core import launcher
 from shared.core.errors import RankLost
 from shared.device.cpu import do_nothing
+from shared.device.group import file_store, join_ranks
 from shared.node import build_core, build_memory
+from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
 from shared.node.gpu_memory import GpuUse, tightest
 from shared.observe.log import Logger
+from shared.ranks import leader
 from shared.ranks.leader import RankProcesses
 from tests.support.core_rig import assert_whole, run_local
 from tests.support.cuda_node import on_virtual_gpu, parts_of
 from tests.support.library_families import NUM_TOKENS, PROMPTS, generate, greedy_jobs, save
 from tests.support.patience import HANG_GUARD_S
 from tests.support.virtual_gpu.device import make_device
+from tests.support.virtual_rank import DECODE, ENDS_AT, LOAD, PROMPT
+
+
+class TwoRanks:
+    """A node whose model is in `folder`. `first`: of its other rank's arguments."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *first: str) -> None:
+        torch.set_num_threads(1)
+        self.started: list[str] = []
+        command, self._gpu = launcher.command, make_device()
+
+        def with_virtual_gpu(module: str, *args: str) -> list[str]:
+            self.started.append(module)
+            return command("tests.support.virtual_rank", *first, *args)
+
+        patch.setattr(launcher, "command", with_virtual_gpu)
+        on_virtual_gpu(self._gpu, patch)
+        sizes = {"chunk_size": 32, "mixed_chunk_size": 32}
+        parts = parts_of(**sizes, model_library="transformers", silence_s=HANG_GUARD_S)
+        parts = replace(parts, model=replace(parts.model, model=str(folder)), parallel=replace(parts.parallel, tp=2))
+        self._config = NodeProcessConfig(parts)
+        self.device = str(self._gpu.device)
+
+    def others(self, give_up: Callable[[RankLost], None] | None = None) -> RankProcesses:
+        return RankProcesses(self._config, "n", give_up)
+
+    def core(self, others: RankProcesses) -> NodeCore:
+        cores = NodeCores(self._config.cores, self._config.parts.parallel, "n")
+        return build_core.build_core(self._config, Logger("n", io.StringIO()), do_nothing, others, cores)
 
 
 def test_a_node_of_two_processes_serves_and_ends_with_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages are planned by the rank with the least room."""
-    torch.set_num_threads(1)
     network = save("llama", tmp_path, vocab_size=212)
     said = [generate(network, prompt, NUM_TOKENS) for prompt in PROMPTS]
-    command, started = launcher.command, []
-
-    def with_virtual_gpu(module: str, *args: str) -> list[str]:
-        started.append(module)
-        return command("tests.support.virtual_rank", *args)
-
-    monkeypatch.setattr(launcher, "command", with_virtual_gpu)
     uses: list[GpuUse] = []
     monkeypatch.setattr(
         build_memory, "tightest", lambda found, fraction: uses.extend(found) or tightest(found, fraction)
     )
-    gpu = make_device()
-    on_virtual_gpu(gpu, monkeypatch)
-    sizes = {"chunk_size": 32, "mixed_chunk_size": 32}
-    parts = parts_of(**sizes, model_library="transformers", silence_s=HANG_GUARD_S)
-    parts = replace(parts, model=replace(parts.model, model=str(tmp_path)), parallel=replace(parts.parallel, tp=2))
-    config = NodeProcessConfig(parts)
-    others = RankProcesses(config, "n")
-    cores = NodeCores(config.cores, parts.parallel, "n")
+    node = TwoRanks(tmp_path, monkeypatch)
+    others = node.others()
     try:
-        core = build_core.build_core(config, Logger("n", io.StringIO()), do_nothing, others, cores)
-        assert started == ["shared.ranks.process"] and core.graphs is None and core.pool.num_parts == 2
+        core = node.core(others)
+        assert node.started == ["shared.ranks.process"] and core.graphs is None and core.pool.num_parts == 2
         assert len(uses) == 2 and uses[0].weights == uses[1].weights > 0 and min(one.largest_step for one in uses) > 0
         outcome = run_local(core, greedy_jobs())
         assert_whole(core)
@@ -70,6 +90,37 @@ def test_a_node_of_two_processes_serves_and_ends_with_either(tmp_path: Path, mon
         with pytest.raises(RankLost):
             run_local(core, greedy_jobs())
         core.close()
+    finally:
+        others.close()
+
+
+@pytest.mark.parametrize("phase", [LOAD, PROMPT, DECODE])
+def test_a_node_gives_up_a_rank_that_it_waits_for(phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits in the group, which does not notice; a node's process ends now, and here the wait."""
+    save("llama", tmp_path / "model", vocab_size=212)
+    holder, store, told = tmp_path / "holder", tmp_path / "store", []
+    monkeypatch.setattr(leader, "GIVE_UP_S", 0.05)
+    monkeypatch.setattr(leader, "tempfile", SimpleNamespace(mkdtemp=lambda prefix: str(tmp_path)))
+    monkeypatch.setattr(leader, "shutil", SimpleNamespace(rmtree=lambda folder, ignore_errors: None))
+
+    def give_up(error: RankLost) -> None:
+        told.append(str(error))
+        if phase == LOAD:
+            joined.append(join_ranks(file_store(str(store), 2), 1, 2, HANG_GUARD_S, torch.device("cpu")))
+        os.kill(int(holder.read_text()), signal.SIGKILL)
+
+    joined: list[object] = []
+    node = TwoRanks(tmp_path / "model", monkeypatch, f"{ENDS_AT}{phase},{holder}")
+    others = node.others(give_up)
+    try:
+        if phase == LOAD:
+            others.start(node.device)
+        else:
+            core = node.core(others)
+            with pytest.raises(RankLost):
+                run_local(core, greedy_jobs())
+            core.close()
+        assert told == ["rank 1 ended with status -9"]
     finally:
         others.close()
 

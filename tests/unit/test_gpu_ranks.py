@@ -363,8 +363,8 @@ def test_nccl_computes_what_gloo_computes(nccl: list[NcclRanks]) -> None:
 
 
 def test_nccl_is_told_how_long_to_wait_and_when_to_end(nccl: list[NcclRanks]) -> None:
-    nccl[0].be_patient(300.0)
-    nccl[0].be_patient(2.5)  # a device may have a longer step ahead of a collective
+    assert nccl[0].be_patient(300.0) == 300
+    assert nccl[0].be_patient(2.5) == 60  # a device may have a longer step ahead of a collective
     nccl[0].abort()
     told: Any = nccl[0]._group
     assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -16,18 +17,21 @@ import pytest
 import torch
 
 from shared.config.processes import NodeProcessConfig
-from shared.core.errors import RankLost
+from shared.core.errors import ConfigError, RankLost
 from shared.device.group import as_bytes
 from shared.kv.pool import KVPool, map_pool
 from shared.model.hashlm.model import HashLM
+from shared.node import run
 from shared.node.daemon import Daemon
 from shared.observe.log import Logger
+from shared.ranks import follower, process
 from shared.ranks import leader as ranks
 from shared.ranks.leader import Follower, RankProcesses
 from shared.ranks.orders import Done, Pages, hear, tell
 from shared.wire.peers import Inbound
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import make_node
+from tests.support.patience import HANG_GUARD_S
 
 
 @pytest.fixture
@@ -93,20 +97,79 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankProcesses]:
 
 
 def test_a_rank_that_does_not_end_is_ended(processes: RankProcesses) -> None:
-    (follower,) = processes._followers
+    (one,) = processes._followers
     processes.check_ranks()
     processes.close()
-    assert follower.process.returncode == -signal.SIGKILL
+    assert one.process.returncode == -signal.SIGKILL
     processes.close()
 
 
 def test_what_the_device_runs_for_a_lost_rank_is_ended_first(processes: RankProcesses) -> None:
     """Its kernels would wait for the rank, and whoever waits for the device would, too."""
-    (follower,), ended = processes._followers, []
-    group: Any = SimpleNamespace(abort=lambda: ended.append(follower.process.poll()))
+    (one,), ended = processes._followers, []
+    group: Any = SimpleNamespace(abort=lambda: ended.append(one.process.poll()))
     processes._group = group
     processes.close()
     assert ended == [None]
+
+
+def test_a_lost_rank_is_given_up_unless_the_node_ends(
+    processes: RankProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop may wait for it where nothing else tells."""
+    (one,), told = processes._followers, []
+    monkeypatch.setattr(ranks, "LOOK_S", 0.01)
+    monkeypatch.setattr(ranks, "GIVE_UP_S", HANG_GUARD_S)
+    watch = threading.Thread(target=processes._watch, args=(told.append,))
+    one.process.kill()
+    one.process.wait()
+    watch.start()
+    processes.close()
+    watch.join(HANG_GUARD_S)
+    assert not watch.is_alive() and not told, "the node ends by itself"
+    processes._closed.clear()
+    processes._followers.append(one)
+    monkeypatch.setattr(ranks, "GIVE_UP_S", 0.01)
+    processes._watch(told.append)
+    assert [str(error) for error in told] == ["rank 1 ended with status -9"]
+
+
+def test_orders_wait_as_long_as_the_group(processes: RankProcesses) -> None:
+    """A device may have steps of more than `silence_s` ahead of an order."""
+    (one,) = processes._followers
+    group: Any = SimpleNamespace(be_patient=lambda seconds: seconds + 55, abort=lambda: None)
+    processes._group = group
+    pool: Any = SimpleNamespace()
+    processes.make_pages = lambda pool: None  # type: ignore[method-assign]
+    processes.share(pool)
+    assert one.orders.gettimeout() == NodeProcessConfig().parts.node.silence_s + 55
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_rank_tells_what_rank_0_does_not_find(
+    pair: tuple[socket.socket, socket.socket], closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that all ranks find is told once: rank 0 tells it, and closes the socket."""
+    ours, theirs = pair
+    said, nothing = io.StringIO(), Any
+
+    def fail(*_: object) -> None:
+        raise ConfigError("this GPU has no room")
+
+    monkeypatch.setattr(follower, "follow_to_the_end", fail)
+    monkeypatch.setattr(process, "SAME_ERROR_S", 0.01)
+    if closes:
+        ours.close()
+    assert process.run(nothing, theirs, 1, Logger("d0.1", said)) == 1
+    assert ("this GPU has no room" in said.getvalue()) is not closes
+
+
+def test_a_process_that_is_given_up_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, ended = io.StringIO(), []
+    monkeypatch.setattr(run.os, "_exit", ended.append)
+    run.end_process(Logger("d0", said), RankLost("rank 1 ended with status -9"))
+    assert ended == [run.EXIT_FAILED]
+    assert said.getvalue().endswith('go on error="rank 1 ended with status -9"\n')
 
 
 class NoLinks:
@@ -123,13 +186,13 @@ class NoLinks:
 
 def test_a_node_whose_rank_has_ended_ends(processes: RankProcesses) -> None:
     """With nothing to do it would not notice by itself."""
-    (follower,) = processes._followers
+    (one,) = processes._followers
     node = make_node("decode", "d0", CoreKnobs())
     links, log = NoLinks(), Logger("d0", io.StringIO())
     daemon = Daemon(node, links, log, 1.0, lambda: 0.0, check=processes.check_ranks)  # type: ignore[arg-type]
     daemon.round()
-    follower.process.kill()
-    follower.process.wait()
+    one.process.kill()
+    one.process.wait()
     with pytest.raises(RankLost, match="rank 1 ended with status -9"):
         daemon.round()
     node.ctx.core.close()

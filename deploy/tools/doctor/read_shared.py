@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import subprocess
 import sys
 
 import torch
 
 from shared.core import launcher
 from shared.core.errors import HandoffFailed
-from shared.core.short_process import run_short
+from shared.core.short_process import NoEnd, run_short
 from shared.device.gpu import Gpu
 from shared.device.torch_cuda import TorchCuda
 from shared.kv.layout import PlaneSpec
@@ -45,8 +44,8 @@ def read_elsewhere(handle: bytes) -> list[str]:
     command = launcher.command("deploy.tools.doctor.read_shared")
     try:
         done = run_short(command, TIMEOUT_S, handle.hex())
-    except subprocess.TimeoutExpired:
-        raise HandoffFailed(f"the process that reads did not end in {TIMEOUT_S:.0f} s") from None
+    except NoEnd as late:
+        raise HandoffFailed(f"the process that reads {late}") from None
     if not done.stdout:
         raise HandoffFailed(f"the process that reads ended: {done.stderr.strip()[-200:]}")
     return done.stdout.splitlines()
