@@ -18,6 +18,8 @@ from prefill_node.unread import Unread
 from shared.core.errors import HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.page_identity import KEY_BYTES, identities, prefix_keys
+from shared.kv.group_cache import Cache
+from shared.kv.prefix_cache import Found, Keys, PrefixCache
 from shared.node.context import NodeContext
 from shared.node.routers.lives import local_time
 from shared.node.spent_tickets import SpentTickets
@@ -96,8 +98,11 @@ class Loans:
         num_open = sum(loan.peer == peer for loan in self.open.values())
         if len(self.open) >= MOST_LOANS or num_open >= MOST_OF_ONE_PEER:
             raise HandoffFailed("too many loans are open")
-        keys = self._keys_of(peer, pull)
-        match = cache.match(keys, pull.num_pages * cache.page_size, f"loan to {peer}")
+        keys = self._keys_of(pull)
+        found = cache.find(keys, len(keys))
+        if last_name(cache, found, keys) != pull.last_page:
+            raise self._refuse(peer, "a Pull of pages that its ticket does not allow")
+        match = cache.lock(found, f"loan to {peer}")
         num_pages, num_pinned = len(match.pages) // kv.num_groups, int(np.count_nonzero(match.pages))
         if why := self._why_not(peer, num_pinned, num_pages > pull.first_page):
             cache.unlock(match.lock)
@@ -136,17 +141,13 @@ class Loans:
         self._ctx.log.warning((peer, why), "refused a pull", peer=peer, why=why)
         return HandoffFailed(why)
 
-    def _keys_of(self, peer: str, pull: Pull) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return the keys that this node computes for the requested pages. Raise HandoffFailed if the ticket names
-        other pages."""
+    def _keys_of(self, pull: Pull) -> Keys:
+        """Return the keys that this node computes for the requested pages."""
         settings = self._ctx.core.settings
         tokens = np.asarray(pull.prompt_ids, dtype=np.int64).tobytes()
         keys = prefix_keys(tokens, pull.adapter, settings.key_lookahead, pull.cache_salt)
         if len(keys) != pull.num_pages * settings.page_size * KEY_BYTES:
             raise HandoffFailed("tokens and pages differ in number")
-        *_, last = identities(keys, settings.page_size)
-        if last != pull.last_page:
-            raise self._refuse(peer, "a Pull of pages that its ticket does not allow")
         return np.frombuffer(keys, np.int64)
 
     def _why_not(self, peer: str, num_pinned: int, has_more: bool) -> str:
@@ -203,3 +204,12 @@ class Loans:
     @property
     def wakes_at(self) -> float:
         return min((loan.until for loan in self.open.values()), default=float("inf"))
+
+
+def last_name(cache: Cache, found: Found, keys: Keys) -> bytes:
+    """Return the name of the last page of `keys`. What is cached has its name, and only the rest is hashed."""
+    known = found.identity
+    if isinstance(cache, PrefixCache) and found.node is not None:
+        known = cache.identity_of(found.node)
+    *_, last = known, *identities(keys[found.num_pages * cache.page_size :].tobytes(), cache.page_size, known)
+    return last

@@ -18,10 +18,13 @@ ABOUT_KEY = (
     "requests with the same key go to the same node if nodes are equal, and count together in measuring how soon "
     "conversations come back; the header X-Session-ID goes before it"
 )
-ABOUT_RETENTION = "`24h`: the prompt stays cached after others, within the tenant's share; `in_memory`: as without it"
+ABOUT_RETENTION = (
+    "`24h`: the prompt stays cached after others, within the tenant's share; `in_memory`: as without it. Models with "
+    "sliding windows ignore it"
+)
 ABOUT_CONTROL = (
     "the prompt stays cached after others for its `ttl` (`5m`, the default, or `1h`), within the tenant's share; "
-    "tools, messages and their parts may have it, too, and the longest counts"
+    "tools, messages and their parts may have it, too, and the longest counts. Models with sliding windows ignore it"
 )
 
 

@@ -9,7 +9,7 @@ The prefill node asks only this source, and waits at most as long as computing t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from router.fleet.registry import RegisteredNode, Registry
 from router.requests.effects import Effects
@@ -40,11 +40,12 @@ class PrefixSources:
             return None
         page_size = prefill.hello.fingerprint.page_size
         most = min(len(request.asked.prompt_ids) - 1, MAX_PULL_TOKENS) // page_size if page_size else 0
-        own = self._num_pages(request, prefill, most)
         least = max(1, -(-LEAST_TOKENS // page_size)) if page_size else 1
+        names = pages.names(prefill.hello)[-most:] if most else []  # the others name pages alike
+        own = num_cached(prefill, names)
         if most - own < least:
             return None
-        found = {node: self._num_pages(request, node, most) for node in self._others(request, prefill)}
+        found = {node: num_cached(node, names) for node in self._others(request, prefill)}
         source = max(found, key=lambda node: (found[node], -node.sequences, node.node_id), default=None)
         if source is None or found[source] - own < least:
             return None
@@ -53,7 +54,7 @@ class PrefixSources:
         effects.sought.append(outcome)
         if outcome != "named":
             return None
-        span = PageSpan(found[source] * page_size, pages.names(source.hello)[-found[source]])
+        span = PageSpan(found[source] * page_size, names[-found[source]])
         return PrefixSource(
             node=source.node_id,
             epoch=source.hello.epoch,
@@ -70,12 +71,6 @@ class PrefixSources:
             is_there = node.is_there and node.peer not in request.avoid and can_dial(prefill.hello, node.hello)
             if node is not prefill and is_like and is_there and len(node.pages):
                 yield node
-
-    @staticmethod
-    def _num_pages(request: OpenRequest, node: RegisteredNode, most: int) -> int:
-        assert request.pages is not None
-        names = request.pages.names(node.hello)[-most:]
-        return node.pages.num_pages(names, has_window=node.hello.has_window) if most else 0
 
     def _token_s(self, prefill: RegisteredNode, others: Iterable[RegisteredNode], now: float) -> float | None:
         """Return the seconds per computed token. If no node was measured, return the assumed value or None."""
@@ -94,6 +89,10 @@ class PrefixSources:
         if pull_token_s is not None and pull_token_s >= token_s:
             return "slower", compute_s
         return "named", compute_s
+
+
+def num_cached(node: RegisteredNode, names: Sequence[bytes]) -> int:
+    return node.pages.num_pages(names, has_window=node.hello.has_window)
 
 
 def lends(source: RegisteredNode, asker: RegisteredNode) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shared.core.page_identity import identities
+from shared.core.page_identity import ROOT, identities
 from shared.kv.pages import PageIds
 from shared.kv.prefix_cache import Firsts, Found, Keys, Listener, Lock, Match, PrefixCache
 from shared.kv.window_cache import WindowCache
@@ -93,7 +93,9 @@ class GroupCache:
         pages = np.zeros((length, len(parts)), np.int32)
         for group, part in enumerate(parts):
             pages[:, group] = part.pages
-        return Found(pages.ravel(), sum(part.num_evictable for part in parts), length, parts=tuple(parts))
+        identity = names[length - 1] if length else ROOT
+        num_evictable = sum(part.num_evictable for part in parts)
+        return Found(pages.ravel(), num_evictable, length, identity=identity, parts=tuple(parts))
 
     def has_news(self, found: Found) -> bool:
         return any(cache.has_news(part) for cache, part in zip(self.by_group, found.parts, strict=True))
