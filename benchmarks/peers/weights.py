@@ -12,7 +12,6 @@ from shared.config.model_path import bundled_gguf
 
 AS_SHIPPED = "Q4_1"
 REQUANTISED = ("Q4_0", "Q8_0", "BF16")
-FORMATS = (AS_SHIPPED, *REQUANTISED)
 
 
 def gguf_files(programs: Path) -> dict[str, Path]:

@@ -30,7 +30,6 @@ PLAN_BYTES = 8 << 20  # of a plan on the device, as in the library's own wrapper
 DTYPES = (torch.bfloat16,)
 HEAD_DIMS = (64, 128)  # sizes that `compare_attention` covers
 LEAST_GROUP = 4  # query heads per key head, from which decoding on tensor cores is faster
-Int32s = npt.NDArray[np.int32]
 
 
 class RowKind(Enum):

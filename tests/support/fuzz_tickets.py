@@ -4,7 +4,6 @@ genuine ones. A grant for anything but the first use of a genuine ticket is an e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,7 +17,6 @@ from tests.support.fuzz_node import LOAD, FuzzNode
 MOST_KEPT = 64  # requests that it was given
 HELLO_EVERY = 400  # rounds: it says no heartbeats, so routers lose it and give its requests to others
 GENUINE_SHARE = 0.2
-Change = Callable[[NodeTicket], NodeTicket | None]
 replace = msgspec.structs.replace
 
 

@@ -42,23 +42,18 @@ class Answer:
 
 @dataclass
 class Client:
-    """One request and what came of it. `arrivals`: when each event with tokens came. `usage`: if it was asked for."""
+    """One request and what came of it. `usage`: if it was asked for."""
 
     prompt: list[int]
     fields: dict[str, Any]
     sampling: SamplingParams
     got: list[Answer] = field(default_factory=list)
-    arrivals: list[float] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     error: str = ""
 
     @property
     def num_tokens(self) -> int:
         return sum(len(answer.ids) for answer in self.got)
-
-    @property
-    def longest_gap_s(self) -> float:
-        return max((b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)), default=0.0)
 
     def wanted(self) -> list[Answer]:
         return [self._reference(index) for index in range(self.fields.get("n", 1))]
@@ -137,8 +132,6 @@ def take(client: Client, event: dict[str, Any]) -> None:
         answer.text += choice["text"]
         answer.finish_reason = choice["finish_reason"]
         answer.logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
-        if choice.get("token_ids"):
-            client.arrivals.append(time.monotonic())
 
 
 async def stream_all(

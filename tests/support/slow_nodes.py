@@ -135,9 +135,3 @@ def flat(profile: Profile, seconds: float) -> Profile:
     """Steps that take as long whatever is in them, as on a GPU that reads its weights."""
     costs = replace(profile.nodes[1].alone, rise=(seconds, seconds * 1.0001))
     return replace(profile, nodes={1: replace(profile.nodes[1], alone=costs)}, paths={1: profile.paths[1]})
-
-
-def steep(profile: Profile, token_s: float) -> Profile:
-    """Steps without a fixed part: twice as many rows take twice as long."""
-    costs = replace(profile.nodes[1].alone, rise=(token_s, 1001 * token_s))
-    return replace(profile, nodes={1: replace(profile.nodes[1], alone=costs)}, paths={1: profile.paths[1]})

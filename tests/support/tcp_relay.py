@@ -1,4 +1,4 @@
-"""A relay before servers, on loopback: a load balancer (`front`), or one that ends TLS (`tls_proxy`)."""
+"""A relay before servers, on loopback: a load balancer (`front`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import shutil
-import ssl
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,15 +27,6 @@ def front(urls: Sequence[str]) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-@contextlib.contextmanager
-def tls_proxy(port: int, certificate: Path, key: Path) -> Iterator[str]:
-    """Give an https URL on localhost. What comes in goes on in plain to 127.0.0.1:`port`."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-    with tcp_relay([("127.0.0.1", port)], context) as relay_port:
-        yield f"https://localhost:{relay_port}"
-
-
 def make_certificate(folder: Path) -> tuple[Path, Path]:
     """Make a certificate for localhost, signed by itself; return the files of certificate and key."""
     if shutil.which("openssl") is None:
@@ -50,7 +40,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
-def tcp_relay(servers: Sequence[Address], context: ssl.SSLContext | None = None, way_s: float = 0.0) -> Iterator[int]:
+def tcp_relay(servers: Sequence[Address], way_s: float = 0.0) -> Iterator[int]:
     """Give the port of a relay that runs in a thread of its own. When it ends, so does every connection.
     `way_s`: how long bytes and ends take each way, as between machines that are far apart."""
     turns = itertools.count()
@@ -65,7 +55,7 @@ def tcp_relay(servers: Sequence[Address], context: ssl.SSLContext | None = None,
                     return
 
     loop = asyncio.new_event_loop()
-    listener = loop.run_until_complete(asyncio.start_server(carry, "127.0.0.1", 0, ssl=context))
+    listener = loop.run_until_complete(asyncio.start_server(carry, "127.0.0.1", 0))
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:

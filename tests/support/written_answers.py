@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import anthropic
 import httpx2
@@ -22,7 +22,6 @@ from shared.core.states import FinishReason
 from tests.support.tool_cases import TOOLS
 
 COUNTS = Counts(prompt=10, answer=5, cached=4, reasoning=2)
-Make = Callable[[AnswerFacts], Writer]
 
 
 def facts_of(form: AnswerForm | None = None) -> AnswerFacts:

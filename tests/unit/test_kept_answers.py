@@ -10,8 +10,6 @@ from router.http.errors import KeyReused
 from router.http.kept_answers import KEPT_S, KeptAnswers, Make, Name, name_of_request
 from shared.core.errors import InvalidRequest, NodeLost, Overloaded
 
-Made = list[str]
-
 
 class Rig:
     def __init__(self, *, max_entries: int = 3, max_bytes: int = 100) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from deploy.tools.traffic.connection import Address, ClientConnection, connect
 from deploy.tools.traffic.exchange import Exchange
 
-Clock = Callable[[], float]
 PAUSE_S = 0.2  # wait between attempts to resume a stream
 
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +26,6 @@ MAX_ERRORS = 20
 
 class HazardError(AssertionError):
     """Two accesses that nothing orders, or one to a row or page of somebody else."""
-
-
-class Recorder(Protocol):
-    """What an accessor tells: object, rows or pages, read or write, and their generations at launch."""
-
-    def access(self, ledger: Ledger, ids: Sequence[int] | Ids, mode: Mode, generations: Ids) -> None: ...
 
 
 class Detector:

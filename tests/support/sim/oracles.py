@@ -167,10 +167,6 @@ class RouterOracle:
                     word = f"{host.name}/{request.rid}#"
                     raise Violation(f"{host.name} waits for {node.node_id} with {word}, mute for {mute_s:.1f} s", word)
 
-    def woke(self, now: float) -> None:
-        """The router was frozen: nobody could be heard."""
-        self._heard = dict.fromkeys(self._heard, now)
-
 
 def needed(request: OpenRequest) -> tuple[RegisteredNode, ...]:
     """Nodes without which it does not go on."""

@@ -23,7 +23,6 @@ PULL_FAULTS = ("lender dies", "borrower dies", "lender freezes")  # they hit a n
 GENTLE_FAULTS = ("stop signal", "admin drain", "role change", "slow node", "slow path", "short partition")
 GENTLE = ("gentle", "overload", "one way", "drains", "twins", "lost generates")
 GRAMMAR_EVERY = 7  # on average one request in seven follows a grammar
-MESSAGE_FAULTS = ("drop", "repeat", "reorder", "corrupt")
 SHAPES = ((1, 1), (1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (3, 3), (2, 3), (0, 2), (2, 0))  # prefill, decode
 
 
@@ -94,7 +93,7 @@ class ClusterPlan:
     routers: tuple[RouterPlan, ...]
     clients: tuple[ClientPlan, ...]
     faults: tuple[FaultPlan, ...]
-    message_faults: tuple[float, float, float, float]  # chances of MESSAGE_FAULTS
+    message_faults: tuple[float, float, float, float]  # chances: drop, repeat, reorder, corrupt
     local_tokens: int
     max_attempts: int
     resume_wait_s: float
