@@ -8,8 +8,11 @@ virtual clock moves, and one node has the real prefix cache and page allocator, 
 `--token-ms`, one prompt after another, and answer tokens take 20 ms each. The orders:
 
     lru      the longest unused first
-    known    the page that is used last, or never again, goes first: this order knows all returns (Belady)
     kept     the order of nodes: router/requests/returns.py measures, and shared/kv/leaf_order.py keeps
+    odds     what is least likely to be used in the next moment: it knows all statistics of its clients, as the numbers
+             below, but no future; no order without it can do much better
+    over     what nobody returns to, then the longest unused: it knows who returns, and not when
+    known    what is used last, or never again: it knows all returns (Belady)
 
 With `--plain` the agents declare no tools, so an answer does not show whether it ends in a call.
 """
@@ -38,7 +41,7 @@ from router.requests.answered import Answered, AnswerKind
 from router.requests.returns import EndedAnswer, Returns, page_near_end
 from shared.core.page_identity import identities
 from shared.kv.cached_page import CachedPage
-from shared.kv.leaf_order import LeafOrder
+from shared.kv.leaf_order import GONE, SPENT, LeafOrder
 from shared.kv.pages import PageAllocator, PageIds
 from shared.kv.prefix_cache import Lock, PrefixCache
 from shared.wire.messages import Key
@@ -49,7 +52,8 @@ IDS = {word: number for number, word in enumerate(WORDS, 10)}
 BEGIN, USER, ANSWER = 1, 2, 3  # tokens
 NEVER = math.inf
 KEY = Key("bench", 1, "r", 0, 0)
-ORDERS = ("lru", "known", "kept")
+CHAT_S, MOST_TURNS = 45.0, 5  # of chats: the mean until the return, and the most turns
+TOOL_S = 0.5, 30.0  # between these agents return, log-uniformly
 
 
 def lengths(text: str) -> Any:
@@ -64,8 +68,8 @@ def agents(seed: int) -> Iterator[Session]:
 
 
 def chats(seed: int) -> Iterator[Session]:
-    drawn = map(lengths, ("mix:30=3,200=2,1500=1", "50-300", "1-5"))
-    return Synthetic(*drawn, parse_pauses("", "45"), 200, 4).sessions(seed)
+    drawn = map(lengths, ("mix:30=3,200=2,1500=1", "50-300", f"1-{MOST_TURNS}"))
+    return Synthetic(*drawn, parse_pauses("", f"{CHAT_S:g}"), 200, 4).sessions(seed)
 
 
 class KnownOrder(LeafOrder):
@@ -87,6 +91,83 @@ class KnownOrder(LeafOrder):
             page = page.parent
 
 
+class OverOrder(KnownOrder):
+    """Evict what nobody returns to, then the longest unused: this order knows who returns, and not when."""
+
+    def push(self, node: CachedPage) -> None:
+        if self.next_use.get(node, NEVER) == NEVER:
+            node.used = SPENT
+        LeafOrder.push(self, node)
+
+
+@dataclass(eq=False)
+class Chance:
+    """What statistics say of one return. `share`: of such conversations, those that return."""
+
+    kind: str
+    at: float
+    share: float
+    is_open: bool = True
+    is_due: bool = False  # it has come, and waits
+
+    def rate(self, now: float) -> float:
+        """Return the chance per second that it comes now, after it has not come until now."""
+        if not self.is_open:
+            return 0.0
+        if self.is_due:
+            return NEVER
+        age = now - self.at
+        if self.kind == "agents":
+            age = min(max(age, TOOL_S[0]), 0.999 * TOOL_S[1])
+            return self.share / (age * math.log(TOOL_S[1] / age))
+        coming = self.share * math.exp(-age / CHAT_S)
+        return coming / (coming + 1 - self.share) / CHAT_S
+
+
+class OddsOrder(LeafOrder):
+    """Evict what is least likely to be used in the next moment."""
+
+    def __init__(self, nodes: dict[int, CachedPage]) -> None:
+        super().__init__(nodes)
+        self._chances: dict[CachedPage, list[Chance]] = {}
+        self._open: dict[CachedPage, int] = {}  # leaf -> stamp
+
+    def expect(self, leaf: CachedPage, chance: Chance) -> None:
+        page: CachedPage | None = leaf
+        while page is not None and page.parent is not None:
+            self._chances[page] = [one for one in self._chances.get(page, ()) if one.is_open] + [chance]
+            page = page.parent
+
+    def push(self, node: CachedPage) -> None:
+        self._open[node] = node.stamp
+
+    def evictable(self) -> set[CachedPage]:
+        return {node for node, stamp in self._open.items() if node.refs == 0 and node.stamp == stamp}
+
+    def pop(self) -> CachedPage | None:
+        found = self.evictable()
+        self._open = {node: node.stamp for node in found}
+        if not found:
+            return None
+        node = min(found, key=lambda leaf: (self._rate(leaf), leaf.used, leaf.page))
+        del self._open[node]
+        self._chances.pop(node, None)
+        node.stamp = GONE
+        return node
+
+    def _rate(self, node: CachedPage) -> float:
+        return sum(chance.rate(self.now) for chance in self._chances.get(node, ()))
+
+
+ORDERS: dict[str, type[LeafOrder]] = {
+    "lru": LeafOrder,
+    "kept": LeafOrder,
+    "odds": OddsOrder,
+    "over": OverOrder,
+    "known": KnownOrder,
+}
+
+
 @dataclass(eq=False)
 class Talk:
     kind: str
@@ -94,6 +175,7 @@ class Talk:
     history: list[int]
     turn: int = 0
     num_open: int = 0
+    chance: Chance | None = None
 
 
 @dataclass(eq=False)
@@ -114,8 +196,7 @@ class Study:
     def __init__(self, order: str, seed: int, args: argparse.Namespace) -> None:
         self.now, self._order, self._args = 0.0, order, args
         self._cache, self._allocator = PrefixCache(PAGE), PageAllocator(args.pages + 1)
-        if order == "known":
-            self._cache.leaves = KnownOrder(self._cache._nodes)
+        self._cache.leaves = ORDERS[order](self._cache._nodes)
         self._cache.leaves.num_total = args.pages
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
@@ -150,6 +231,8 @@ class Study:
     def _ask(self, talk: Talk) -> None:
         turn = talk.session.turns[talk.turn]
         talk.num_open = len(turn.texts)
+        if talk.chance is not None:
+            talk.chance.is_due = True
         for index, text in enumerate(turn.texts):
             prompt = [*talk.history, USER, *(IDS[word] for word in text.split()), ANSWER]
             answer = [self._rng.randrange(1 << 20, 1 << 40) for _ in range(turn.max_tokens)]
@@ -172,6 +255,8 @@ class Study:
         fresh = self._allocator.alloc(lacking)
         assert fresh is not None
         asked.pages = np.concatenate([match.pages, fresh])
+        if asked.talk.chance is not None:
+            asked.talk.chance.is_open = False
         self._offer(asked, keys, match.lock)
         num_computed = len(keys) - match.num_tokens
         self.computed[asked.talk.kind] += num_computed
@@ -208,12 +293,22 @@ class Study:
             self._begin(talk.kind)
 
     def _tell(self, asked: Asked, lock: Lock) -> None:
-        """Tell the order that knows, while the page is locked."""
+        """Tell the orders that know something, while the page is locked."""
         turns, number = asked.talk.session.turns, asked.talk.turn + 1
         leaves = self._cache.leaves
         if isinstance(leaves, KnownOrder) and lock.node is not None:
             returns = asked.is_main and number < len(turns)
             leaves.returns(lock.node, self.now + turns[number].think_s if returns else NEVER)
+        if isinstance(leaves, OddsOrder) and lock.node is not None and asked.is_main:
+            asked.talk.chance = Chance(asked.talk.kind, self.now, self._share(asked.talk))
+            leaves.expect(lock.node, asked.talk.chance)
+
+    @staticmethod
+    def _share(talk: Talk) -> float:
+        """Return the share that returns: an agent's answer shows whether it ends in a call, a chat has 1 to 5 turns."""
+        if talk.kind == "agents":
+            return float(talk.turn + 1 < len(talk.session.turns))
+        return 1 - 1 / (MOST_TURNS - talk.turn)
 
     def _expect(self, asked: Asked, lock: Lock) -> None:
         """Do what the router and the node do when an answer has ended."""

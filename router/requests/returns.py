@@ -28,7 +28,6 @@ LATEST = 64  # answers of a group that count
 ENOUGH = 8  # answers from which on a group is judged by itself
 MOST_GROUPS, MOST_WAITING = 4096, 1 << 14  # further answers are not followed
 MOST_SOUGHT = 1024  # last pages of a prompt that are compared with answers that wait
-LEVEL = 0.95  # pages are kept until this share of all returns has come
 LIKELY, UNLIKELY = 0.5, 0.05  # shares of a group that come back: to be kept, and to be evicted first
 ASSUMED_S = 30.0  # until enough answers with calls were seen
 LONGEST_S = 24 * 3600.0  # that a client may ask for
@@ -136,10 +135,10 @@ class Returns:
         gaps = next((gaps for group in groups if len(gaps := self._gaps.get(group, Gaps())) >= ENOUGH), None)
         if gaps is None:
             return ASSUMED_S if is_kept else None
-        back = sorted(gap for gap in gaps if gap < math.inf)
+        back = [gap for gap in gaps if gap < math.inf]
         if len(back) <= UNLIKELY * len(gaps):
             return 0.0
-        return back[math.ceil(LEVEL * len(back)) - 1] if is_kept and len(back) >= LIKELY * len(gaps) else None
+        return max(back) if is_kept and len(back) >= LIKELY * len(gaps) else None
 
     def _learn(self, ended: EndedAnswer) -> None:
         for group in ended.groups:

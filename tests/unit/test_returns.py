@@ -9,7 +9,16 @@ import pytest
 
 from router.requests import returns as rules
 from router.requests.answered import Answered, AnswerKind
-from router.requests.returns import ASSUMED_S, ENOUGH, LONGEST_S, PATIENCE_S, EndedAnswer, Returns, page_near_end
+from router.requests.returns import (
+    ASSUMED_S,
+    ENOUGH,
+    LATEST,
+    LONGEST_S,
+    PATIENCE_S,
+    EndedAnswer,
+    Returns,
+    page_near_end,
+)
 from shared.wire.messages import Keep, Key
 
 CALLS, AFTER_TOOLS, PLAIN = AnswerKind
@@ -57,10 +66,12 @@ def test_calls_are_kept_for_a_while_before_anything_is_known() -> None:
     assert site.turn(prompt(), Answered("", AFTER_TOOLS)) == site.turn(prompt()) == []
 
 
-def test_calls_are_kept_until_nearly_all_others_were_back() -> None:
+def test_calls_are_kept_until_all_others_were_back() -> None:
     site = Site()
-    site.learn([1.0] * 18 + [9.0, 40.0], CALLS)
-    assert site.turn(prompt(), Answered("", CALLS)) == [9.0]
+    site.learn([1.0] * 9 + [40.0, 9.0, None], CALLS)
+    assert site.turn(prompt(), Answered("", CALLS)) == [40.0]
+    site.learn([2.0] * LATEST, CALLS)
+    assert site.turn(prompt(), Answered("", CALLS)) == [2.0], "only the latest count"
 
 
 def test_few_answers_say_nothing_yet() -> None:
