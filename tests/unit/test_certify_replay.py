@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from deploy.tools.certify import replay
 from deploy.tools.certify.replay import Replayer, ReplayTask, ReplayVerdict
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
@@ -209,6 +210,17 @@ def test_nodes_of_two_kinds_and_a_missing_adapter_are_named(plain: NodeCore) -> 
     for record, words in ((two, "nodes of different kinds"), (adapted, "--lora NAME=PATH")):
         (untold,) = verdicts(plain, [replace(task, record=record)]).values()
         assert untold.is_equal is None and words in untold.text
+
+
+def test_sums_of_plain_torch_judge_no_exact_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have another order than those of Baton's kernels, and no fingerprint names it. HashLM sums integers."""
+    monkeypatch.setattr(replay, "has_numba", lambda: False)
+    for dtype, is_equal in (("int", True), ("bfloat16", None)):
+        core = make_core(PLAIN)
+        core.model.spec = replace(core.spec, dtype=dtype)  # type: ignore[misc]
+        (verdict,) = verdicts(core, [one_answer(core, SamplingParams(max_tokens=3))]).values()
+        core.close()
+        assert verdict.is_equal is is_equal and (is_equal or "install numba" in verdict.text), verdict
 
 
 # Near ties

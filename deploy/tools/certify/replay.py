@@ -19,13 +19,15 @@ import numpy as np
 import torch
 
 from deploy.tools.certify.formats import advice
-from router.certify.record import NEAR_TIES, AnswerRecord, CertifiedNumerics, certified_ids
+from router.certify.record import EXACT, NEAR_TIES, AnswerRecord, CertifiedNumerics, certified_ids
 from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
+from shared.kernel.libraries import has_numba
 from shared.kernel.noise import noise_bits, row_keys, torch_gumbel
 from shared.kernel.sample_constants import GREEDY_BELOW
+from shared.model.opened import DTYPES
 from shared.node.core import NodeCore
 from shared.node.fingerprint import build_name, make_fingerprint
 from shared.sched.events import Emitted, Ended
@@ -123,6 +125,9 @@ class Replayer:
         if name is not None:
             values = f"{getattr(node, name)!r} in the certificate and {getattr(self.numerics, name)!r} here"
             return f"another fingerprint: {name} is {values}: {advice(name, node, self.numerics)}"
+        on_cpu = self._core.pool.device.type == "cpu"
+        if record.replays == EXACT and node.dtype in DTYPES and on_cpu and not has_numba():
+            return "numba is missing here, and plain torch sums in another order than Baton's kernels: install numba"
         if record.adapter and record.adapter not in {adapter.digest for adapter in self._core.spec.adapters}:
             return f"the certificate names the adapter {record.adapter!r}: give it with --lora NAME=PATH"
         return ""
