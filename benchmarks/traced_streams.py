@@ -1,10 +1,12 @@
 """Compare routers: one of another checkout, this one's without traces, and with 1 % of the requests traced.
 
-    git worktree add ../old v1; python -m benchmarks.traced_streams ../old [--rounds 10] [--streams 64 512] [--json F]
+    git worktree add ../old v1; python -m benchmarks.traced_streams ../old [--rounds 10] [--json F]
 
 Each run is one of benchmarks.open_streams: a router, stand-in nodes and clients, which ask again when an answer ends.
 The three take turns, the other checkout first and last, and the tables compare as benchmarks.compare does: a figure is
-worse (or better) when its median lies outside everything that the other checkout measured.
+worse (or better) when its median lies outside everything that the other checkout measured. Memory of a stream is the
+difference between routers with many and with more streams: first requests fill memory that the start left free, and
+more of it or less tells nothing of streams.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +53,7 @@ def measure(checkout: Path, streams: int, seconds: float, traced: Sequence[str] 
 
 
 def named(figures: dict[str, Any]) -> dict[str, float]:
-    return {
-        "cpu_of_token_us": figures["cpu_us_per_token"],
-        "memory_of_stream_kb": figures["kb_per_stream"],
-        "router_mb": figures["router_full_mb"],
-    }
+    return {"cpu_of_token_us": figures["cpu_us_per_token"], "router_mb": figures["router_full_mb"]}
 
 
 def add(figures: dict[str, Figure], values: dict[str, float], *, is_old: bool) -> None:
@@ -75,28 +74,39 @@ def compare(other: Path, streams: int, rounds: int, seconds: float) -> dict[str,
     return tables
 
 
+def growth(many: Figure, more: Figure, streams: int) -> Figure:
+    """Return kB of each of the `streams` by which the runs differ."""
+
+    def grown(before: Sequence[float], after: Sequence[float]) -> list[float]:
+        return [1e3 * (last - first) / streams for first, last in zip(before, after, strict=True)]
+
+    return Figure(grown(many.old, more.old), grown(many.new, more.new))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="the other checkout; it runs in this environment")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--streams", type=int, nargs="*", default=[64, 512])
+    parser.add_argument("--streams", type=int, nargs="*", default=[64, 512, 1536])
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run's steady phase")
     parser.add_argument("--json", type=Path, help="also write all values there")
     args = parser.parse_args()
     console = Console(width=120)
     console.print(machine())
     values: dict[str, Any] = {}
-    for streams in args.streams:
-        for title, figures in compare(args.other.resolve(), streams, args.rounds, args.seconds).items():
+    last: tuple[int, dict[str, dict[str, Figure]]] | None = None
+    for streams in sorted(args.streams):
+        tables = compare(args.other.resolve(), streams, args.rounds, args.seconds)
+        for title, figures in tables.items():
+            if last is not None:
+                many = last[1][title]["router_mb"]
+                figures["memory_of_stream_kb"] = growth(many, figures["router_mb"], streams - last[0])
             show(f"{streams} streams, {title}", figures, console)
-            values[f"{streams}, {title}"] = {name: vars_of(figure) for name, figure in figures.items()}
+            values[f"{streams}, {title}"] = {name: asdict(figure) for name, figure in figures.items()}
+        last = streams, tables
     if args.json:
         args.json.write_text(json.dumps(values, indent=1))
     return 0
-
-
-def vars_of(figure: Figure) -> dict[str, list[float]]:
-    return {"old": figure.old, "new": figure.new}
 
 
 if __name__ == "__main__":

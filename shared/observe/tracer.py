@@ -132,6 +132,8 @@ class Tracer:
         """Return None for a request that is not sampled. `parent`: a traceparent, or "" for a new trace. `attributes`:
         what costs nothing to make, since `note` takes the others. `after`: the span that this one is linked with.
         """
+        if parent and not is_sampled(parent):
+            return None
         from opentelemetry.trace import Link, SpanKind
 
         links = () if after is None else [Link(after.context)]

@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks import beside_smg, open_streams, traced_streams
 from benchmarks.beside_smg import check_streams, wait_for_models
+from benchmarks.compare import Figure
 from benchmarks.open_streams import ROOT, Child, is_good
 from benchmarks.sse_client import stream_completion
 from benchmarks.stream_clients import Counts, Stream, trace_headers
@@ -86,7 +87,7 @@ def test_routers_take_turns_and_each_has_its_own_figures(monkeypatch: pytest.Mon
 
     def measure(checkout: Path, streams: int, seconds: float, traced: Sequence[str] = ()) -> dict[str, Any]:
         asked.append((checkout.name, " ".join(traced)))
-        return dict.fromkeys(("cpu_us_per_token", "kb_per_stream", "router_full_mb"), len(asked))
+        return dict.fromkeys(("cpu_us_per_token", "router_full_mb"), len(asked))
 
     monkeypatch.setattr(traced_streams, "measure", measure)
     tables = traced_streams.compare(Path("old"), 64, 2, 1.0)
@@ -95,6 +96,11 @@ def test_routers_take_turns_and_each_has_its_own_figures(monkeypatch: pytest.Mon
     assert asked == [*turn, *turn, ("old", "")]
     values = [(table["cpu_of_token_us"].old, table["cpu_of_token_us"].new) for table in tables.values()]
     assert values == [([1, 4, 7], [2, 5]), ([1, 4, 7], [3, 6])]
+
+
+def test_memory_of_a_stream_is_what_more_streams_take() -> None:
+    found = traced_streams.growth(Figure([90.0, 91.0], [80.0]), Figure([100.0, 111.0], [85.0]), 1000)
+    assert found == Figure([10.0, 20.0], [5.0])
 
 
 class Mute:

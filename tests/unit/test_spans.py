@@ -228,6 +228,14 @@ def test_a_request_that_is_not_sampled_has_no_spans(share: float, given: str) ->
     assert spans.close() == []
 
 
+@needs_otel
+def test_who_is_not_sampled_by_its_client_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = kept()
+    monkeypatch.setattr(spans.tracer, "_tracer", MagicMock(start_span=MagicMock(side_effect=AssertionError)))
+    assert spans.tracer.begin_span("chat", UNSAMPLED, 0.0) is None
+    assert spans.close() == []
+
+
 class Sent:
     endpoint = "tcp://127.0.0.1:1"
 
