@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from tests.support.cluster import ROOT, Cluster, baton_up
 from tests.support.metrics_page import nodes_of
 from tests.support.mixed_clients import make_client, stream_all, wait_until
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
+from tests.support.virtual_rank import ENDS_AT, LOAD
 
 FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1", "--node-silence-s", str(SILENCE_S), "--silence-s", str(SILENCE_S))
+NOBODY = "tcp://127.0.0.1:7001"  # nobody is there, and nobody is dialled for long
 
 
 @pytest.fixture
@@ -140,13 +143,39 @@ def test_no_rank_outlives_its_node(cluster: Cluster) -> None:
 
 def test_all_ranks_refuse_a_model_that_can_not_be_shared_out() -> None:
     """By rank 0's words alone, and nobody stays behind."""
-    router = ("--router", "tcp://127.0.0.1:7001")  # nobody is there, and nobody is dialled for long
     command = launcher.command("deploy.cli", "decode", "--model", "hashlm", "--tp", "3", "--node-id", "refused-0")
-    done = subprocess.run((*command, *router), cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S)
+    done = subprocess.run(
+        (*command, "--router", NOBODY), cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S
+    )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("--tp 3: hashlm has 4 lanes, which 3 does not divide")
     assert "Traceback" not in done.stderr
     assert not [one for one in psutil.process_iter(["cmdline"]) if "--of=refused-0" in (one.info["cmdline"] or ())]
+
+
+UNJOINED = """
+import sys
+from deploy.cli import main
+from shared.core import launcher
+
+command = launcher.command
+launcher.command = lambda module, *args: command("tests.support.virtual_rank", {first!r}, *args)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_rank_that_ends_before_it_joins_ends_its_node(tmp_path: Path) -> None:
+    """Rank 0 would wait for it at the rendezvous, for minutes."""
+    code = UNJOINED.format(first=f"{ENDS_AT}{LOAD},{tmp_path / 'holder'}")
+    node = ("decode", "--model", "hashlm", "--tp", "2", "--node-id", "unjoined-0", "--router", NOBODY)
+    said = tmp_path / "said.txt"
+    with said.open("w") as sink:  # a pipe would stay open in the holder
+        done = subprocess.run(
+            (sys.executable, "-c", code, *node), cwd=ROOT, stdin=subprocess.DEVNULL, stderr=sink, timeout=HANG_GUARD_S
+        )
+    os.kill(int((tmp_path / "holder").read_text()), signal.SIGKILL)
+    assert done.returncode == 1
+    assert said.read_text().splitlines()[-1].endswith('error="rank 1 ended with status -9"')
 
 
 def _pid_or_0(cluster: Cluster, node_id: str) -> int:
