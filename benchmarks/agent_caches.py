@@ -62,14 +62,14 @@ def lengths(text: str) -> Any:
 
 def agents(seed: int) -> Iterator[Session]:
     usual = AGENTS
-    drawn = map(lengths, (usual.prompt_tokens, usual.output_tokens, usual.turns))
+    prompt, output, turns = map(lengths, (usual.prompt_tokens, usual.output_tokens, usual.turns))
     think, fan_out = parse_pauses("", usual.think), lengths(usual.fan_out)
-    return Synthetic(*drawn, think, usual.prefix_tokens, usual.prefix_groups, fan_out).sessions(seed)
+    return Synthetic(prompt, output, turns, think, usual.prefix_tokens, usual.prefix_groups, fan_out).sessions(seed)
 
 
 def chats(seed: int) -> Iterator[Session]:
-    drawn = map(lengths, ("mix:30=3,200=2,1500=1", "50-300", f"1-{MOST_TURNS}"))
-    return Synthetic(*drawn, parse_pauses("", f"{CHAT_S:g}"), 200, 4).sessions(seed)
+    prompt, output, turns = map(lengths, ("mix:30=3,200=2,1500=1", "50-300", f"1-{MOST_TURNS}"))
+    return Synthetic(prompt, output, turns, parse_pauses("", f"{CHAT_S:g}"), 200, 4).sessions(seed)
 
 
 class KnownOrder(LeafOrder):

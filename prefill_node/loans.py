@@ -207,7 +207,7 @@ class Loans:
 
 
 def last_name(cache: Cache, found: Found, keys: Keys) -> bytes:
-    """Return the name of the last page of `keys`. Cached pages have their names; only the others are hashed."""
+    """Return the name of the last page of `keys`. Cached pages have their names, so only the rest is hashed."""
     known = found.identity
     if isinstance(cache, PrefixCache) and found.node is not None:
         known = cache.identity_of(found.node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -30,7 +30,9 @@ def filled(cache: Cache, num_pages: int) -> Cache:
 @pytest.mark.parametrize(
     "cache", [lambda: PrefixCache(PAGE), lambda: WindowCache(PAGE, 6), lambda: GroupCache(PAGE, (0, 6))]
 )
-def test_only_what_is_not_cached_is_hashed(cache, num_cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_is_not_cached_is_hashed(
+    cache: Callable[[], Cache], num_cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashed = []
 
     def counted(keys: bytes, page_size: int, parent: bytes = ROOT) -> Iterator[bytes]:

@@ -68,7 +68,7 @@ def test_calls_are_kept_for_a_while_before_anything_is_known() -> None:
 
 def test_calls_are_kept_until_all_others_were_back() -> None:
     site = Site()
-    site.learn([1.0] * 9 + [40.0, 9.0, None], CALLS)
+    site.learn([*[1.0] * 9, 40.0, 9.0, None], CALLS)
     assert site.turn(prompt(), Answered("", CALLS)) == [40.0]
     site.learn([2.0] * LATEST, CALLS)
     assert site.turn(prompt(), Answered("", CALLS)) == [2.0], "only the latest count"
