@@ -31,7 +31,7 @@ OFF, TRACED = "nothing on", "1 % traced"
 
 
 def measure(checkout: Path, streams: int, seconds: float, traced: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the figures of one run. Raise RuntimeError if its streams were no whole load."""
+    """Return the figures of one run. Raise RuntimeError if streams or spans are missing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
         command = [sys.executable, "-m", "benchmarks.open_streams", "--checkout", str(checkout), "--json", str(path)]
