@@ -129,6 +129,16 @@ def compiled(pair: tuple) -> Result:
 
 
 def compile_now(signature, kernel, chip: int) -> Result:
+    done = machine_code(signature, kernel, chip)
+    with tempfile.TemporaryDirectory() as folder:
+        registers, local = resources(done.asm["cubin"], Path(folder))
+    inexact = tuple(what for what, pattern in INEXACT.items() if pattern.search(done.asm["ptx"]))
+    exact, shared = is_exact(signature), done.metadata.shared
+    return Result(signature.kernel, signature.describe(), chip, registers, local, shared, exact, inexact)
+
+
+def machine_code(signature, kernel, chip: int):
+    """Return what Triton compiled."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -139,11 +149,7 @@ def compile_now(signature, kernel, chip: int) -> Result:
     options = {"num_warps": signature.num_warps, "num_stages": signature.num_stages, **options_of(signature)}
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
-        done = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
-        registers, local = resources(done.asm["cubin"], Path(folder))
-    inexact = tuple(what for what, pattern in INEXACT.items() if pattern.search(done.asm["ptx"]))
-    exact, shared = is_exact(signature), done.metadata.shared
-    return Result(signature.kernel, signature.describe(), chip, registers, local, shared, exact, inexact)
+        return triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
 
 
 def options_of(signature) -> dict[str, object]:
@@ -184,7 +190,9 @@ def page_of(results: Iterable[Result]) -> str:
     from tests.support.gpu_counts import counted
 
     host = subprocess.run([sys.executable, "-m", "tests.support.host_work"], cwd=ROOT, check=True, capture_output=True)
-    return "\n".join((PAGE, table(results), COUNTED, counted(), HOST, host.stdout.decode().strip(), LAUNCHED))
+    code = subprocess.run([sys.executable, "-m", "tests.support.step_code"], cwd=ROOT, check=True, capture_output=True)
+    host_table, code_table = (done.stdout.decode().strip() for done in (host, code))
+    return "\n".join((PAGE, table(results), COUNTED, counted(), CODE, code_table, HOST, host_table, LAUNCHED))
 
 
 COMMAND = "python -m tests.support.ahead --all --table docs/gpu-kernels.md"
@@ -205,6 +213,13 @@ once, and "times" is GB divided by least GB. A step has one upload, one graph re
 at once. Sampling is not in the table: with top-k or top-p it reads the logits of an output three times, without twice,
 and a greedy one once (shared/gpu_kernel/sample.py).
 """
+CODE = """
+## A layer's code, counted
+
+What our kernels launch in one layer of the same steps (bfloat16, outside a graph), and how many instructions of machine
+code the warps of each program run on sm_90: each counts once, so of a loop one turn. The products are the library's.
+Counted by `python -m tests.support.step_code`.
+"""
 HOST = """
 ## A decode step, seen from the host
 
@@ -217,8 +232,9 @@ LAUNCHED = """
 
 A kernel's first launch with a signature goes through Triton, which binds and looks up its code. Later launches find the
 code by a key (shared/gpu_kernel/bound.py). `python -m tests.support.launch_cost` counts the calls of both ways and
-times them, with a driver that launches nothing. On two busy cores of a Zen 3 server, in one run: a norm 41 and 13 us, a
-gate 22 and 5.5 us, split attention with its merge 65 and 20 us, the largest logits 20 and 5.8 us.
+times them, with a driver that launches nothing. Calls by Triton and then: a norm 48 and 24, a gate 40 and 20, split
+attention with its merge 178 and 67, the largest logits 64 and 20. On two busy cores of a Zen 3 server, in one run: a
+norm 41 and 13 us, a gate 22 and 5.5 us, split attention with its merge 65 and 20 us, the largest logits 20 and 5.8 us.
 """
 
 

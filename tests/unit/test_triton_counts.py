@@ -9,6 +9,7 @@ from tests.support import ahead
 pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
 from shared.model.kernels import Formats  # noqa: E402
 from tests.support.gpu_counts import COUNTED, attention_programs, count_layer, count_step, counted, llama  # noqa: E402
+from tests.support.step_code import launches_of_layer  # noqa: E402
 
 MOST_LAUNCHES, MOST_MOVED = 9, 1.15
 SHORT, LONG = 128, 2048  # the latter's keys are split
@@ -53,3 +54,12 @@ def test_weights_in_bytes_cost_one_launch_less() -> None:
 def test_the_page_has_these_figures() -> None:
     """Written by tests.support.ahead, which CONTRIBUTING.md names."""
     assert counted() in (ahead.ROOT / "docs" / "gpu-kernels.md").read_text()
+
+
+def test_the_page_counts_the_code_of_what_a_layer_launches() -> None:
+    page = (ahead.ROOT / "docs" / "gpu-kernels.md").read_text()
+    for batch, context in COUNTED:
+        for (signature, programs), launches in launches_of_layer(batch, context).items():
+            name = signature.kernel.partition(":")[2]
+            row = f"| {batch} | {context:,} | {name} | {launches} | {programs:,} | {signature.num_warps} |"
+            assert row in page, f"run python -m tests.support.step_code: {row}"
