@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 from tests.clients.agent_programs import Agent
+from tests.support.serving import QuietHandler, serving
 
 SAID = "all done"
 Event = dict[str, Any]
@@ -52,7 +52,7 @@ def logging_server(listener: socket.socket, agent: Agent) -> Iterator[Log]:
     """Answer what comes to the socket, until the block ends."""
     log = Log(agent)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def answer(self) -> None:
@@ -60,28 +60,15 @@ def logging_server(listener: socket.socket, agent: Agent) -> Iterator[Log]:
             assert "transfer-encoding" not in self.headers, "a chunked body: this server can't read it"
             kept = Kept(self.command, self.path, tuple(self.headers.items()), body)
             status, media_type, answer = log.answer(kept)
-            self.send_response(status)
-            self.send_header("content-type", media_type)
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(answer)
+            self.say(status, answer, ("content-type", media_type))
 
         do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False) as server:
-        server.socket.close()
-        server.socket = listener
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield log
-        finally:
-            server.shutdown()
-            thread.join()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    with serving(server):
+        yield log
 
 
 def events(all_of_them: list[Event]) -> bytes:

@@ -16,10 +16,11 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 from tests.support.patience import HANG_GUARD_S
+from tests.support.serving import QuietHandler, serving
 
 BUSY = {"busy": 429, "down": 503}
 
@@ -50,7 +51,7 @@ class BatchServer(ThreadingHTTPServer):
         """A client that hung up is no news here."""
 
 
-class BatchHandler(BaseHTTPRequestHandler):
+class BatchHandler(QuietHandler):
     protocol_version = "HTTP/1.1"
     server: BatchServer
 
@@ -102,16 +103,6 @@ class BatchHandler(BaseHTTPRequestHandler):
             self.say(200, whole_answer(prompt), ("x-request-id", f"r-{prompt}"))
             self.close_connection = word == "last"
 
-    def say(self, status: int, data: bytes, *headers: tuple[str, str]) -> None:
-        self.send_response(status)
-        for name, value in (*headers, ("content-length", str(len(data)))):
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 def whole_answer(prompt: str) -> bytes:
     """Return an answer with line breaks, which must not end up in a file of lines."""
@@ -121,12 +112,8 @@ def whole_answer(prompt: str) -> bytes:
 
 @contextlib.contextmanager
 def batch_server() -> Iterator[BatchServer]:
-    with BatchServer() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(BatchServer()) as server:
         try:
             yield server
         finally:
             server.may_answer.set()
-            server.shutdown()
-            thread.join()

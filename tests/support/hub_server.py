@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.server
 import json
 import re
 import threading
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 from tests.support.patience import HANG_GUARD_S
-from tests.support.serving import serving
+from tests.support.serving import QuietHandler, serving
 
 TOKEN = "hf_of_the_tests"
 MAIN = "main"
@@ -76,7 +76,7 @@ class HubState:
         return sorted(seen.path for seen in self.taken)
 
 
-class HubServer(http.server.ThreadingHTTPServer):
+class HubServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
@@ -88,12 +88,9 @@ class HubServer(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: HubServer
     protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
     def do_HEAD(self) -> None:
         self.answer()
@@ -172,19 +169,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.close_connection = cut is not None
 
     def send_json(self, value: object) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.say(200, json.dumps(value).encode(), ("Content-Type", "application/json"))
 
     def refuse(self, status: int, code: str) -> None:
-        self.send_response(status)
-        if code:
-            self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.say(status, b"", *([("X-Error-Code", code)] if code else []))
 
 
 def etag(data: bytes) -> str:

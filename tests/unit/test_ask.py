@@ -8,7 +8,7 @@ import json
 import subprocess
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from shared.config.processes import ClusterConfig
 from shared.core import launcher
 from tests.support.patience import HANG_GUARD_S
 from tests.support.ports import free_port
+from tests.support.serving import QuietHandler, serving
 
 
 class Server:
@@ -33,26 +34,19 @@ class Server:
         self.ends_well = True
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 is_known = server.key in self.headers.get("authorization", "")
-                self.answer(200 if is_known else 401, json.dumps({"data": [{"id": one} for one in server.models]}))
+                models = [{"id": one} for one in server.models]
+                self.say(200 if is_known else 401, json.dumps({"data": models}).encode())
 
             def do_POST(self) -> None:
                 server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
                 told = [{"choices": [{"delta": {"content": piece}}]} for piece in server.pieces]
                 whole = [{"choices": [{"delta": {}, "finish_reason": "stop"}]}] if server.ends_well else []
                 lines = [f"data: {json.dumps(one)}\n\n" for one in [{"choices": [{"delta": {}}]}, *told, *whole]]
-                self.answer(server.status, "".join([*lines, "data: [DONE]\n\n"]) if server.status == 200 else REFUSAL)
-
-            def answer(self, status: int, body: str) -> None:
-                self.send_response(status)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body.encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
+                answer = "".join([*lines, "data: [DONE]\n\n"]) if server.status == 200 else REFUSAL
+                self.say(server.status, answer.encode())
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
@@ -64,12 +58,8 @@ REFUSAL = json.dumps({"error": {"message": "the prompt is too long"}})
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()
-    thread = threading.Thread(target=made.http.serve_forever)
-    thread.start()
-    yield made
-    made.http.shutdown()
-    thread.join()
-    made.http.server_close()
+    with serving(made.http):
+        yield made
 
 
 def test_a_question_is_answered_by_the_server_s_first_model(server: Server, capsys) -> None:

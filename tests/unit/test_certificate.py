@@ -6,9 +6,8 @@ import http.client
 import io
 import ssl
 import subprocess
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from router.http.certificate import SOON_S, Certificate, load_certificate, show_
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
 from tests.support.patience import HANG_GUARD_S
+from tests.support.serving import QuietHandler, serving
 from tests.support.tcp_relay import make_certificate
 
 Pair = tuple[Path, Path]
@@ -163,14 +163,9 @@ def test_the_end_is_announced_once_a_day(pair: Pair) -> None:
     assert following.count("refuse") == 2, "of the new one nothing was told yet"
 
 
-class Ready(BaseHTTPRequestHandler):
+class Ready(QuietHandler):
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'{"nodes": [{"ready": true}]}')
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.say(200, b'{"nodes": [{"ready": true}]}')
 
 
 class QuietServer(HTTPServer):
@@ -184,17 +179,12 @@ def test_a_launcher_knows_its_router_by_the_certificate(pair: Pair, tmp_path: Pa
     expire(pair)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*pair)
-    with QuietServer(("127.0.0.1", 0), Ready) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            port = server.server_port
-            assert is_ready("127.0.0.1", port, 1, cert=str(pair[0]))
-            assert not is_ready("127.0.0.1", port, 1, cert=str(other))
-            connection: http.client.HTTPConnection = own_connection("127.0.0.1", port, str(other), HANG_GUARD_S)
-            with pytest.raises(ssl.SSLCertVerificationError):
-                connection.request("GET", "/ready")
-        finally:
-            server.shutdown()
-            thread.join()
+    server = QuietServer(("127.0.0.1", 0), Ready)
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    with serving(server):
+        port = server.server_port
+        assert is_ready("127.0.0.1", port, 1, cert=str(pair[0]))
+        assert not is_ready("127.0.0.1", port, 1, cert=str(other))
+        connection: http.client.HTTPConnection = own_connection("127.0.0.1", port, str(other), HANG_GUARD_S)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            connection.request("GET", "/ready")
