@@ -172,9 +172,9 @@ def test_tokens_around_thoughts_may_be_hidden() -> None:
     whole = RecordedAnswer("", "hm", (), (marks, hm), "length", ToldUsage(3, 2, 5))
     stream = RecordedAnswer("", "hm", (), (hm,), "length", ToldUsage(3, 2, 5))
     assert part("w", GREEDY, stream, whole, 0.25) is None
-    assert not truths.untrue_usage(stream, whole, 2)
+    assert not truths.untrue_usage(GREEDY, stream, whole, 2)
     longer = RecordedAnswer("", "hm", (), (hm,), "length", ToldUsage(3, 0, 3))
-    assert "1 tokens were shown" in truths.untrue_usage(longer, whole, 2)
+    assert "1 tokens were shown" in truths.untrue_usage(GREEDY, longer, whole, 2)
     other = RecordedAnswer("", "ah", (), (TokenScore("ah", -0.1),), "length")
     assert part("w", GREEDY, stream, other, 0.25) is not None
 
@@ -185,12 +185,25 @@ def test_tokens_inside_a_character_may_be_hidden() -> None:
     def untrue(text: str, finish: str, completion: int) -> str:
         told = ToldUsage(3, completion, 3 + completion)
         one = RecordedAnswer(text, "", (), (TokenScore(text, -0.1),), finish, told)
-        return truths.untrue_usage(one, one, completion)
+        return truths.untrue_usage(GREEDY, one, one, completion)
 
     assert not untrue("\u20ac", "stop", 4)  # three bytes, and the token that ends the answer
     assert "5, but 1 tokens were shown" in untrue("\u20ac", "stop", 5)
     assert not untrue("a", "length", 4)  # cut off inside a character of four bytes
     assert "5, but 1 tokens were shown" in untrue("a", "length", 5)
+
+
+def test_a_grammar_s_choice_is_less_likely_than_those_shown() -> None:
+    """llama.cpp's server shows the scores from before the grammar, and hides what it strips around an object."""
+    ask = Ask("j", "structured", "p", {"temperature": 0.0})
+    told = ToldUsage(3, 9, 12)
+    fenced = RecordedAnswer("{}", "", (), (TokenScore("```", -5.0, {"a": -0.1, "b": -3.0}),), "stop", told)
+    for logprob, below in ((-5.1, True), (-8.0, False)):
+        plain = RecordedAnswer("{}", "", (), (TokenScore("{", logprob, {"a": -0.1, "b": -3.0}),), "stop", told)
+        found = part("w", ask, fenced, plain, 0.25)
+        assert found is not None and found.below is below and found.margin == pytest.approx(-5.0 - logprob)
+    assert not truths.untrue_usage(ask, fenced, fenced, 48)
+    assert "9, but 1 tokens were shown" in truths.untrue_usage(GREEDY, fenced, fenced, 48)
 
 
 def test_a_near_tie_is_one_for_both_streams() -> None:

@@ -131,7 +131,12 @@ def margin_between(wanted: Sequence[TokenScore], got: Sequence[TokenScore], posi
     at, token = wanted[position], got[position].token
     if token in at.top:
         return abs(at.logprob - at.top[token]), True
-    return (at.logprob - min(at.top.values()), False) if at.top else (None, False)
+    if not at.top:
+        return None, False
+    least = min(at.top.values())
+    if at.logprob < least:  # a grammar's choice: both are less likely than those shown, and each stream tells its own
+        return abs(at.logprob - got[position].logprob), True
+    return at.logprob - least, False
 
 
 def max_move(wanted: Sequence[TokenScore], got: Sequence[TokenScore]) -> float:

@@ -228,9 +228,7 @@ def check_usage(groups: Sequence[AskedGroup], max_tokens: int) -> Check:
     if not told:
         return Check("usage", "skipped", NOT_OFFERED.format(why="answers have no usage"))
     wrong = [
-        (way, ask, why)
-        for way, ask, answer, wanted in told
-        if (why := untrue_usage(answer, wanted, limit_of(ask, max_tokens)))
+        (way, ask, why) for way, ask, answer, wanted in told if (why := untrue_usage(ask, answer, wanted, max_tokens))
     ]
     if wrong:
         details = first_of(wrong)
@@ -240,8 +238,8 @@ def check_usage(groups: Sequence[AskedGroup], max_tokens: int) -> Check:
     return Check("usage", "ok", text)
 
 
-def untrue_usage(answer: RecordedAnswer, wanted: RecordedAnswer, limit: int) -> str:
-    usage = answer.usage
+def untrue_usage(ask: Ask, answer: RecordedAnswer, wanted: RecordedAnswer, max_tokens: int) -> str:
+    usage, limit = answer.usage, limit_of(ask, max_tokens)
     assert usage is not None
     if usage.total != usage.prompt + usage.completion:
         return f"total_tokens is {usage.total}, but the parts are {usage.prompt} and {usage.completion}"
@@ -251,7 +249,8 @@ def untrue_usage(answer: RecordedAnswer, wanted: RecordedAnswer, limit: int) -> 
         return f"{usage.prompt} prompt tokens, and {wanted.usage.prompt} for the same prompt before"
     hidden = 1 if answer.finish == "stop" else UNFINISHED * (usage.completion == limit)  # an end has no text
     hidden += len(answer.text.encode(errors="replace")) - len(answer.text)  # llama.cpp hides parts of characters
-    most = usage.completion if answer.thoughts else answer.num_shown + hidden  # others hide those around thoughts
+    hides_some = answer.thoughts or ask.kind == "structured"  # what stands around thoughts or an object
+    most = usage.completion if hides_some else answer.num_shown + hidden
     if answer.num_shown and not answer.num_shown <= usage.completion <= most:
         return f"completion_tokens is {usage.completion}, but {answer.num_shown} tokens were shown"
     if answer.finish == "length" and usage.completion != limit:
