@@ -1,4 +1,4 @@
-"""Logs of answers of any length: what is held of them does not grow, and lines are read as they are needed."""
+"""Logs of answers of any length: lines are read as they are needed, and few answers are held."""
 
 from __future__ import annotations
 
