@@ -92,8 +92,7 @@ def forced(core: NodeCore, task: ReplayTask, ids: Sequence[int]) -> list[int]:
 
 
 def resumed(dead: NodeCore, heir: NodeCore, jobs: Sequence[Job], num_steps: int) -> Outcome:
-    """Each answer's beginning from `dead`, which ends after some steps, and the rest from `heir`, as a router asks for
-    it."""
+    """Each answer's beginning is from `dead`, which ends after some steps. The rest is from `heir`."""
     outcome = Outcome()
     for job in jobs:
         dead.submit(job.request())

@@ -49,7 +49,7 @@ def replay_files(
     prompts = prompts_in(prompt, model, config.text) if prompt is not None else None
     core_plan.apply(config.cores)
     speller = functools.cache(lambda: Speller(load_text_model(model, config.text).tokenizer))
-    logged = read_log(log, progress) if log is not None else ()
+    logged: Iterable[tuple[str, ShownAnswer]] = read_log(log, progress) if log is not None else ()
     tasks = tasks_of(itertools.chain(named, logged), prompts, known, speller, progress)
     first = next(tasks, None)
     if first is not None:

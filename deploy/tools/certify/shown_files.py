@@ -94,7 +94,7 @@ class SavedChoice:
 
 @dataclass(slots=True)
 class SavedAnswer:
-    """`choices`: the choices that have not ended. `ended`: the indices of the others."""
+    """`choices`: the ones under way. `ended`: the indices of the others."""
 
     prompt_token_ids: list[int] | None = None
     choices: dict[int, SavedChoice] = field(default_factory=dict)
