@@ -49,6 +49,7 @@ def measure(checkout: Path, streams: int, seconds: float, traced: Sequence[str] 
         figures: dict[str, Any] = json.loads(path.read_text())
     if figures["streams"] != streams or figures["lost"] or bool(figures["spans"]) != bool(traced):
         raise RuntimeError(f"{checkout}: {figures}")
+    print(checkout.name, streams, *traced, named(figures), file=sys.stderr, flush=True)  # ten rounds may be interrupted
     return figures
 
 
