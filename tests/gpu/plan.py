@@ -64,6 +64,14 @@ RIGHT = (
         75,
         ("plain", "n-gram", "chain", "tree", "int8 KV", "fp8 KV", "adapters", "grammars", "grammars, n-gram"),
     ),
+    Check(
+        "streams, library",
+        "streams.library",
+        60,
+        ("gemma3_text", "llama", "gemma2", "deepseek_v3", "qwen3_moe", "gpt_oss"),
+    ),
+    Check("kernels, products", "real.products", 40),  # fp8 rows, grouped experts
+    Check("attention of FlashInfer", "library_attention.attention", 200),  # if it is there; it compiles its kernels
     Check("another process's memory", "values.shared_memory", 25),
     Check("two nodes over cuda_ipc, one killed", "pair.pair", 45, ("cuda_ipc",)),
     Check("doctor", "doctor.doctor", 15),
@@ -72,7 +80,6 @@ RIGHT = (
     Check("kernels, attention", "kernels.attention", 50, ("as they are",)),
     Check("kernels, draws", "kernels.draws", 30),
     Check("sampling of real vocabularies", "real.sampling", 40),
-    Check("kernels, products", "real.products", 40),
     Check("kernels, norm and gate", "real.blocks", 20),
     Check("kernels, pages", "real.pages", 10),
     Check("kernels, preparing", "real.preparing", 10),
@@ -87,16 +94,9 @@ RIGHT = (
         "streams, grammars", "streams.kinds", 25, ("grammars", "grammars, n-gram", "grammars, chain", "grammars, tree")
     ),
     Check("streams, adapters", "streams.kinds", 20, ("adapters", "adapters, tree")),
-    Check(
-        "streams, library",
-        "streams.library",
-        60,
-        ("gemma3_text", "llama", "gemma2", "deepseek_v3", "qwen3_moe", "gpt_oss"),
-    ),
     Check("streams, mixtures of experts", "streams.families", 20, ("qwen3-moe",)),
     Check("streams, sliding windows", "streams.families", 25, ("mistral", "gemma3")),
     Check("streams, dense families", "streams.families", 25, ("llama", "qwen2", "qwen3")),
-    Check("attention of FlashInfer", "library_attention.attention", 200),  # if it is there; it compiles its kernels
 )
 FAST = (
     Check("copies, products, reads", "rates.rates", 5),

@@ -14,8 +14,9 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,37 @@ LONG = (
     *(f"attention of {name}" for name in MODELS[1:]),  # the virtual GPU's is one tiny model's
 )  # fmt: skip
 WITH_KERNELS = ("kernels.", "kernel_speed.", "real.")
+# Beside kernels: what a GPU's node does, and no GPU has done, is in a check. Other processes' work is not seen here.
+REACHED = {
+    "streams, graphs": ("shared.engine.graphs:GraphRunner._capture_one", "shared.engine.graphs:divide"),  # of prompts
+    "streams, library": ("shared.model.library.on_device:keep_frequencies", "shared.engine.graphs:Captured.fits"),
+    "kernels, products": (
+        "shared.kernel.scaled_product:ScaledLinear.__call__",
+        "shared.kernel.experts:GroupedLinear.__call__",
+    ),
+    "attention of FlashInfer": (
+        "shared.kernel.flash_infer:PlannedRows.run_rows",
+        "shared.kernel.flash_infer:FlashInferAttention.plan_graph",
+    ),
+}
+
+
+@contextlib.contextmanager
+def reaching(names: tuple[str, ...]) -> Iterator[None]:
+    """Each of these functions is called."""
+    reached: set[str] = set()
+
+    def noted(name: str, real: Callable[..., object]) -> Callable[..., object]:
+        return lambda *given, **named: (reached.add(name), real(*given, **named))[1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            module, _, path = name.partition(":")
+            *owners, function = path.split(".")
+            holder = reduce(getattr, owners, importlib.import_module(module))
+            patch.setattr(holder, function, noted(name, getattr(holder, function)))
+        yield
+    assert reached == set(names)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +89,8 @@ def test_every_check_runs_on_the_virtual_gpu(check: Check) -> None:
         with pytest.raises(NotHere, match="process's own"):
             run_check(check, "virtual")
         return
-    figures = run_check(check, "virtual")
+    with reaching(REACHED.get(check.name, ())):
+        figures = run_check(check, "virtual")
     print(figures)
     assert figures
     assert all(isinstance(value, int | float) and value >= 0 for value in figures.values()), figures

@@ -120,10 +120,18 @@ def test_a_lost_rank_is_given_up_unless_the_node_ends(
     (one,), told = processes._followers, []
     monkeypatch.setattr(ranks, "LOOK_S", 0.01)
     monkeypatch.setattr(ranks, "GIVE_UP_S", HANG_GUARD_S)
-    watch = threading.Thread(target=processes._watch, args=(told.append,))
+    watch, check = threading.Thread(target=processes._watch, args=(told.append,)), processes.check_ranks
+    looks = threading.Event()
+
+    def look() -> None:
+        looks.set()
+        check()
+
+    monkeypatch.setattr(processes, "check_ranks", look)
     one.process.kill()
     one.process.wait()
     watch.start()
+    assert looks.wait(HANG_GUARD_S)
     processes.close()
     watch.join(HANG_GUARD_S)
     assert not watch.is_alive() and not told, "the node ends by itself"
