@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from deploy.router_url import add_url_flag, add_url_word
@@ -73,11 +73,11 @@ def run_adapters(args: argparse.Namespace, client: Caller) -> int:
     return 0 if len(digests) <= 1 and all(row["state"] == wanted for row in rows) else 1
 
 
-def finished(client: Caller, told: Row, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> list[Row]:
+def finished(client: Caller, told: Row, timeout_s: float) -> list[Row]:
     """Return the order's last row of each node."""
     rows: dict[str, Row] = {row["node"]: row for row in told["nodes"]}
-    until = clock() + timeout_s
-    while is_open(rows.values()) and clock() < until:
+    until = time.monotonic() + timeout_s
+    while is_open(rows.values()) and time.monotonic() < until:
         time.sleep(POLL_S)
         now = {node["node"]: node["orders"] for node in client.call("GET", "/admin/adapters")["nodes"]}
         for name, row in rows.items():

@@ -100,12 +100,12 @@ def expect(source: Source, literal: str) -> Reading[None]:
         raise NotACall
 
 
-def skip_space(source: Source, limit: int = MAX_HELD_SPACE) -> Reading[None]:
+def skip_space(source: Source) -> Reading[None]:
     """Raise NotACall for more white space than may be held back."""
     num = 0
     while (char := (yield from peek(source))) and char in SPACE:
         num += 1
-        if num > limit:
+        if num > MAX_HELD_SPACE:
             raise NotACall
         source.at += 1
 

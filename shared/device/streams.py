@@ -65,7 +65,6 @@ def make_streams(
     *,
     on_thread_start: Callable[[], None] = do_nothing,
     notify: Callable[[], None] = do_nothing,
-    device: torch.device | None = None,
     gpu: Gpu | None = None,
     num_stages: int = 1,
 ) -> StreamSet:
@@ -74,7 +73,7 @@ def make_streams(
     - `on_thread_start`: each worker thread calls it first. On cuda, only the transfer and cold streams have a worker.
     - `notify`: a worker or watcher (cpu, cuda) calls it after each completion on the copy, transfer and cold streams.
       The host waits only for these streams.
-    - `gpu`, `device`: used by cuda. The defaults are torch.cuda and its current device.
+    - `gpu`: used by cuda, with its current device. The default is torch.cuda.
     - `num_stages`: number of stages in the model's pipeline. Each later stage has its own stream, even if the
       kind is inline.
     """
@@ -90,7 +89,7 @@ def make_streams(
         return StreamSet(forward, *others, clock=HostClock(), stages=later)
     if kind == "cuda" and not behind:
         gpu = gpu or TorchCuda()
-        return cuda_streams(gpu, device or gpu.current_device(), on_thread_start, notify)
+        return cuda_streams(gpu, gpu.current_device(), on_thread_start, notify)
     raise ConfigError(f"streams '{kind}': choose one of {', '.join(STREAM_KINDS)}")
 
 

@@ -9,7 +9,6 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -35,9 +34,8 @@ class CompileNews(Protocol):
 
 
 class CompileWatch(event.Listener):
-    def __init__(self, news: CompileNews, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, news: CompileNews) -> None:
         self._news = news
-        self._clock = clock
         self._here = threading.local()
 
     def start(self) -> None:
@@ -53,7 +51,7 @@ class CompileWatch(event.Listener):
         if event.kind == LOCK:
             here.depth = getattr(here, "depth", 0) + 1
             if here.depth == 1:  # callees are compiled inside their caller's compilation
-                here.kernel, here.begun = "", self._clock()
+                here.kernel, here.begun = "", time.monotonic()
         elif getattr(here, "depth", 0):
             here.kernel = here.kernel or name_of(event.data["qualname"])
             self._news.compiling(here.kernel)
@@ -65,7 +63,7 @@ class CompileWatch(event.Listener):
             return
         here.depth -= 1
         if here.depth == 0:
-            self._news.made_ready(here.kernel or asked_from(), self._clock() - here.begun)
+            self._news.made_ready(here.kernel or asked_from(), time.monotonic() - here.begun)
 
 
 def name_of(qualname: str) -> str:

@@ -36,7 +36,7 @@ def measured_plan(
     gpu: Gpu | None,
     make_least: Callable[[], NodeCore],
     log: Logger,
-    measure_others: Callable[[], Sequence[RankUse]] = list,
+    measure_others: Callable[[], Sequence[RankUse]],
 ) -> MemoryPlan:
     """`make_least` makes a core with two pages, to measure steps on a GPU. `measure_others`: asks the other ranks.
 

@@ -130,8 +130,8 @@ def read_pair(folder: Path, name: str, suffix: str = SECRET) -> KeyPair:
     return pair_of(parse_key(read_private(path).strip(), path))
 
 
-def names_with_secret(folder: Path, suffix: str = SECRET) -> list[str]:
-    return sorted(path.name.removesuffix(suffix) for path in folder.glob(f"*{suffix}"))
+def names_with_secret(folder: Path) -> list[str]:
+    return sorted(path.name.removesuffix(SECRET) for path in folder.glob(f"*{SECRET}"))
 
 
 def require_folder(folder: Path) -> None:

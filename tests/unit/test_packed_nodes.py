@@ -90,7 +90,7 @@ def test_mapped_weights_are_not_taken_for_free_memory(
     log = Logger("x", io.StringIO())
     small = replace(parts("x"), memory=MemoryConfig(kv_bytes=1 << 20, max_running=1))
     for wanted in (one, replace(one, packed=None)):
-        build_memory.measured_plan(small, wanted, "cpu", 1, None, lambda: None, log)  # type: ignore[arg-type, return-value]
+        build_memory.measured_plan(small, wanted, "cpu", 1, None, lambda: None, log, list)  # type: ignore[arg-type, return-value]
     assert given == [5 * GIB, 8 * GIB]
 
 
