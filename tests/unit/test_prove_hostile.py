@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -202,6 +203,12 @@ def test_a_grammar_s_choice_is_less_likely_than_those_shown() -> None:
         plain = RecordedAnswer("{}", "", (), (TokenScore("{", logprob, {"a": -0.1, "b": -3.0}),), "stop", told)
         found = part("w", ask, fenced, plain, 0.25)
         assert found is not None and found.below is below and found.margin == pytest.approx(-5.0 - logprob)
+    shown = (*fenced.scores, TokenScore("{}", -0.1))
+    assert part("w", ask, fenced, RecordedAnswer("{}", "", (), shown, "length", told), 0.25) is not None
+    assert (
+        part("w", ask, RecordedAnswer("{}", "", (), shown[1:], "stop", told), replace(fenced, scores=shown), 0.25)
+        is None
+    )
     assert not truths.untrue_usage(ask, fenced, fenced, 48)
     assert "9, but 1 tokens were shown" in truths.untrue_usage(GREEDY, fenced, fenced, 48)
 

@@ -63,8 +63,9 @@ def part(way: str, ask: Ask, wanted: RecordedAnswer, got: RecordedAnswer, noise:
         ends_alike = wanted.finish == got.finish and wanted.text == got.text
         if position is None or (ends_alike and position == min(len(first), len(second))):
             continue  # one of the two may show the token that ends the answer
-        if unit == "token" and len(first) != len(second) and wanted.thoughts and all_said(wanted) == all_said(got):
-            continue  # streams of some servers hide the tokens around the thoughts
+        hides_some = unit == "token" and (wanted.thoughts or ask.kind == "structured")
+        if hides_some and len(first) != len(second) and all_said(wanted) == all_said(got):
+            continue  # streams of some servers hide the tokens around thoughts, or around an object
         around = slice(position, position + shown)
         has_scores = unit == "token" and scored(wanted) and scored(got)
         margin, below, why = judge(ask, wanted, got, position, noise) if has_scores else (None, False, UNKNOWN)
