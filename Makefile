@@ -20,8 +20,8 @@ GPU_FLAGS ?=
 
 help:
 	@echo "make run        set up, then serve on http://127.0.0.1:8000 (router, one prefill node, one decode node)"
-	@echo "make test       set up, then lint and the tests that notice most per second; twelve minutes"
-	@echo "make test-deep  the next ones; twenty minutes. CI runs both"
+	@echo "make test       set up, then lint and the tests that notice most per second; half an hour"
+	@echo "make test-deep  the next ones; half an hour. CI runs both"
 	@echo "make test-long  hours: costly variants, more seeds, all ranks, fuzzing, mutated bodies, kernels, soaking, mutants"
 	@echo "make setup      the environment in $(VENV) only"
 	@echo "make setup-dev  the same, with what tests, lint and benches need; they ask for it themselves"
