@@ -42,12 +42,13 @@ class Answer:
 
 @dataclass
 class Client:
-    """One request and what came of it. `usage`: if it was asked for."""
+    """One request and what came of it. `arrivals`: when each event with tokens came. `usage`: if it was asked for."""
 
     prompt: list[int]
     fields: dict[str, Any]
     sampling: SamplingParams
     got: list[Answer] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     error: str = ""
 
@@ -132,6 +133,8 @@ def take(client: Client, event: dict[str, Any]) -> None:
         answer.text += choice["text"]
         answer.finish_reason = choice["finish_reason"]
         answer.logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
+        if choice.get("token_ids"):
+            client.arrivals.append(time.monotonic())
 
 
 async def stream_all(
