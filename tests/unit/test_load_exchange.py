@@ -239,6 +239,15 @@ def test_the_arguments_of_a_call_are_an_answer():
     assert list(record.counts) == [1, 1, 1], "the thought, and the arguments"
 
 
+def test_of_two_calls_the_first_goes_on():
+    """Servers that don't know `parallel_tool_calls` make several, and refuse a history with joined arguments."""
+    deltas = [{"index": call, "function": {"arguments": text}} for call, text in ((0, "{}"), (1, '{"a":'), (1, "1}"))]
+    choices = [{"index": 0, "delta": {"tool_calls": [one]}} for one in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
+    record = fed(chunked(*(json.dumps({"choices": [choice]}).encode() for choice in choices))).record
+    assert record.is_call and record.text == "{}" and list(record.counts) == [1, 1, 1]
+
+
 def test_part_of_a_call_is_none():
     record = called("length", '{"command":')
     assert record.is_whole and not record.is_call and record.text == "hm"

@@ -213,6 +213,23 @@ def test_a_grammar_s_choice_is_less_likely_than_those_shown() -> None:
     assert "9, but 1 tokens were shown" in truths.untrue_usage(GREEDY, fenced, fenced, 48)
 
 
+def test_hidden_tokens_are_no_others() -> None:
+    """Around an object nothing is hidden but what the longer stream has more; a server that shows ids hides none."""
+    ask = Ask("j", "structured", "p", {"temperature": 0.0})
+
+    def of(ids: tuple[int, ...], *tokens: str) -> RecordedAnswer:
+        return RecordedAnswer("{}", "", ids, tuple(TokenScore(one, -0.1) for one in tokens), "stop")
+
+    for one, other in ((of((1, 2)), of((3,))), (of((), "{", "}"), of((), "{}"))):
+        assert part("w", ask, one, other, 0.25) is not None and part("w", ask, other, one, 0.25) is not None
+    assert part("w", ask, of((), "{}"), of((), "`", "{}", "`"), 0.25) is None
+    for kind, finish, completion in (("structured", "stop", 9), ("greedy", "length", 3), ("greedy", "stop", 4)):
+        told = ToldUsage(3, completion, 3 + completion)
+        shown = RecordedAnswer("\u20ac", "", (1, 2), (), finish, told)
+        wrong = truths.untrue_usage(replace(ask, kind=kind), shown, shown, completion)
+        assert wrong == f"completion_tokens is {completion}, but 2 tokens were shown"
+
+
 def test_a_near_tie_is_one_for_both_streams() -> None:
     def one_token(token: str, a: float, b: float) -> RecordedAnswer:
         top = {"a": a, "b": b}

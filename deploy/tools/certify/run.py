@@ -88,9 +88,12 @@ def tasks_of(
     speller: Callable[[], Speller],
     progress: ReplayProgress,
 ) -> Iterator[ReplayTask]:
-    """Tell and count answers that are wrong, or can't be computed. `speller`: is asked once a text is shown."""
+    """Tell and count answers that are wrong, or can't be computed.
+
+    `speller`: is asked once a text is shown with its tokens.
+    """
     for name, shown in named:
-        own = speller() if shown.text is not None else None
+        own = speller() if shown.text is not None and shown.token_ids is not None else None
         try:
             task = task_of(name, shown, prompts, keys)
             if own is not None:

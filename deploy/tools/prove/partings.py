@@ -64,7 +64,7 @@ def part(way: str, ask: Ask, wanted: RecordedAnswer, got: RecordedAnswer, noise:
         if position is None or (ends_alike and position == min(len(first), len(second))):
             continue  # one of the two may show the token that ends the answer
         hides_some = unit == "token" and (wanted.thoughts or ask.kind == "structured")
-        if hides_some and len(first) != len(second) and all_said(wanted) == all_said(got):
+        if hides_some and all_said(wanted) == all_said(got) and lacks_some(first, second):
             continue  # streams of some servers hide the tokens around thoughts, or around an object
         around = slice(position, position + shown)
         has_scores = unit == "token" and scored(wanted) and scored(got)
@@ -78,6 +78,13 @@ def part(way: str, ask: Ask, wanted: RecordedAnswer, got: RecordedAnswer, noise:
 
 
 UNKNOWN = "how near the two were is unknown, because the server shows no log-probabilities of them"
+
+
+def lacks_some(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Return whether the shorter one is the longer one without some tokens."""
+    shorter, longer = sorted((first, second), key=len)
+    rest = iter(longer)
+    return len(shorter) < len(longer) and all(token in rest for token in shorter)
 
 
 def tokens_of(answer: RecordedAnswer) -> tuple[str, ...]:

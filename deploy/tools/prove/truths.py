@@ -247,9 +247,12 @@ def untrue_usage(ask: Ask, answer: RecordedAnswer, wanted: RecordedAnswer, max_t
         return f"{usage.cached} of {usage.prompt} prompt tokens came from a cache"
     if wanted.usage is not None and usage.prompt != wanted.usage.prompt:
         return f"{usage.prompt} prompt tokens, and {wanted.usage.prompt} for the same prompt before"
-    hidden = 1 if answer.finish == "stop" else UNFINISHED * (usage.completion == limit)  # an end has no text
-    hidden += len(answer.text.encode(errors="replace")) - len(answer.text)  # llama.cpp hides parts of characters
-    hides_some = answer.thoughts or ask.kind == "structured"  # what stands around thoughts or an object
+    hidden = int(answer.finish == "stop")  # an end has no text
+    hides_some = bool(answer.thoughts)  # what stands around them
+    if not answer.ids:  # llama.cpp hides parts of characters, and what stands around an object
+        hidden += len(answer.text.encode(errors="replace")) - len(answer.text)
+        hidden += UNFINISHED * (answer.finish != "stop" and usage.completion == limit)
+        hides_some = hides_some or ask.kind == "structured"
     most = usage.completion if hides_some else answer.num_shown + hidden
     if answer.num_shown and not answer.num_shown <= usage.completion <= most:
         return f"completion_tokens is {usage.completion}, but {answer.num_shown} tokens were shown"

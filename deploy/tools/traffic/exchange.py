@@ -137,10 +137,10 @@ class Exchange:
             self._note_usage(chunk)
         count = 0
         for choice in chunk.choices:
-            ids, piece, arguments = choice.token_ids or [], choice.piece, choice.arguments
-            count += len(ids) or (1 if piece or arguments else 0)
+            ids, piece = choice.token_ids or [], choice.piece
+            count += len(ids) or int(choice.has_text)
             self.record.ids.extend(ids)
-            self.record.arguments += arguments
+            self.record.arguments += "".join(call.function.arguments or "" for call in choice.calls if not call.index)
             if piece:
                 self.record.pieces.append(piece)
             self.record.finish_reason = choice.finish_reason or self.record.finish_reason

@@ -42,7 +42,7 @@ class RequestRecord:
     reported_tokens: int = 0
     ids: list[int] = field(default_factory=list)  # the answer's token ids; empty if the server shows none
     pieces: list[str] = field(default_factory=list)
-    arguments: str = ""  # of the call of a tool
+    arguments: str = ""  # of the first call of a tool
 
     def token(self, at: float, late: float, count: int) -> None:
         self.at.append(at)

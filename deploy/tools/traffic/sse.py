@@ -60,6 +60,7 @@ class ChunkFunction(msgspec.Struct, frozen=True):
 
 
 class ChunkCall(msgspec.Struct, frozen=True):
+    index: int | None = None
     function: ChunkFunction = ChunkFunction()
 
 
@@ -85,9 +86,12 @@ class ChunkChoice(msgspec.Struct, frozen=True):
         return self.delta.content or self.delta.reasoning_content or self.delta.reasoning or ""
 
     @property
-    def arguments(self) -> str:
-        calls = (self.delta and self.delta.tool_calls) or ()
-        return "".join(call.function.arguments or "" for call in calls)
+    def calls(self) -> list[ChunkCall]:
+        return (self.delta and self.delta.tool_calls) or []
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.piece) or any(call.function.arguments for call in self.calls)
 
 
 class ChunkPromptDetails(msgspec.Struct, frozen=True):
