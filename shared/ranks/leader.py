@@ -198,13 +198,13 @@ class RankProcesses:
             self._group.abort()
         for follower in self._followers:
             follower.orders.close()
+        self._closed.set()  # the ranks now end because they were told to
         until = time.monotonic() + FAREWELL_S
         for follower in self._followers:
             end(follower.process, until)
         self._followers.clear()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._closed.set()
 
 
 def end(process: subprocess.Popen[bytes], until: float) -> None:
