@@ -6,10 +6,10 @@ It knows the kinds that are named to it, takes POST, PUT, PATCH and DELETE as th
 from __future__ import annotations
 
 import base64
-import contextlib
+import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from tests.support.serving import QuietHandler, serving
+from tests.support.serving import QuietHandler
 
 Object = dict[str, Any]
 VERBS = ["create", "delete", "get", "list", "patch", "update"]
@@ -28,13 +28,13 @@ JSON_TYPE = ("content-type", "application/json")
 
 
 class KubeRecorder(ThreadingHTTPServer):
-    """`kinds`: (apiVersion, kind). `objects` are those that exist now, by path; `calls` all changes, (verb, path)."""
+    """`kinds`: (apiVersion, kind). `objects`: the ones that exist now, by path."""
 
     def __init__(self, kinds: Sequence[tuple[str, str]]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.kinds = sorted(kinds)
         self.objects: dict[str, Object] = {}
-        self.calls: list[tuple[str, str]] = []
+        self.versions = itertools.count(1)
 
     def write_config(self, path: Path) -> None:
         """Write a kubeconfig that names this server."""
@@ -82,14 +82,11 @@ class Handler(QuietHandler):
     def do_PUT(self) -> None:  # noqa: N802
         self.keep(urlsplit(self.path).path, self.read())
 
-    def do_PATCH(self) -> None:  # noqa: N802
-        """Of a server-side apply. Fields that it does not name are forgotten."""
-        self.keep(urlsplit(self.path).path, self.read())
+    do_PATCH = do_PUT  # noqa: N815  # a server-side apply; fields that it does not name are forgotten
 
     def do_DELETE(self) -> None:  # noqa: N802
         self.body()
         path = urlsplit(self.path).path
-        self.server.calls.append(("DELETE", path))
         gone = self.server.objects.pop(path, None)
         self.answer(gone and {"kind": "Status", "apiVersion": "v1", "status": "Success"})
 
@@ -104,8 +101,7 @@ class Handler(QuietHandler):
         return made
 
     def keep(self, path: str, made: Object) -> None:
-        self.server.calls.append((self.command, path))
-        made["metadata"]["resourceVersion"] = str(len(self.server.calls))
+        made["metadata"]["resourceVersion"] = str(next(self.server.versions))
         self.server.objects[path] = made
         self.answer(made)
 
@@ -125,10 +121,5 @@ def release_of(data: bytes) -> Object:
 
 
 def plural(kind: str) -> str:
-    return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind.lower()}s" if kind.islower() else plural(kind.lower())
-
-
-@contextlib.contextmanager
-def recording(kinds: Sequence[tuple[str, str]]) -> Iterator[KubeRecorder]:
-    with serving(KubeRecorder(kinds)) as server:
-        yield server
+    name = kind.lower()
+    return f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"

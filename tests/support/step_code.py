@@ -7,6 +7,7 @@ Counted in the machine code that a program's warps run, each instruction once: o
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def launches_of(num_layers: int, batch: int, context: int) -> Counter[tuple[Sign
     return found
 
 
+@functools.cache
 def instructions_of(signature: Signature) -> int:
     from triton import knobs
 
@@ -67,11 +69,10 @@ def instructions_of(signature: Signature) -> int:
 
 def counted() -> str:
     """Return a row for each kernel of each kind of step."""
-    lines, known = [HEAD, "|---" * HEAD.count("| ") + "|"], dict[Signature, int]()
+    lines = [HEAD, "|---" * HEAD.count("| ") + "|"]
     for batch, context in COUNTED:
         for (signature, programs), launches in launches_of_layer(batch, context).items():
-            instructions = known.setdefault(signature, 0) or instructions_of(signature)
-            known[signature] = instructions
+            instructions = instructions_of(signature)
             name, warps = signature.kernel.partition(":")[2], signature.num_warps
             lines.append(f"| {batch} | {context:,} | {name} | {launches} | {programs:,} | {warps} | {instructions:,} |")
     return "\n".join(lines)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import chart
-from tests.support.kube_recorder import KubeRecorder, recording
+from tests.support.kube_recorder import KubeRecorder
+from tests.support.serving import serving
 
 pytestmark = pytest.mark.skipif(shutil.which("helm") is None, reason="there is no helm in PATH")
 RELEASES = ("v1", "Secret")  # where Helm keeps what it has done
@@ -31,7 +32,7 @@ def test_helm_installs_upgrades_and_uninstalls(name: str, tmp_path: Path) -> Non
     _, rendered = chart.kept(name)
     kinds = {(one["apiVersion"], one["kind"]) for one in rendered}
     values = ("-f", f"{chart.CHART}/ci/{name}-values.yaml", "--disable-openapi-validation")
-    with recording([*kinds, RELEASES]) as server:
+    with serving(KubeRecorder([*kinds, RELEASES])) as server:
         for command in ("install", "upgrade"):
             run_helm(server, tmp_path, command, chart.RELEASE, str(chart.CHART), *values)
             made = [one for one in server.objects.values() if one["kind"] != "Secret"]
