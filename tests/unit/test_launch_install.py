@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import chart
 from tests.support.kube_recorder import KubeRecorder
+from tests.support.patience import HANG_GUARD_S
 from tests.support.serving import serving
 
 pytestmark = pytest.mark.skipif(shutil.which("helm") is None, reason="there is no helm in PATH")
@@ -20,7 +21,7 @@ RELEASES = ("v1", "Secret")  # where Helm keeps what it has done
 def run_helm(server: KubeRecorder, folder: Path, *words: str) -> None:
     server.write_config(folder / "kubeconfig")
     where = ("--namespace", chart.NAMESPACE, "--kubeconfig", str(folder / "kubeconfig"))
-    subprocess.run(["helm", *words, *where], check=True, timeout=120, capture_output=True)
+    subprocess.run(["helm", *words, *where], check=True, timeout=HANG_GUARD_S, capture_output=True)
 
 
 def names(objects: Sequence[dict[str, object]]) -> list[tuple[str, str]]:
