@@ -89,7 +89,10 @@ class Endpoint:
 
     async def _exchange(self, connection: Connection) -> None:
         try:
-            await self._serve(connection)
+            if not await self._told_rights(connection):
+                self._admit(connection)
+                await self._handler(connection)
+                self._log(connection, connection.failure)
         except ClientGone:
             return
         except BatonError as error:
@@ -121,17 +124,15 @@ class Endpoint:
     def _exchange_over(self, connection: Connection) -> None:
         """Do nothing: only /admin keeps account."""
 
-    async def _serve(self, connection: Connection) -> None:
+    async def _told_rights(self, connection: Connection) -> bool:
+        """Answer a question of what the path allows, and return whether it was one."""
         self._rules.web.check(connection)
         asked = self._rules.web.preflight(connection)
         if asked is None and self._methods and asks_for_methods(connection):
             asked = [(b"allow", self._allowed)]
         if asked is not None:
             await connection.answer(200, b"", asked)
-            return
-        self._admit(connection)
-        await self._handler(connection)
-        self._log(connection, connection.failure)
+        return asked is not None
 
     def _admit(self, connection: Connection) -> None:
         if self._methods and connection.scope["method"] not in self._methods:

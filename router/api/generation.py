@@ -163,27 +163,12 @@ class Generation:
 
     async def run(self, connection: Connection) -> None:
         """Send the answer. Raise errors before the headers; write a later error into the stream."""
-        if self._span is None:
-            await self._send_answer(connection, connection.trace)
-            return
         try:
-            await self._send_answer(connection, self._span.traceparent)
-        except BatonError as error:
-            self._ended_as = error.code
+            asker, mailbox = self._begin(connection)
+        except Exception as error:
+            self._ended_as = error.code if isinstance(error, BatonError) else BatonError.code
+            self._end_span()
             raise
-        finally:
-            reasons = [choice.finish_reason for choice in self._choices if choice.finish_reason is not None]
-            self._span.over(self._writer.answer_id, self._ended_as, reasons, self._counts(), self._times)
-
-    async def _send_answer(self, connection: Connection, trace: str) -> None:
-        session, left = session_of(connection), time_left(connection, self._arrived)
-        asker = Asker(session or self._plan.session, bool(session), connection.tenant, left, trace)
-        requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
-        mailbox = self._gateway.open(requests, self._writer.answer_id)
-        self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
-        self._begun, self._nodes = mailbox.begun, mailbox.nodes
-        self._metrics.started()
-        self._metrics.for_model(self._plan.model)
         connection.was_admitted = self.was_admitted = True
         try:
             if self._plan.show.stream:
@@ -210,6 +195,24 @@ class Generation:
         finally:
             self._gateway.close(mailbox)
             self._metrics.ended(self._ended_as, time.monotonic() - self._arrived)
+            self._end_span()
+
+    def _begin(self, connection: Connection) -> tuple[Asker, Mailbox]:
+        session, left = session_of(connection), time_left(connection, self._arrived)
+        trace = connection.trace if self._span is None else self._span.traceparent
+        asker = Asker(session or self._plan.session, bool(session), connection.tenant, left, trace)
+        requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
+        mailbox = self._gateway.open(requests, self._writer.answer_id)
+        self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
+        self._begun, self._nodes = mailbox.begun, mailbox.nodes
+        self._metrics.started()
+        self._metrics.for_model(self._plan.model)
+        return asker, mailbox
+
+    def _end_span(self) -> None:
+        if self._span is not None:
+            reasons = [choice.finish_reason for choice in self._choices if choice.finish_reason is not None]
+            self._span.over(self._writer.answer_id, self._ended_as, reasons, self._counts(), self._times)
 
     def _answered(self, job: int, rid: str, asker: Asker) -> Answered:
         num = self._plan.num_sequences

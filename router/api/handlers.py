@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -174,6 +173,31 @@ class Handlers:
         await until_hang_up(connection, work())
 
     async def _run(self, asked: Asked, connection: Connection) -> None:
+        api, body, times = asked.api, asked.body, asked.times
+        with refusals_traced(self._tracer, api.table.path, times.arrived, connection):
+            plan, start = await self._planned(asked, connection)
+            asked.drop_raw()
+            headers = connection.more_headers
+            headers.update(plan.headers)
+            bill = self._desk.charge(connection.tenant, plan.cost, headers.update)
+        with bill:
+            generation = Generation(
+                plan,
+                partial(api.writer, body),
+                self._tokenizer,
+                self._gateway,
+                self._metrics,
+                times.arrived,
+                start,
+                self._answers,
+                self._begin_span(plan, asked, connection),
+            )
+            try:
+                await generation.run(connection)
+            finally:
+                bill.was_admitted, bill.num_used = generation.was_admitted, generation.num_used
+
+    async def _planned(self, asked: Asked, connection: Connection) -> tuple[GenerationPlan, StreamStart | None]:
         api, body = asked.api, asked.body
         contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
         last_event_id, has_ids = connection.header(b"last-event-id"), connection.header(STREAM_IDS) is not None
@@ -189,32 +213,9 @@ class Handlers:
                 return made, None
             return begin_stream(api.table.path, body, made, self._signer, last_event_id)
 
-        with ExitStack() as until_paid:
-            with refusals_traced(self._tracer, api.table.path, asked.times.arrived, connection):
-                if asks_for_grammar(body):
-                    planned, start = await self._checks.run(plan, asked.hold)
-                else:
-                    planned, start = await self._work.in_time(asked.raw, plan, asked.hold)
-                asked.drop_raw()
-                headers = connection.more_headers
-                headers.update(planned.headers)
-                bill = until_paid.enter_context(self._desk.charged(connection.tenant, planned.cost, headers.update))
-            writer = partial(api.writer, body)
-            generation = Generation(
-                planned,
-                writer,
-                self._tokenizer,
-                self._gateway,
-                self._metrics,
-                asked.times.arrived,
-                start,
-                self._answers,
-                self._begin_span(planned, asked, connection),
-            )
-            try:
-                await generation.run(connection)
-            finally:
-                bill.was_admitted, bill.num_used = generation.was_admitted, generation.num_used
+        if asks_for_grammar(body):
+            return await self._checks.run(plan, asked.hold)
+        return await self._work.in_time(asked.raw, plan, asked.hold)
 
     def _begin_span(self, plan: GenerationPlan, asked: Asked, connection: Connection) -> AnswerSpan | None:
         if self._tracer is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import TracebackType
 
-from router.queue.rate_limit import RateLimits
+from router.queue.rate_limit import Charge, RateLimits
 from router.tenants.book import Tenants
 from router.tenants.tenant import Tenant
 from shared.core.errors import BatonError
@@ -17,10 +17,23 @@ from shared.observe.tenant_metrics import TenantMetrics
 LATER = (429, 503)  # after these statuses, a client may retry
 
 
-@dataclass(slots=True)
 class Bill:
-    was_admitted: bool = False
-    num_used: int = 0  # tokens
+    """Of a charged request, which runs in its `with` block. Plain, since each open stream holds one."""
+
+    __slots__ = ("_charge", "_desk", "_tenant", "num_used", "was_admitted")
+
+    def __init__(self, desk: Desk, tenant: Tenant, charge: Charge) -> None:
+        self._desk, self._tenant, self._charge = desk, tenant, charge
+        self.was_admitted = False
+        self.num_used = 0  # tokens
+
+    def __enter__(self) -> Bill:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._desk.settle(self._tenant, self._charge, self.num_used if self.was_admitted else None)
+        if isinstance(error, BatonError):
+            self._desk.note_refusal(self._tenant, error)
 
 
 class Desk:
@@ -38,25 +51,23 @@ class Desk:
         self._tenants = tenants
         tenants.on_change = self._tenants_changed
 
-    @contextmanager
-    def charged(self, tenant: Tenant, num_tokens: int, show: Callable[[dict[bytes, bytes]], None]) -> Iterator[Bill]:
-        """Charge the tenant, then run the `with` block. Raise RateLimited or AboveLimit. `show` gets the answer's
-        headers, even if the request is refused."""
+    def charge(self, tenant: Tenant, num_tokens: int, show: Callable[[dict[bytes, bytes]], None]) -> Bill:
+        """Charge the tenant for a request that is to run in the bill's `with` block. Raise RateLimited or AboveLimit.
+        `show` gets the answer's headers, even if the request is refused."""
         allowance, now = self.limits.of(tenant), self._clock()
         with self.refusals(tenant):
             try:
-                charge = allowance.charge(num_tokens, now)
+                return Bill(self, tenant, allowance.charge(num_tokens, now))
             finally:
                 show(allowance.headers(now))
-            bill = Bill()
-            try:
-                yield bill
-            finally:
-                if bill.was_admitted:
-                    charge.settle(bill.num_used, self._clock())
-                    self._metrics.used(tenant.name, bill.num_used)
-                else:
-                    charge.cancel(self._clock())
+
+    def settle(self, tenant: Tenant, charge: Charge, num_used: int | None) -> None:
+        """`num_used`: None if the request was never admitted."""
+        if num_used is None:
+            charge.cancel(self._clock())
+            return
+        charge.settle(num_used, self._clock())
+        self._metrics.used(tenant.name, num_used)
 
     @contextmanager
     def refusals(self, tenant: Tenant) -> Iterator[None]:
@@ -64,10 +75,13 @@ class Desk:
         try:
             yield
         except BatonError as error:
-            if error.status in LATER:
-                self._metrics.refused(tenant.name, error.code)
-                self._once.info((tenant.name, error.code), "a tenant has to wait", tenant=tenant.name, code=error.code)
+            self.note_refusal(tenant, error)
             raise
+
+    def note_refusal(self, tenant: Tenant, error: BatonError) -> None:
+        if error.status in LATER:
+            self._metrics.refused(tenant.name, error.code)
+            self._once.info((tenant.name, error.code), "a tenant has to wait", tenant=tenant.name, code=error.code)
 
     def _tenants_changed(self) -> None:
         names = {tenant.name for tenant in self._tenants.all()}

@@ -182,7 +182,7 @@ class Clerk:
     def run(self, cost: int, used: int, *, is_let_in: bool = True, error: BatonError | None = None) -> None:
         tenant = self.tenants.find(["a"])
         assert tenant is not None
-        with self.desk.charged(tenant, cost, self.headers.update) as bill:
+        with self.desk.charge(tenant, cost, self.headers.update) as bill:
             bill.was_admitted, bill.num_used = is_let_in, used
             if error is not None:
                 raise error

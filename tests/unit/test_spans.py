@@ -147,7 +147,7 @@ def ask_once(site: Site, body: bytes, *headers: tuple[bytes, bytes]) -> None:
 
 def above_limit(site: Site) -> None:
     site.handlers._desk = MagicMock()
-    site.handlers._desk.charged.side_effect = RateLimited("later")
+    site.handlers._desk.charge.side_effect = RateLimited("later")
 
 
 def without_room(site: Site) -> None:
@@ -200,6 +200,17 @@ def test_a_request_that_nodes_refuse_has_its_answer_s_span(key: tuple[tuple[byte
     assert sorted(found) == ["receive", "text_completion hashlm", "tokenize"]
     (root,) = found["text_completion hashlm"]
     assert root.attributes["error.type"] == "no_nodes" and root.status.status_code.name == "ERROR"
+
+
+@needs_otel
+def test_a_request_that_fails_unexpectedly_ends_its_span() -> None:
+    spans, site = kept(), Site()
+    site.handlers._tracer = spans.tracer
+    site.gateway.open.side_effect = KeyError("a defect")
+    ask_once(site, GOOD_BODY)
+    assert site.sent[0]["status"] == 500
+    (root,) = by_name(spans.close())["text_completion hashlm"]
+    assert root.attributes["error.type"] == "internal_error" and root.status.status_code.name == "ERROR"
 
 
 @needs_otel
