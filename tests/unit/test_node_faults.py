@@ -280,18 +280,23 @@ def test_a_senseless_ready_fails_its_request(changes: dict[str, object]) -> None
     assert_clean(p, d)
 
 
-@pytest.mark.parametrize("changes", [{"committed": 69}, {"token": 96}, {"draft_state": b"123"}])
-def test_a_senseless_record_fails_its_request(changes: dict[str, object]) -> None:
-    p, d = pair(width=4)
-    net = Net([p, d])
+def change_each(net: Net, kind: type, changes: dict[str, object]) -> None:
+    """Change each message of this kind on its way."""
     plain = net.deliver
 
     def lie(source: str, action: Outgoing) -> None:
-        if isinstance(action.message, Prebuilt):
+        if isinstance(action.message, kind):
             action = replace(action, message=replace_struct(action.message, **changes))
         plain(source, action)
 
     net.deliver = lie  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("changes", [{"committed": 69}, {"token": 96}, {"draft_state": b"123"}])
+def test_a_senseless_record_fails_its_request(changes: dict[str, object]) -> None:
+    p, d = pair(width=4)
+    net = Net([p, d])
+    change_each(net, Prebuilt, changes)
     key = net.generate(p, job(), d)
     net.run()
     assert ("error", "handoff_failed") in ends_of(net, key)
@@ -302,14 +307,7 @@ def test_a_senseless_record_fails_its_request(changes: dict[str, object]) -> Non
 def test_a_senseless_grant_fails_its_request(changes: dict[str, object]) -> None:
     p, d = pair()
     net = Net([p, d])
-    plain = net.deliver
-
-    def lie(source: str, action: Outgoing) -> None:
-        if isinstance(action.message, Grant):
-            action = replace(action, message=replace_struct(action.message, **changes))
-        plain(source, action)
-
-    net.deliver = lie  # type: ignore[method-assign]
+    change_each(net, Grant, changes)
     key = net.generate(p, job(), d)
     net.run()
     assert ends_of(net, key) == [("error", "handoff_failed")]
