@@ -29,7 +29,7 @@ from shared.config.gpus import has_driver
 from shared.config.json_file import read_json_if_there
 from shared.config.local_settings import LocalConfig
 from shared.config.model_path import resolve_model
-from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
+from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig, router_process
 from shared.config.router_settings import RouterConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError
@@ -197,26 +197,10 @@ def child_specs(
     local = config.local
     plan = plan_cores(tuple(cores), local.prefill, local.decode, share=local.share_cores)
     plans = [replace(plan.router, cpus=(cores[index % len(cores)],)) for index in range(len(routers))]
-    daemons = [router_config(config, router, own) for router, own in zip(routers, plans, strict=True)]
+    daemons = [router_process(config, router, own) for router, own in zip(routers, plans, strict=True)]
     fronts = [spec(one.router.router_id, "router", one, parent_pid, vital=True) for one in daemons]
     endpoints = tuple(router.node_endpoint for router in routers)
     return [*fronts, *node_specs(config, endpoints, plan, parent_pid, gpus)]
-
-
-def router_config(config: ClusterConfig, router: RouterConfig, cores: CorePlan) -> RouterProcessConfig:
-    return RouterProcessConfig(
-        model=config.nodes.model,
-        router=router,
-        http=config.http,
-        records=config.records,
-        limits=config.limits,
-        timeouts=config.timeouts,
-        text=config.text,
-        cores=cores,
-        security=config.nodes.security,
-        log=config.nodes.log,
-        trace=config.nodes.trace,
-    )
 
 
 def node_specs(

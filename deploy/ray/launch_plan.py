@@ -8,7 +8,13 @@ from dataclasses import replace
 from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, ActorPlace, index_of, role_of
 from shared.config.core_plan import CorePlan
 from shared.config.endpoints import tcp_endpoint
-from shared.config.processes import NodeProcessConfig, RayClusterConfig, RouterProcessConfig, check_parts_on_gpu
+from shared.config.processes import (
+    NodeProcessConfig,
+    RayClusterConfig,
+    RouterProcessConfig,
+    check_parts_on_gpu,
+    router_process,
+)
 from shared.core.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -175,21 +181,8 @@ def deal_cores(cpus: float, usable: Sequence[int], taken: Iterable[int]) -> Core
 
 def router_config(config: RayClusterConfig, name: str, place: ActorPlace, cores: CorePlan) -> RouterProcessConfig:
     host, port = http_address(config, name)
-    return RouterProcessConfig(
-        model=config.nodes.model,
-        router=replace(
-            config.router, router_id=name, host=host, port=port, node_endpoint=endpoint(config, name, place)
-        ),
-        http=config.http,
-        records=config.records,
-        limits=config.limits,
-        timeouts=config.timeouts,
-        text=config.text,
-        cores=cores,
-        security=config.nodes.security,
-        log=config.nodes.log,
-        trace=config.nodes.trace,
-    )
+    own = replace(config.router, router_id=name, host=host, port=port, node_endpoint=endpoint(config, name, place))
+    return router_process(config, own, cores)
 
 
 def node_config(

@@ -189,3 +189,23 @@ class RayClusterConfig:
             raise ConfigError(
                 f"[share] prefill_gpus or decode_gpus beside [sched] device = {device!r}: leave out one of them"
             )
+
+
+def router_process(
+    config: ClusterConfig | RayClusterConfig, router: RouterConfig, cores: CorePlan
+) -> RouterProcessConfig:
+    """Return the settings of one of the cluster's routers."""
+    return RouterProcessConfig(
+        model=config.nodes.model,
+        hub=config.nodes.hub,
+        router=router,
+        records=config.records,
+        http=config.http,
+        limits=config.limits,
+        timeouts=config.timeouts,
+        text=config.text,
+        cores=cores,
+        security=config.nodes.security,
+        log=config.nodes.log,
+        trace=config.nodes.trace,
+    )

@@ -14,7 +14,14 @@ from shared.config.http_settings import HttpConfig
 from shared.config.load import all_concerns
 from shared.config.local_settings import LocalConfig
 from shared.config.options import option_of, parse_bytes
-from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
+from shared.config.processes import (
+    ClusterConfig,
+    NodeParts,
+    NodeProcessConfig,
+    RayClusterConfig,
+    RouterProcessConfig,
+    router_process,
+)
 from shared.config.router_settings import RouterConfig
 from shared.config.settings import (
     MemoryConfig,
@@ -233,6 +240,18 @@ def test_sizes(text, value):
 def test_what_is_no_size(text):
     with pytest.raises(ConfigError, match="size"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize("config", [ClusterConfig(), RayClusterConfig()], ids=["local", "ray"])
+def test_a_cluster_s_router_has_the_cluster_s_settings(config: ClusterConfig | RayClusterConfig) -> None:
+    """Also those that nodes have too: a router that may ask the hub, while nodes may not, would not start."""
+    own, cores = RouterConfig(router_id="r7"), CorePlan(threads=3)
+    made = router_process(config, own, cores)
+    assert made.router is own and made.cores is cores
+    for field in dataclasses.fields(RouterProcessConfig):
+        if field.name not in ("router", "cores"):
+            given = config if hasattr(config, field.name) else config.nodes
+            assert getattr(made, field.name) is getattr(given, field.name), field.name
 
 
 def test_settings_never_change():

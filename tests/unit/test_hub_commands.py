@@ -24,6 +24,7 @@ from deploy.tools.prove import command as prove
 from shared.config.hub_settings import HubConfig
 from shared.config.local_settings import LocalConfig
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
+from shared.config.router_settings import RouterConfig
 from shared.config.settings import ModelConfig
 from shared.core import launcher
 from tests.support import plan_cases
@@ -67,7 +68,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubRig]:
 
 
 def test_routers_and_nodes_get_the_path_and_clients_the_name(rig: HubRig) -> None:
-    config = ClusterConfig(local=LocalConfig(prefill=1), nodes=with_local_model(NODES))
+    config = ClusterConfig(local=LocalConfig(prefill=1), nodes=with_local_model(NODES), router=RouterConfig(port=0))
     path = config.nodes.model.model
     assert Path(path, WEIGHTS).is_file()
     assert config.nodes.model.public_name == NAME
