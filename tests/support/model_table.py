@@ -24,7 +24,8 @@ LIBRARY_ROW = "| {families} | transformers | folders | its own `generate`: greed
 retractions and cached prompts. They are equal, except where the two best scores are nearer than {tie:g} of the \
 largest | |\n"
 MTP = "\n`--spec mtp` runs the MTP layers in folders of these families, under their published names; candidates are \
-those of the library's own generator: {names}. Refused with it, in one sentence each: {refused}.\n"
+those of the library's own generator: {names}. Those of `deepseek_v3` are also those of its report's definition, in \
+plain torch. Refused with it, in one sentence each: {refused}.\n"
 NOT_WITH = "Refused by name, because models that transformers runs ...\n\n"
 QUANTISED = "\nFolders quantised in these formats are compared with the formats' definitions, bit by bit: {names}.\n"
 KINDS = "\nKinds of models that the tests see refused, in one sentence each, before weights are read: {names}.\n"

@@ -36,7 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["dense", "dense", "sparse", "sparse", "dense", "dense", "dense"],
     },
 }
-NUM_LAYERS = {"step3p7": 3}  # of MTP; the others have one
+NUM_LAYERS = {family: fields.get("num_nextn_predict_layers", 1) for family, fields in FAMILIES.items()}  # of MTP
 LITTLE = 0.1  # how much a layer changes the residual stream
 # Families whose MTP layers the library can't run, and a tensor of theirs.
 REFUSED = {
@@ -73,9 +73,10 @@ class MtpFolder:
         return transformers.AutoModelForCausalLM.from_pretrained(self.folder, config=config, dtype=torch.float32)
 
 
-def save_with_mtp(family: str, folder: Path, little: float = LITTLE) -> MtpFolder:
-    """Write a folder as the family publishes it."""
-    network, num_layers = network_of(family, **FAMILIES[family]), NUM_LAYERS.get(family, 1)
+def save_with_mtp(family: str, folder: Path, little: float = LITTLE, **changes: Any) -> MtpFolder:
+    """Write a folder as the family publishes it, but for `changes` of its config."""
+    fields = FAMILIES[family] | changes
+    network, num_layers = network_of(family, **fields), fields.get("num_nextn_predict_layers", 1)
     calm(network, little)
     network.save_pretrained(folder)
     prepare(network.config, num_layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,18 @@ from shared.kernel.team import Team
 from shared.model.hashlm.model import HashLM
 from shared.model.library.kinds import LIBRARY_VERSION
 from shared.model.library.model import LibraryModel
+from shared.model.library.mtp import MtpHead, MtpLayers
 from shared.model.library.mtp_loading import load_mtp_heads
 from shared.speculation.drafters import make_drafter
 from tests.support.core_pair import CorePair, run_pair
 from tests.support.core_rig import Job, assert_whole, make_core, run_local
 from tests.support.library_families import KNOBS, PROMPTS, VOCAB, generate, load, save
 from tests.support.mtp_folders import FAMILIES, NUM_LAYERS, REFUSED, MtpFolder, candidates, save_with_mtp
+from tests.support.mtp_reference import DeepSeekV3, Proposal
 
 NUM_TOKENS = 24
+NUM_DRAFTS = 3
+ADVICE = "; use --spec ngram, eagle or none"
 LEAST_PER_VERIFY = 1.8
 
 
@@ -120,7 +124,7 @@ def test_drafts_are_the_library_s_candidates(family: str, make: Make, monkeypatc
     """After every prefix at which the library's generator makes candidates, one for each MTP layer."""
     headed = make(family)
     said = said_candidates(headed, PROMPTS[1], monkeypatch)
-    found, stream = drafted(headed, PROMPTS[1], 1 + NUM_LAYERS.get(family, 1))
+    found, stream = drafted(headed, PROMPTS[1], 1 + NUM_LAYERS[family])
     found.pop(len(PROMPTS[1]) + NUM_TOKENS, None)  # behind the last token nobody asks the library
     assert generate(headed.own.network, PROMPTS[1], NUM_TOKENS).tie(stream) is None
     assert found.keys() <= said.keys() and len(found) > 5
@@ -183,7 +187,7 @@ def test_our_kernels_attend_in_mtp_layers(family: str, is_known: bool, make: Mak
     """Also in a third layer, which reads no key of the first two slots; but not where pages hold latents."""
     headed = make(family)
     heads = load_mtp_heads(headed.model)
-    assert len(heads) == NUM_LAYERS.get(family, 1)
+    assert len(heads) == NUM_LAYERS[family]
     for head in heads:
         assert head._layers.attention.needs_cpu_seq_lens is not is_known
 
@@ -209,6 +213,92 @@ def test_layers_may_have_output_rows_of_their_own(make: Make, tmp_path: Path) ->
         assert drafts[:1] == [1 + id for id in candidates(own, [*PROMPTS[1], *stream][:length], 1)]
 
 
+# The definition, without the library
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A greedy answer behind its prompt, and what our heads proposed after each number of tokens."""
+
+    reference: DeepSeekV3
+    num_layers: int
+    text: list[int]
+    proposals: dict[int, Proposal]
+
+    def compare(self, reference: DeepSeekV3) -> None:
+        states = reference.states(self.text)
+        draft = reference.drafted_by_one if self.num_layers == 1 else reference.drafted_by_modules
+        for length, ours in self.proposals.items():
+            right = draft(self.text[:length], states[: length - 1], NUM_DRAFTS)
+            assert ours.ids == right.ids
+            torch.testing.assert_close(ours.logits, right.logits, atol=2e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module", params=[1, 3], ids=["one module", "three modules"])
+def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
+    """DeepSeek publishes one module behind 61 layers, and the library has a pattern for its names alone."""
+    fields = {"num_hidden_layers": 2, "first_k_dense_replace": 1, "num_nextn_predict_layers": request.param}
+    own = save_with_mtp("deepseek_v3", tmp_path_factory.mktemp("v3"), **fields)
+    model, names = own.load(), [rf"model\.layers\.{2 + number}\." for number in range(request.param)]
+    model.network._keys_to_ignore_on_load_unexpected = names
+    headed, reference = Headed(own, model), DeepSeekV3.read(own.folder)
+    found = []
+    for prompt in PROMPTS[1:4]:
+        proposals, stream = proposed(headed, prompt)
+        found.append(Answer(reference, request.param, [*prompt, *stream], proposals))
+    return found
+
+
+def proposed(headed: Headed, prompt: tuple[int, ...]) -> tuple[dict[int, Proposal], list[int]]:
+    """As `drafted`, with the logits of each draft. The first one's are made in the step before."""
+    logits, made = MtpHead.logits, []
+
+    def note(own: MtpHead, hidden: torch.Tensor) -> torch.Tensor:
+        made.append(logits(own, hidden))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MtpHead, "logits", note)
+        found, stream = drafted(headed, prompt, 1 + NUM_DRAFTS)
+    each = torch.cat(made)[: NUM_DRAFTS * len(found)].unflatten(0, (len(found), NUM_DRAFTS))
+    proposals = {length: Proposal(ids, own) for (length, ids), own in zip(found.items(), each, strict=True)}
+    return proposals, stream
+
+
+def test_drafts_are_the_report_s(answers: list[Answer]) -> None:
+    """Drafts and their logits, of modules in chunks over pages, are those of plain torch on the whole text."""
+    for answer in answers:
+        assert len(answer.proposals) > 5
+        answer.compare(answer.reference)
+
+
+class OtherSlots(DeepSeekV3):
+    """Reads the states of one slot before."""
+
+    def module(self, number: int, next_ids: Sequence[int], below: torch.Tensor) -> torch.Tensor:
+        return super().module(number, next_ids, below.roll(1, 0))
+
+
+def changed(own: DeepSeekV3, end: str, change: Callable[[dict[str, torch.Tensor], str], torch.Tensor]) -> DeepSeekV3:
+    """Change the tensors whose names end so."""
+    names = [name for name in own.tensors if name.endswith(end)]
+    return DeepSeekV3(own.tensors | {name: change(own.tensors, name) for name in names}, own.fields)
+
+
+WRONG: dict[str, Callable[[DeepSeekV3], DeepSeekV3]] = {
+    "norms change places": lambda own: changed(own, ".enorm.weight", lambda t, name: t[name.replace("enorm", "hnorm")]),
+    "the state comes first": lambda own: changed(own, ".eh_proj.weight", lambda t, name: t[name].roll(32, 1)),
+    "no norm at the end": lambda own: changed(own, ".shared_head.norm.weight", lambda t, name: torch.ones(32)),
+    "another slot's state": lambda own: OtherSlots(own.tensors, own.fields),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_another_definition_is_told_apart(wrong: str, answers: list[Answer]) -> None:
+    with pytest.raises(AssertionError):
+        answers[0].compare(WRONG[wrong](answers[0].reference))
+
+
 # Refusals
 
 
@@ -220,7 +310,7 @@ def refused(folder: Path, width: int = 4) -> str:
 
 
 def test_a_folder_without_mtp_layers_is_refused(tmp_path: Path) -> None:
-    sentence = f"--spec mtp: {tmp_path} has no tensors of MTP layers; use --spec ngram, eagle or none"
+    sentence = f"--spec mtp: {tmp_path} has no tensors of MTP layers{ADVICE}"
     save("glm4_moe", tmp_path)  # the library's patterns are for other numbers of layers
     assert refused(tmp_path) == sentence
     save("llama", tmp_path)  # the library knows no patterns
@@ -234,8 +324,7 @@ def test_mtp_layers_that_the_library_can_t_run(family: str, tmp_path: Path) -> N
     added = {REFUSED[family]: torch.ones(64)}
     change_folder(tmp_path / "target", tmp_path / "own", lambda tensors: tensors.update(added))
     assert refused(tmp_path / "own") == (
-        f"--spec mtp: {LIBRARY_VERSION} can't run the MTP layers of {tmp_path / 'own'} ({family}); "
-        "use --spec ngram, eagle or none"
+        f"--spec mtp: {LIBRARY_VERSION} can't run the MTP layers of {tmp_path / 'own'} ({family}){ADVICE}"
     )
 
 
@@ -271,7 +360,7 @@ def test_output_rows_of_another_size_are_refused(make: Make, tmp_path: Path) -> 
     own = make("step3p7").own
     name, rows = "model.layers.5.transformer.shared_head.output.weight", torch.zeros(VOCAB + 5, 32)
     change_folder(own.folder, tmp_path, lambda tensors: tensors.update({name: rows}))
-    assert f"{name} is ({VOCAB + 5}, 32), the target's output rows ({VOCAB}, 32)" in refused(tmp_path)
+    assert f"{name} is ({VOCAB + 5}, 32), the target's output rows ({VOCAB}, 32){ADVICE}" in refused(tmp_path)
 
 
 def test_more_drafts_than_layers_are_refused(make: Make) -> None:
@@ -280,9 +369,15 @@ def test_more_drafts_than_layers_are_refused(make: Make) -> None:
 
 
 def test_a_layer_that_differs_from_the_library_s_is_refused(make: Make, monkeypatch: Any) -> None:
-    from shared.model.library.mtp import MtpLayers
-
     run = MtpLayers.run
     monkeypatch.setattr(MtpLayers, "run", lambda own, *args: run(own, *args) * 1.001)
-    with pytest.raises(ConfigError, match="MTP layer 0 of .* differs from the library's by"):
+    with pytest.raises(ConfigError, match=f"MTP layer 0 of .* differs from the library's by .*{ADVICE}$"):
         make("mellum").drafter(2)
+
+
+def test_layers_that_ask_what_attention_lacks_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    headed = make("glm4_moe")
+    monkeypatch.setattr("shared.model.library.survey.window_of", lambda mask, context: None)
+    problem = "its MTP layers: a layer's mask is neither causal nor a sliding window"
+    with pytest.raises(ConfigError, match=f"^--spec mtp: {headed.own.folder}: {problem}{ADVICE}$"):
+        headed.drafter(2)

@@ -157,7 +157,9 @@ def take_rows(tensors: dict[str, Any], target: PreTrainedModel, device: torch.de
         number = int(name.removesuffix(OWN_ROWS).rpartition(".")[2])
         rows = tensors.pop(name)[...].to(device, target.dtype)
         if rows.shape != wanted:
-            raise ConfigError(f"--spec mtp: {name} is {tuple(rows.shape)}, the target's output rows {tuple(wanted)}")
+            raise ConfigError(
+                f"--spec mtp: {name} is {tuple(rows.shape)}, the target's output rows {tuple(wanted)}; {OTHERS}"
+            )
         own[number - target.config.get_text_config().num_hidden_layers] = rows
     return own
 
@@ -175,7 +177,7 @@ def survey_layers(network: MtpModel, model: LibraryModel) -> list[LayerShape]:
     # Layer n begins with token n + 1, whose slot is n. What lies in the slots before is made of nothing.
     shapes = [replace(layer, num_unread=number) for number, layer in enumerate(survey.layers)]
     if survey.problems:
-        raise ConfigError(f"--spec mtp: {model.source.folder}: its MTP layers: {survey.problems[0]}")
+        raise ConfigError(f"--spec mtp: {model.source.folder}: its MTP layers: {survey.problems[0]}; {OTHERS}")
     return shapes
 
 
@@ -195,7 +197,7 @@ def check_layers(layers: MtpLayers, num_layers: int, folder: Path) -> str:
             found = difference(paged_hidden(layers, layer, ids, features)[layer:], right, network.dtype)
             if not found <= MOST_NOISE * noise:
                 raise ConfigError(
-                    f"--spec mtp: MTP layer {layer} of {folder} differs from the library's by {found:.1e}"
+                    f"--spec mtp: MTP layer {layer} of {folder} differs from the library's by {found:.1e}; {OTHERS}"
                 )
             report.append(f"{found:.1e}")
     return f"their hidden states differ by {', '.join(report)} from the library's own"
