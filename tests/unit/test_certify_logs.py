@@ -118,3 +118,23 @@ def test_a_replay_holds_no_more_than_it_computes(
     assert cli.main(["replay", *write_log(tmp_path, shown), *flags]) == 0
     assert capsys.readouterr().out.startswith("60 equal, 0 different, 0 not computed: 180 tokens")
     assert len(held) == 60 and max(held) <= AHEAD * 2 + 1
+
+
+@pytest.mark.parametrize("saved", [chunk(0, 0, [1], certificate=CERTIFICATE), [chunk(0, 0, [1])]])
+def test_an_indented_log_is_refused_in_one_sentence(
+    saved: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n" + json.dumps(saved, indent=1))
+    assert cli.main(["replay", "--log", str(log), "--model", "hashlm"]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and printed.err.splitlines()[-1].startswith("baton replay: --log takes one answer")
+
+
+@pytest.mark.parametrize("torn", ["{", '{"id": "a', "}"])
+def test_a_torn_line_is_told_and_the_others_are_read(torn: str, tmp_path: Path) -> None:
+    log, told = tmp_path / "log", list[str]()
+    whole = json.dumps(chunk(0, 0, [1], certificate=CERTIFICATE))
+    log.write_text(f"{whole}\n{torn}\n{whole}\n")
+    assert len(list(read_shown(log, told.append))) == 2
+    assert len(told) == 1 and told[0].startswith("line 2: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from typing import Any
@@ -196,6 +197,37 @@ def test_when_rounding_explains_another_draw(moved: float, below: bool) -> None:
     wanted = answer(TokenScore("a", -0.7, {"a": -0.7, "b": -0.8}))
     got = answer(TokenScore("b", -0.8, {"a": -0.7 - moved, "b": -0.8}))
     assert parted(SEEDED, wanted, got).below is below
+
+
+NEVER = -math.inf
+
+
+@pytest.mark.parametrize(
+    ("wanted", "got"),
+    [
+        (TokenScore("a", NEVER, {"a": NEVER, "b": NEVER}), TokenScore("b", NEVER)),
+        (TokenScore("a", NEVER, {"b": NEVER}), TokenScore("z", NEVER)),
+        (TokenScore("a", NEVER, {"c": -1.0}), TokenScore("b", NEVER)),
+        (TokenScore("a", NEVER, {"a": NEVER, "b": NEVER}), None),
+    ],
+)
+def test_two_tokens_that_a_mask_forbids_have_no_margin(wanted: TokenScore, got: TokenScore | None) -> None:
+    shared = TokenScore("s", -0.5, {"s": -0.5})
+    found = parted(GREEDY, answer(shared, wanted), answer(shared, *([got] if got else ()), finish="stop"))
+    assert found.margin is None and not found.below and "is unknown" in found.why
+
+
+def test_a_forbidden_token_is_infinitely_far_from_another() -> None:
+    first = TokenScore("a", -0.5, {"a": -0.5, "b": NEVER})
+    found = parted(GREEDY, answer(first), answer(TokenScore("b", -0.1)))
+    assert found.margin == math.inf and not found.below
+
+
+def test_a_token_that_stays_forbidden_hides_no_move() -> None:
+    forbidden = {f"z{number}": NEVER for number in range(100)}
+    wanted = answer(TokenScore("a", -0.7, forbidden | {"a": -0.7, "b": -0.8}))
+    got = answer(TokenScore("b", -0.8, forbidden | {"a": -2.7, "b": -0.8}))
+    assert not parted(SEEDED, wanted, got).below
 
 
 def test_a_hidden_last_token_is_not_a_difference() -> None:

@@ -23,6 +23,8 @@ from shared.core.errors import ConfigError
 
 EVENT, LAST_EVENT = b"data:", b"[DONE]"
 OTHER_LINES = (b":", b"id:", b"event:", b"retry:")
+BEGINNINGS = (b"{", b"[")  # of a document that is indented
+MANY_LINES = "--log takes one answer or event per line, not an indented document; name one answer's file without --log"
 KEPT_ANSWERS = 100  # whose prompt a choice may have that begins when all others have ended
 
 
@@ -182,7 +184,8 @@ def saved_object(one: Any) -> ShownAnswer | SavedObject | None:
 def objects_of(lines: Iterator[bytes], told: Callable[[str], None] | None = None) -> Iterator[Any]:
     """Yield the JSON values of lines, of a stream's events, or of one document.
 
-    Raise ValueError for other texts, unless `told` gets the error of a line."""
+    Raise ValueError for other texts, unless `told` gets the error of a line. Then a document of several lines is a
+    ConfigError, because each of its lines would be an error."""
     is_first = True
     for number, whole in enumerate(lines, 1):
         line = whole.strip().removeprefix(EVENT).strip()
@@ -191,6 +194,8 @@ def objects_of(lines: Iterator[bytes], told: Callable[[str], None] | None = None
         try:
             yield json.loads(line.decode())
         except (ValueError, RecursionError) as error:
+            if told is not None and is_first and line in BEGINNINGS:
+                raise ConfigError(MANY_LINES) from None
             if told is not None:
                 told(f"line {number}: {error}")
             elif is_first:

@@ -131,20 +131,27 @@ def margin_between(wanted: Sequence[TokenScore], got: Sequence[TokenScore], posi
     """Return (the two tokens' margin by the scores of `wanted`, True), or (a lower bound of it, False).
 
     If one stream ended there, its last token's text is unknown: the margin is that of the best two of the other.
+    Between two scores of minus infinity, as servers give to tokens that a mask forbids, the margin is None: unknown.
     """
     if position >= min(len(wanted), len(got)):
         longer = wanted if len(wanted) > position else got
         best = sorted(longer[position].top.values(), reverse=True)[:2] if len(longer) > position else []
-        return (best[0] - best[1], True) if len(best) == 2 else (None, False)
+        return told_margin(*best, True) if len(best) == 2 else (None, False)
     at, token = wanted[position], got[position].token
     if token in at.top:
-        return abs(at.logprob - at.top[token]), True
+        return told_margin(at.logprob, at.top[token], True)
     if not at.top:
         return None, False
     least = min(at.top.values())
     if at.logprob < least:  # a grammar's choice: both are less likely than those shown, and each stream tells its own
-        return abs(at.logprob - got[position].logprob), True
-    return at.logprob - least, False
+        return told_margin(at.logprob, got[position].logprob, True)
+    return told_margin(at.logprob, least, False)
+
+
+def told_margin(first: float, second: float, is_exact: bool) -> tuple[float | None, bool]:
+    if first == second == -math.inf:
+        return None, False
+    return abs(first - second), is_exact
 
 
 def max_move(wanted: Sequence[TokenScore], got: Sequence[TokenScore]) -> float:
@@ -163,7 +170,8 @@ def moved_at(wanted: RecordedAnswer, got: RecordedAnswer, position: int) -> floa
     if position >= min(len(wanted.scores), len(got.scores)):
         return 0.0
     a, b = wanted.scores[position].top, got.scores[position].top
-    return max((abs(a[token] - b[token]) for token in a.keys() & b.keys()), default=0.0)
+    both = a.keys() & b.keys()
+    return max((abs(a[token] - b[token]) for token in both if a[token] != b[token]), default=0.0)
 
 
 def distance(a: TokenScore, b: TokenScore) -> float:
