@@ -36,6 +36,17 @@ def multiplies_bytes_best() -> bool:
     return bool(features.get("avx512vnni")) and not features.get("avx512bf16") and not has_amx()
 
 
+def has_fused_products() -> bool:
+    """Return whether compiled kernels multiply here: numba is there, and the processor fuses a product and a sum.
+
+    Elsewhere plain torch multiplies, whose order of sums depends on its version and the processor."""
+    if not has_numba():
+        return False
+    from shared.kernel import product
+
+    return product.supports(2, torch.float32)
+
+
 @functools.cache
 def has_triton() -> bool:
     """Return whether triton can be imported."""

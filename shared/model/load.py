@@ -128,7 +128,7 @@ def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span 
     config = opened.source.config
     picked = [opened.pick_kernels(config, device) for _ in spans]
     make, dtype = picked[0], opened.dtype
-    spec, as_program = opened.spec(make.attention), opened.options.kernels == "auto"
+    spec, as_program = opened.spec(make.attention, device), opened.options.kernels == "auto"
     form, packed = opened.options.formats.weights, map_weights(opened, make, spec.weights_hash)
     weights = load_weights(
         opened.source, dtype, device, opened.num_positions, make.make_weight, make.make_head, form, packed,

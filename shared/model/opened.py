@@ -26,7 +26,7 @@ from shared.device.gpu import MemoryInfo, gib
 from shared.kernel.attention import page_hadamard
 from shared.kernel.block_weights import int8_format
 from shared.kernel.flash_infer import LibraryAttention
-from shared.kernel.libraries import has_amx, multiplies_bytes_best
+from shared.kernel.libraries import has_amx, has_fused_products, multiplies_bytes_best
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
@@ -48,7 +48,9 @@ HASH_ENDS = {
 }  # fmt: skip
 # --deterministic adds this suffix, because the flag promises equal KV for equal prompts
 FIXED_END = " fixed tiles"
+PLAIN_END = ", plain torch"  # on a CPU without compiled products: torch's sums have another order than theirs
 AUTO = "auto"
+CPU = torch.device("cpu")
 COMPILED = ("auto", "separate")  # LoadOptions.kernels
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -152,12 +154,13 @@ class OpenedModel:
         team, formats = asked.own_team(), asked.formats
         return pick_kernels(config, self.dtype, device, team, asked.kernels, formats, asked.attention)
 
-    def spec(self, attention: str = "") -> ModelSpec:
+    def spec(self, attention: str = "", device: torch.device = CPU) -> ModelSpec:
         """Reads all files for their hash. `attention`: the library that attends, which needs exact lengths on the host,
-        or "" for our own kernels. Nodes with different ones must not pair."""
+        or "" for our own kernels. `device`: the weights'. Nodes with different ones must not pair."""
         config, formats = self.source.config, self.options.formats
         narrow = HASH_ENDS[formats.weights] + (FIXED_END if self.options.kernels == "fixed" else "")
         narrow += f", attention of {attention}" if attention else ""
+        narrow += PLAIN_END if device.type == "cpu" and not has_fused_products() else ""
         return ModelSpec(
             name=config.name,
             vocab_size=config.vocab_size,

@@ -25,7 +25,7 @@ from shared.kernel.block_weights import BlockFormat
 from shared.kernel.linear import Linear
 from shared.kernel.packed import Packed, processor
 from shared.model.kernels import Kernels, Packing
-from shared.model.opened import OpenedModel
+from shared.model.opened import CPU, OpenedModel
 from shared.model.packed_file import MappedFile, PackedWriter
 from shared.model.packed_folder import PackedKey, PackedRefused
 from shared.model.progress import with_progress
@@ -33,7 +33,6 @@ from shared.model.weights import IN_BLOCKS, products_of, read_product
 
 _log = logging.getLogger(__name__)
 EMBED = "embed"
-CPU = torch.device("cpu")
 CODE = tuple(Path(__file__).parents[1] / folder for folder in ("kernel", "model"))
 LIBRARIES = ("gguf", "numpy", "safetensors", "torch")
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import pytest
+import torch
 
 from shared.config.model_path import bundled_gguf
+from shared.kernel import jit, libraries, product
 from shared.kernel.libraries import multiplies_bytes_best
 from shared.model.kernels import Formats
 from shared.model.opened import LoadOptions, OpenedModel, open_model, open_named, settled
 from shared.model.weights import TensorSource
+from shared.node.fingerprint import make_fingerprint
+from shared.wire.fitting import misfit
+from shared.wire.messages import Fingerprint
 from tests.support import tiny_gguf
 from tests.support.cuda_core import folder_of, new_folder
 from tests.support.draft_head import save_target
@@ -113,6 +119,32 @@ def test_auto_and_the_blocks_asked_for_are_one_fingerprint(
     assert auto.spec() == by_name.spec()
     others = [opened(GGUF, LoadOptions(formats=Formats("int8", other))) for other in ("auto", "file", "codes")]
     assert len({other.spec().weights_hash for other in (auto, *others)}) == 3, "nodes of unlike formats must not pair"
+
+
+def fingerprint(device: str) -> Fingerprint:
+    spec = opened(files()["folder"], LoadOptions("float32"), device).spec(device=torch.device(device))
+    return make_fingerprint(spec, [], 16, None, "some build")
+
+
+def no_numba(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(libraries, "has_numba", lambda: False)
+
+
+def no_fused_product(patch: pytest.MonkeyPatch) -> None:
+    for module in (jit, product):
+        patch.setattr(module, "processor_features", dict)
+
+
+@pytest.mark.parametrize("lacking", [no_numba, no_fused_product])
+def test_a_node_of_plain_torch_pairs_with_its_like_alone(
+    lacking: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sums in another order than compiled kernels. A GPU's node needs neither, and has the fingerprint it had."""
+    compiled, on_gpu = fingerprint("cpu"), fingerprint("cuda")
+    lacking(monkeypatch)
+    plain = fingerprint("cpu")
+    assert misfit(compiled, plain) == misfit(plain, compiled) == "weights"
+    assert misfit(plain, fingerprint("cpu")) is None and fingerprint("cuda") == on_gpu
 
 
 def test_codes_need_less_memory_than_bytes() -> None:

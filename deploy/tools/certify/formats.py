@@ -8,7 +8,7 @@ from typing import Any
 from deploy.tools.certify.settings import ReplayConfig
 from router.certify.record import CertifiedNumerics
 from shared.model.library.choice import LIBRARY_NAME
-from shared.model.opened import AUTO, DTYPES, FIXED_END, HASH_ENDS
+from shared.model.opened import AUTO, DTYPES, FIXED_END, HASH_ENDS, PLAIN_END
 from shared.wire.fitting import BY_LIBRARY
 
 KV_TYPES = {"torch.int8": "int8", "torch.float8_e4m3fn": "fp8"}  # in the name of a plane
@@ -44,11 +44,13 @@ def advice(name: str, there: CertifiedNumerics, here: CertifiedNumerics) -> str:
         return f"give --dtype {there.dtype}"
     if name == "pages":
         return "give the --kv-dtype of the certificate's nodes"
-    files, _, end = there.weights.partition(" ")
-    if name != "weights" or files != here.weights.partition(" ")[0]:
+    (files, _, end), (ours, _, _) = (one.weights.partition(",")[0].partition(" ") for one in (there, here))
+    if name != "weights" or files != ours:
         return "name the certified model's files with --model"
     if BY_LIBRARY in there.weights:
-        return f"the files are the same: run them{' ' + end.partition(',')[0]}"
+        return f"the files are the same: run them {end}"
+    if PLAIN_END in here.weights:
+        return "plain torch computes here, in another order of sums: install numba, on a processor with fused products"
     return (
         "the files are the same, their formats are not: give the --weight-dtype and --device of the certificate's nodes"
     )

@@ -19,15 +19,14 @@ import numpy as np
 import torch
 
 from deploy.tools.certify.formats import advice
-from router.certify.record import EXACT, NEAR_TIES, AnswerRecord, CertifiedNumerics, certified_ids
+from router.certify.record import NEAR_TIES, AnswerRecord, CertifiedNumerics, certified_ids
 from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
-from shared.kernel.libraries import has_numba
 from shared.kernel.noise import noise_bits, row_keys, torch_gumbel
 from shared.kernel.sample_constants import GREEDY_BELOW
-from shared.model.opened import DTYPES
+from shared.model.opened import PLAIN_END
 from shared.node.core import NodeCore
 from shared.node.fingerprint import build_name, make_fingerprint
 from shared.sched.events import Emitted, Ended
@@ -121,13 +120,12 @@ class Replayer:
         if len(record.nodes) > 1:
             return "nodes of different kinds had this request, one after the other: no engine replays both"
         (node,) = record.nodes
+        if PLAIN_END in node.weights:
+            return "plain torch computed it, and its sums depend on its version and the processor"
         name = node.differs_from(self.numerics)
         if name is not None:
             values = f"{getattr(node, name)!r} in the certificate and {getattr(self.numerics, name)!r} here"
             return f"another fingerprint: {name} is {values}: {advice(name, node, self.numerics)}"
-        on_cpu = self._core.pool.device.type == "cpu"
-        if record.replays == EXACT and node.dtype in DTYPES and on_cpu and not has_numba():
-            return "numba is missing here, and plain torch sums in another order than Baton's kernels: install numba"
         if record.adapter and record.adapter not in {adapter.digest for adapter in self._core.spec.adapters}:
             return f"the certificate names the adapter {record.adapter!r}: give it with --lora NAME=PATH"
         return ""
