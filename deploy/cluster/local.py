@@ -266,7 +266,10 @@ def url(host: str, port: int, scheme: str = "http") -> str:
 def is_ready(host: str, port: int, num_nodes: int, key: str = "", cert: str = "") -> bool:
     """Return whether the router serves and at least `num_nodes` nodes are ready. `key`: the key that /ready wants.
     `cert`: the router's --tls-cert."""
-    connection = own_connection(host, port, cert, PROBE_TIMEOUT_S)
+    try:
+        connection = own_connection(host, port, cert, PROBE_TIMEOUT_S)
+    except OSError:  # no usable certificate: the router says so, and ends
+        return False
     try:
         connection.request("GET", "/ready", headers={"x-api-key": key} if key else {})
         answer = connection.getresponse()

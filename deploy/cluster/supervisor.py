@@ -18,10 +18,10 @@ from types import FrameType
 from deploy.cluster.child import Child, ChildSpec, describe_end, likely_cause
 from deploy.cluster.restart_policy import RestartPolicy
 from shared.core.exit_codes import EXIT_DRAINED
+from shared.core.stop_signals import stop_signals
 from shared.observe.log import Logger
 
 TICK_S = 0.2
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Supervisor:
         waker, wakes = socket.socketpair()
         waker.setblocking(False)
         wakes.setblocking(False)
-        before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        before = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
         old_fd = signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
         self._selector.register(waker, selectors.EVENT_READ, None)
         try:

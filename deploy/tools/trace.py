@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from bisect import bisect_right
 from collections import defaultdict
@@ -29,6 +30,7 @@ ASKED, RECORDING, STEPS = "on", "*.recording", "*.steps.json"  # as in shared/no
 POLL_S = 0.05
 BEGIN_S = 2.0  # in which every node notices that it is asked
 WRITE_S = 60.0
+MOST_S = 3600.0
 STREAMS = ("host", "forward", "copy", "transfer", "cold")  # threads 1 to 5; requests come below
 FIRST_REQUEST = 10  # thread id
 
@@ -51,32 +53,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if bool(args.records) == (args.record_dir is not None):
         raise ConfigError("give --record-dir, or files that nodes have recorded")
+    if not 0.0 <= args.seconds <= MOST_S:
+        raise ConfigError(f"--seconds is {args.seconds:g}; it must be from 0 to {MOST_S:g}")
     files = args.records or record(args.record_dir, args.seconds)
-    events = trace_of([json.loads(file.read_text("utf-8")) for file in files])
-    args.file.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    events = trace_of([read_steps(file) for file in files])
+    write_trace(args.file, events, args.record_dir)
     print(f"{args.file}: {len(files)} nodes, {len(events)} events; open it at https://ui.perfetto.dev")
     return 0
 
 
 def record(folder: Path, seconds: float) -> list[Path]:
-    """Return what each node that follows the folder has written. Raise ConfigError if none does."""
+    """Return what each node that follows the folder has written. Raise ConfigError if none does or has."""
     if not folder.is_dir():
         raise ConfigError(f"--record-dir {folder} is not a folder")
-    for old in folder.glob(STEPS):
-        old.unlink()
-    asked = folder / ASKED
-    asked.touch()
     try:
-        time.sleep(BEGIN_S + seconds)
-        began = {file.stem for file in folder.glob(RECORDING)}
-    finally:
-        asked.unlink()
+        began = ask_nodes(folder, seconds)
+    except OSError as error:
+        raise ConfigError(f"--record-dir {folder}: {error.strerror}") from None
     if not began:
         raise ConfigError(f"no node follows {folder}: start nodes with --record-dir {folder.absolute()}")
     until = time.monotonic() + WRITE_S
     while any(folder.glob(RECORDING)) and time.monotonic() < until:
         time.sleep(POLL_S)
-    return sorted(folder.glob(STEPS))
+    written = sorted(folder.glob(STEPS))
+    silent = began - {file.name.removesuffix(".steps.json") for file in written}
+    if silent:
+        print(f"{', '.join(sorted(silent))} wrote no steps into {folder}: the node's log says why", file=sys.stderr)
+    if not written:
+        raise ConfigError(f"there are no steps in {folder}")
+    return written
+
+
+def ask_nodes(folder: Path, seconds: float) -> set[str]:
+    """Let nodes record for some seconds. Return the names of those that began."""
+    for old in (*folder.glob(STEPS), *folder.glob(RECORDING)):  # a killed node leaves the latter
+        old.unlink()
+    asked = folder / ASKED
+    asked.touch()
+    try:
+        time.sleep(BEGIN_S + seconds)
+        return {file.stem for file in folder.glob(RECORDING)}
+    finally:
+        asked.unlink()
+
+
+def read_steps(file: Path) -> dict[str, Any]:
+    """Return a node's steps. Raise ConfigError for a file that no node has written."""
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not found.keys() >= {"node", "shift", "rows"}:
+        raise ConfigError(f"{file} does not hold a node's steps, as NODE.steps.json does")
+    return found
+
+
+def write_trace(file: Path, events: Sequence[dict[str, Any]], folder: Path | None) -> None:
+    """`folder`: where the nodes' steps stay, so that they need not be recorded again; None if the user named files."""
+    try:
+        file.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    except OSError as error:
+        again = "" if folder is None else f"; the steps are kept: baton trace OTHER_FILE {folder}/{STEPS}"
+        raise ConfigError(f"can't write {file}: {error.strerror}{again}") from None
 
 
 def trace_of(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

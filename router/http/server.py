@@ -1,6 +1,6 @@
 """Run the HTTP server and the gateway on one uvloop.
 
-SIGTERM, SIGINT -> new requests get 503 -> open ones may finish for shutdown_s -> the rest get an error -> sockets close
+a stop signal -> new requests get 503 -> open ones may finish for shutdown_s -> the rest get an error -> sockets close
 a second signal -> the rest get an error immediately
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 from collections.abc import Iterator
 from functools import partial
@@ -23,6 +22,7 @@ from router.http.protocol import HttpRules, LimitedProtocol
 from router.http.tls_port import HttpsProtocol, PlainHttpRefusal, TlsPort
 from shared.config.endpoints import bracketed
 from shared.core.errors import ConfigError, NoNodes
+from shared.core.stop_signals import stop_signals
 from shared.observe.log import Logger
 
 CLOSE_TIMEOUT_S = 2
@@ -106,7 +106,7 @@ async def serve(
     """Serve until a signal or a crash, and return the exit code."""
     stops: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, stops.put_nowait, number)
     server = make_http_server(app, rules, certificate)
     http = asyncio.create_task(server.serve(sockets=[listener]))

@@ -75,7 +75,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def convert(where: str, value: object, kind: Any, declared: Option) -> Any:
     if declared.is_bytes and isinstance(value, str):
-        return parse_bytes(value)
+        try:
+            return parse_bytes(value)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error.message}") from None
     if kind is float and type(value) is int:
         return float(value)
     if kind in (bool, int, float, str) and type(value) is kind:

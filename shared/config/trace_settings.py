@@ -28,8 +28,7 @@ class TraceConfig:
         check_fields(self)
         if not self.otlp_endpoint:
             return
-        url = urlsplit(self.otlp_endpoint)
-        if url.scheme not in ("http", "https") or not url.hostname:
+        if not is_http_url(self.otlp_endpoint):
             raise ConfigError(f"--otlp-endpoint is {self.otlp_endpoint!r}; it must be http://HOST:PORT or https://...")
         require("otel", "--otlp-endpoint")
 
@@ -37,3 +36,11 @@ class TraceConfig:
     def traces_url(self) -> str:
         path = urlsplit(self.otlp_endpoint).path.rstrip("/")
         return self.otlp_endpoint if path else self.otlp_endpoint.rstrip("/") + SIGNAL_PATH
+
+
+def is_http_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # a port that is none, or half an IPv6 address
+        return False

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from shared.core.errors import ConfigError, PeerUnreachable
 from shared.core.exit_codes import exit_code_after
+from shared.core.stop_signals import stop_signals
 from shared.device.cpu import do_nothing
 from shared.node.cores import NodeCores
 from shared.node.departure import Departure
@@ -91,7 +92,7 @@ class Daemon:
         self._unreachable: list[PeerClosed] = []
 
     def run(self) -> int:
-        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
         try:
             self.dial_routers()
             while not self.finished:

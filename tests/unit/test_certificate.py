@@ -185,6 +185,9 @@ def test_a_launcher_knows_its_router_by_the_certificate(pair: Pair, tmp_path: Pa
         port = server.server_port
         assert is_ready("127.0.0.1", port, 1, cert=str(pair[0]))
         assert not is_ready("127.0.0.1", port, 1, cert=str(other))
+        assert not is_ready("127.0.0.1", port, 1, cert=str(tmp_path / "none.crt")) and not is_ready(
+            "127.0.0.1", port, 1, cert=str(pair[1])
+        )
         connection: http.client.HTTPConnection = own_connection("127.0.0.1", port, str(other), HANG_GUARD_S)
         with pytest.raises(ssl.SSLCertVerificationError):
             connection.request("GET", "/ready")

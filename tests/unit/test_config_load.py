@@ -68,6 +68,7 @@ def test_one_file_serves_all_processes(tmp_path):
         ("[memory]\npage_size = true", "must be a whole number"),
         ("[memory]\nprefix_cache = 1", "must be true or false"),
         ("[memory]\nkv_bytes = [1]", "number of bytes"),
+        ("[memory]\nkv_bytes = '5 apples'", r"\[memory\] kv_bytes: '5 apples' is not a size"),
         ("[node]\nrouter = 'tcp://127.0.0.1:1'", "list of texts"),
         ("[cores]\ncpus = [0, 'a']", "list of whole numbers"),
         ("[memory", "not valid TOML"),

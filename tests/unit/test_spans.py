@@ -66,7 +66,14 @@ def test_a_caller_s_flag_says_whether_it_records(given: str, says: bool) -> None
 
 
 def test_an_address_that_is_none_is_said_before_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    for address in ("127.0.0.1:4318", "grpc://127.0.0.1:4317", "http://"):
+    for address in (
+        "127.0.0.1:4318",
+        "grpc://127.0.0.1:4317",
+        "http://",
+        "http://[::1",
+        "http://c:43x8",
+        "http://c:99999",
+    ):
         with pytest.raises(ConfigError, match="--otlp-endpoint is "):
             TraceConfig(address)
     monkeypatch.setattr(extras, "is_here", lambda extra: False)

@@ -218,3 +218,57 @@ def test_a_folder_that_can_t_be_written_ends_nobody(tmp_path: Path) -> None:
     (tmp_path / "on").touch()
     recording.look_for_file()
     assert records.is_on and "steps can't be recorded" in lines.getvalue()
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+def test_a_time_that_is_none_is_said_before_all(seconds: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--seconds is {seconds}; it must be from 0 to 3600"):
+        trace.run(arguments(tmp_path / "out.json", "--record-dir", str(tmp_path), f"--seconds={seconds}"))
+
+
+@pytest.mark.parametrize("held", ["", "[1]", '{"traceEvents": []}'])
+def test_a_file_that_no_node_wrote_is_named(held: str, tmp_path: Path) -> None:
+    other = tmp_path / "steps.json"
+    with pytest.raises(ConfigError, match=r"steps.json: No such file"):
+        trace.run(arguments(tmp_path / "out.json", str(other)))
+    other.write_text(held)
+    with pytest.raises(ConfigError, match=r"steps.json does not hold a node's steps"):
+        trace.run(arguments(tmp_path / "out.json", str(other)))
+
+
+def test_steps_are_kept_if_the_trace_can_t_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(folder: Path, seconds: float) -> list[Path]:
+        (folder / "d0.steps.json").write_text(json.dumps(file_of("d0", 0.0)))
+        return [folder / "d0.steps.json"]
+
+    monkeypatch.setattr(trace, "record", record)
+    with pytest.raises(ConfigError, match=r"can't write .*No such file.*; the steps are kept: baton trace OTHER_FILE "):
+        trace.run(arguments(tmp_path / "none" / "out.json", "--record-dir", str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"can't write .*: No such file or directory$"):
+        trace.run(arguments(tmp_path / "none" / "out.json", str(tmp_path / "d0.steps.json")))
+
+
+def test_a_node_that_was_killed_or_wrote_nothing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A killed node's mark is taken for no node's; a node whose disk is full leaves its own."""
+    monkeypatch.setattr(trace, "BEGIN_S", 0.0)
+    monkeypatch.setattr(trace, "WRITE_S", 0.0)
+    args = arguments(tmp_path / "out.json", "--record-dir", str(tmp_path), "--seconds", "0")
+    (tmp_path / "killed.recording").touch()
+    with pytest.raises(ConfigError, match="no node follows"):
+        trace.run(args)
+
+    def record(seconds: float) -> None:
+        (tmp_path / "full.recording").touch()
+
+    monkeypatch.setattr(trace.time, "sleep", record)
+    with pytest.raises(ConfigError, match="there are no steps in "):
+        trace.run(args)
+    assert "full wrote no steps into " in capsys.readouterr().err
+
+
+def test_a_folder_that_takes_no_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "on").mkdir()  # root may write anywhere else
+    with pytest.raises(ConfigError, match=r"--record-dir .*: Is a directory"):
+        trace.run(arguments(tmp_path / "out.json", "--record-dir", str(tmp_path), "--seconds", "0"))

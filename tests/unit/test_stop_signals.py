@@ -1,0 +1,56 @@
+"""A hang-up ends each process in order, as SIGTERM does; under nohup it ends none."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from shared.core.stop_signals import stop_signals
+from shared.node.daemon import Daemon
+from shared.observe.log import Logger
+from shared.wire.peers import Inbound
+from tests.support.core_rig import CoreKnobs
+from tests.support.node_pair import make_node
+from tests.unit.test_deploy_supervisor import OBEDIENT, SLEEP, Run, child
+from tests.unit.test_node_rounds import Line
+
+
+@pytest.fixture(params=[signal.SIG_DFL, signal.SIG_IGN], ids=["plain", "nohup"])
+def ignores(request: pytest.FixtureRequest) -> Iterator[bool]:
+    before = signal.signal(signal.SIGHUP, request.param)
+    yield request.param is signal.SIG_IGN
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_nohup_takes_the_hang_up_away_and_nothing_else(ignores: bool) -> None:
+    assert set(stop_signals()) == {signal.SIGINT, signal.SIGTERM} | (set() if ignores else {signal.SIGHUP})
+
+
+def test_a_hang_up_ends_the_whole_cluster(ignores: bool) -> None:
+    def hang_up(run: Run) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert run.supervisor._stop_requests == (0 if ignores else 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert Run(child("node", OBEDIENT + SLEEP), when_ready=hang_up).status == 0
+
+
+def test_a_hang_up_drains_a_node(ignores: bool) -> None:
+    signals = [signal.SIGHUP, signal.SIGTERM] if ignores else [signal.SIGHUP]
+    counts: list[int] = []
+
+    class Hanging(Line):
+        def poll(self, timeout_s: float) -> Sequence[Inbound]:
+            counts.append(daemon._signals)
+            if signals:
+                os.kill(os.getpid(), signals.pop(0))
+            return super().poll(timeout_s)
+
+    log = io.StringIO()
+    daemon = Daemon(make_node("decode", "d0", CoreKnobs()), Hanging([], []), Logger("d", log), drain_s=0.0)
+    assert daemon.run() == 0 and "draining" in log.getvalue()
+    assert counts[:2] == ([0, 0] if ignores else [0, 1])
