@@ -21,6 +21,7 @@ import pytest
 import zmq
 
 from shared.core import launcher
+from shared.core.stop_signals import stop_signals
 from shared.wire.codec import encode
 from shared.wire.messages import Goodbye, Hello, TokenRun, Tokens
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
@@ -377,7 +378,7 @@ def test_a_hang_up_does_not_wait_for_ever(router: RouterProcess, pair: Pair) -> 
     with httpx.stream("POST", router.url + "/v1/completions", json=body, timeout=HANG_GUARD_S) as response:
         events = stream_events(response)
         next(events)
-        os.kill(router.process.pid, signal.SIGHUP)
+        os.kill(router.process.pid, stop_signals()[-1])  # SIGHUP, unless these tests run under nohup
         assert "shutting down" in list(events)[-1]["error"]["message"]
     assert router.process.wait(HANG_GUARD_S) == 0
     eventually(lambda: pair.decode.aborts)
