@@ -15,7 +15,6 @@ from typing import Any
 from baton_serve import __version__
 from deploy.cluster import admin, keys, local
 from deploy.cluster.restart import start_again
-from deploy.cluster.restart_policy import EXIT_CONFIG
 from deploy.hub.local_model import with_local_model, with_local_text
 from deploy.ray import command as on_ray
 from deploy.tools import ask, cache, trace
@@ -33,7 +32,7 @@ from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
 from shared.core import extras
 from shared.core.errors import ConfigError
-from shared.core.exit_codes import start_again_as
+from shared.core.exit_codes import EXIT_CONFIG, start_again_as
 from shared.core.orphan_guard import die_with_parent
 
 OVERVIEW = """\

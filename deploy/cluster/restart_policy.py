@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from shared.core.exit_codes import EXIT_DRAINED
+from shared.core.exit_codes import EXIT_CONFIG, EXIT_DRAINED
 
 WINDOW_S = 60.0
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 15.0
-EXIT_CONFIG = 2  # our commands' exit code for an unusable configuration
 
 
 @dataclass(slots=True)

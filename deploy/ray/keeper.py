@@ -18,9 +18,9 @@ from collections.abc import Callable
 
 from deploy.cluster import local
 from deploy.cluster.child import Child, ChildSpec, describe_end
-from deploy.cluster.restart_policy import EXIT_CONFIG, RestartPolicy
+from deploy.cluster.restart_policy import RestartPolicy
 from deploy.ray.report import DRAINED, FAILED, IDLE, RUNNING, STOPPED
-from shared.core.exit_codes import EXIT_DRAINED
+from shared.core.exit_codes import EXIT_CONFIG, EXIT_DRAINED
 
 TICK_S = 0.1
 KEPT_LINES = 12

@@ -1,7 +1,8 @@
-"""A drained node's exit codes tell the parent process whether to restart the node, and in which role."""
+"""A process's exit codes tell its parent whether to restart it, and a drained node in which role."""
 
 from __future__ import annotations
 
+EXIT_CONFIG = 2  # an unusable configuration: a restart would not help
 EXIT_DRAINED = 10  # don't restart the node
 _AGAIN = {11: "restart", 12: "prefill", 13: "decode"}
 

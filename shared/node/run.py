@@ -18,7 +18,8 @@ from functools import partial
 
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.systemd import notify_socket
-from shared.core.errors import BatonError, DeviceLost, ModelChanged, RankLost
+from shared.core.errors import BatonError, ConfigError, DeviceLost, ModelChanged, RankLost
+from shared.core.exit_codes import EXIT_CONFIG
 from shared.device.cpu import do_nothing
 from shared.device.faults import blames_device
 from shared.device.malloc import keep_freed_memory
@@ -88,7 +89,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     except Exception as error:  # routers get no message: the links close, and routers use other nodes
         if not (isinstance(error, RankLost | DeviceLost | ModelChanged) or blames_device(error)):
             raise
-        log.error("this node can't go on", error=told_of(error, others))
+        tell_end(log, error, others, is_loading=core is None)
         return EXIT_FAILED
     finally:
         with ExitStack() as ends:  # the callbacks run in reverse order, each even if others raise
@@ -108,21 +109,28 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     return code
 
 
-def told_of(error: Exception, others: RankProcesses) -> object:
-    """Return a sentence for what happened outside this process, else the error, with its traceback."""
-    if isinstance(error, ModelChanged):
-        return error.message
+def tell_end(log: Logger, error: Exception, others: RankProcesses, *, is_loading: bool) -> None:
+    """Log a sentence for what happened outside this process, and the error, with its traceback unless a rank was lost.
+
+    Raise ConfigError if one ended a rank."""
+    own: object = error.message if isinstance(error, ModelChanged) else error
+    if isinstance(error, RankLost) and is_loading:
+        others.wait_for_end()  # a ConfigError may be the reason
     try:
         others.check_ranks()
     except RankLost as ended:
-        return ended.message
-    return error
+        if isinstance(error, RankLost):
+            own = error.message
+        if own != ended.message:
+            log.error("this node can't go on", error=own)
+        own = ended.message
+    log.error("this node can't go on", error=own)
 
 
-def end_process(log: Logger, error: RankLost) -> None:
+def end_process(log: Logger, error: BatonError) -> None:
     """End this process as the loop would, which waits for a lost rank."""
     log.error("this node can't go on", error=error.message)
-    os._exit(EXIT_FAILED)
+    os._exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)
 
 
 def ready_port_of(parts: NodeParts) -> ReadyPort | None:
@@ -131,7 +139,7 @@ def ready_port_of(parts: NodeParts) -> ReadyPort | None:
 
 
 def check_parts(others: RankProcesses, files: ModelFiles, recording: FolderRecording | None) -> None:
-    """Called every round. Raise RankLost or ModelChanged if the node can't go on."""
+    """Called every round. Raise RankLost, ConfigError or ModelChanged if the node can't go on."""
     others.check_ranks()
     files.check_unchanged()
     if recording is not None:

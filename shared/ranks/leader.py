@@ -30,7 +30,8 @@ from shared.config.core_plan import CorePlan
 from shared.config.gpus import environment_with, visible_to_rank
 from shared.config.processes import NodeProcessConfig
 from shared.core import launcher
-from shared.core.errors import RankLost
+from shared.core.errors import BatonError, ConfigError, RankLost
+from shared.core.exit_codes import EXIT_CONFIG
 from shared.device.group import RankGroup, file_store, join_ranks
 from shared.kv.pool import KVPool
 from shared.ranks.dp import DPRanks
@@ -41,6 +42,7 @@ from shared.ranks.tp import Ranks, TPRanks
 LOAD_S = 300.0  # seconds that ranks wait for each other while they load, at different speeds
 FAREWELL_S = 2.0
 LOOK_S = 0.5  # between two looks at the ranks' processes
+LAST_LOOK_S = 0.02
 GIVE_UP_S = 5.0  # from a rank's end on; then this process no longer waits for it
 
 
@@ -69,7 +71,7 @@ class RankProcesses:
     """
 
     def __init__(
-        self, config: NodeProcessConfig, node_id: str, give_up: Callable[[RankLost], None] | None = None
+        self, config: NodeProcessConfig, node_id: str, give_up: Callable[[BatonError], None] | None = None
     ) -> None:
         self._config = config
         self._node_id = node_id
@@ -176,17 +178,25 @@ class RankProcesses:
         return [follower.wait_use() for follower in self._followers]
 
     def check_ranks(self) -> None:
-        """Raise RankLost if a rank has ended."""
+        """Raise RankLost if a rank has ended, ConfigError if a ConfigError ended it."""
         for follower in self._followers:
             status = follower.process.poll()
+            if status == EXIT_CONFIG:
+                raise ConfigError(f"rank {follower.rank} can't work as configured: its last log line says why")
             if status is not None:
                 raise RankLost(f"rank {follower.rank} ended with status {status}")
 
-    def _watch(self, give_up: Callable[[RankLost], None]) -> None:
+    def wait_for_end(self) -> None:
+        """Wait until a rank has ended, FAREWELL_S at most: its connections close a moment earlier."""
+        until = time.monotonic() + FAREWELL_S
+        while time.monotonic() < until and all(one.process.poll() is None for one in self._followers):
+            time.sleep(LAST_LOOK_S)
+
+    def _watch(self, give_up: Callable[[BatonError], None]) -> None:
         while not self._closed.wait(LOOK_S):
             try:
                 self.check_ranks()
-            except RankLost as error:
+            except (RankLost, ConfigError) as error:
                 if not self._closed.wait(GIVE_UP_S):
                     shutil.rmtree(self._folder, ignore_errors=True)
                     give_up(error)

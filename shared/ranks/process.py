@@ -16,6 +16,7 @@ from shared.config import core_plan
 from shared.config.core_plan import CorePlan
 from shared.config.flags import parse_int_list
 from shared.core.errors import ConfigError, RankLost
+from shared.core.exit_codes import EXIT_CONFIG
 from shared.core.orphan_guard import die_with_parent
 from shared.observe.log import Logger
 from shared.ranks.orders import Start, hear
@@ -24,7 +25,7 @@ SAME_ERROR_S = 2.0  # between ranks that find the same error
 
 
 def main() -> int:
-    """Return 0 after rank 0 has closed the socket, 1 after RankLost or ConfigError."""
+    """Return 0 after rank 0 has closed the socket, 1 after RankLost, 2 after ConfigError."""
     args = make_parser().parse_args()
     die_with_parent(args.parent_pid)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -47,7 +48,7 @@ def run(start: Start, orders: socket.socket, threads: int, log: Logger) -> int:
     except ConfigError as error:
         if not ends_too(orders):
             log.error("this rank can't go on", error=error)
-        return 1
+        return EXIT_CONFIG
     return 0
 
 

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from deploy.cluster.child import ChildSpec, describe_end, likely_cause
-from deploy.cluster.restart_policy import EXIT_CONFIG, LONGEST_DELAY_S, WINDOW_S, RestartPolicy
+from deploy.cluster.restart_policy import LONGEST_DELAY_S, WINDOW_S, RestartPolicy
 from deploy.cluster.supervisor import Readiness, Supervisor
+from shared.core.exit_codes import EXIT_CONFIG
 from shared.observe.log import Logger
 from tests.support.patience import HANG_GUARD_S
 

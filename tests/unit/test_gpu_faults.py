@@ -15,7 +15,7 @@ import torch
 
 from decode_node.side import DecodeSide
 from shared.config.processes import NodeProcessConfig
-from shared.core.errors import DeviceLost, HandoffFailed, RankLost, StepFailed
+from shared.core.errors import ConfigError, DeviceLost, HandoffFailed, RankLost, StepFailed
 from shared.core.states import FinishReason
 from shared.device.cpu import do_nothing
 from shared.device.events import StreamSkipped, Ticket
@@ -299,6 +299,22 @@ def test_a_lost_rank_is_given_up_before_the_device_is_waited_for(monkeypatch: py
     monkeypatch.setattr(run.RankProcesses, "close", lambda _: gone.append(process.is_gone))
     assert process.run() == run.EXIT_FAILED and process.is_gone
     assert gone == [False]
+
+
+def test_a_rank_s_config_error_in_loading_is_the_node_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*_: object) -> None:
+        raise RankLost("rank 0 of 2, waiting: closed")
+
+    def refuse(_: object) -> None:
+        raise ConfigError("rank 1 can't work as configured")
+
+    process, waits = Process(monkeypatch), []
+    monkeypatch.setattr(run, "build_core", lose)
+    monkeypatch.setattr(run.RankProcesses, "check_ranks", refuse)
+    monkeypatch.setattr(run.RankProcesses, "wait_for_end", lambda _: waits.append(True))
+    with pytest.raises(ConfigError):
+        process.run()
+    assert waits == [True] and process.is_gone
 
 
 def test_what_does_not_close_keeps_nothing_else_open(monkeypatch: pytest.MonkeyPatch) -> None:

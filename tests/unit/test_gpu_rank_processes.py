@@ -17,7 +17,7 @@ import torch
 from shared.config.gpus import visible_to_rank
 from shared.config.processes import NodeProcessConfig
 from shared.core import launcher
-from shared.core.errors import RankLost
+from shared.core.errors import BatonError, RankLost
 from shared.device.cpu import do_nothing
 from shared.device.group import file_store, join_ranks
 from shared.node import build_core, build_memory
@@ -55,7 +55,7 @@ class TwoRanks:
         self._config = NodeProcessConfig(parts)
         self.device = str(self._gpu.device)
 
-    def others(self, give_up: Callable[[RankLost], None] | None = None) -> RankProcesses:
+    def others(self, give_up: Callable[[BatonError], None] | None = None) -> RankProcesses:
         return RankProcesses(self._config, "n", give_up)
 
     def core(self, others: RankProcesses) -> NodeCore:
@@ -103,7 +103,7 @@ def test_a_node_gives_up_a_rank_that_it_waits_for(phase: str, tmp_path: Path, mo
     monkeypatch.setattr(leader, "tempfile", SimpleNamespace(mkdtemp=lambda prefix: str(tmp_path)))
     monkeypatch.setattr(leader, "shutil", SimpleNamespace(rmtree=lambda folder, ignore_errors: None))
 
-    def give_up(error: RankLost) -> None:
+    def give_up(error: BatonError) -> None:
         told.append(str(error))
         if phase == LOAD:
             joined.append(join_ranks(file_store(str(store), 2), 1, 2, HANG_GUARD_S, torch.device("cpu")))

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 import baton_serve
-from deploy.cluster.restart_policy import EXIT_CONFIG
 from shared.config.load import load
 from shared.config.model_path import DEFAULT_REQUIREMENT
 from shared.config.processes import NodeProcessConfig, RouterProcessConfig
-from shared.core.exit_codes import EXIT_DRAINED
+from shared.core.exit_codes import EXIT_CONFIG, EXIT_DRAINED
 from tests.support.installed import FOLDERS
 from tests.support.launch_lines import (
     CONFIG,

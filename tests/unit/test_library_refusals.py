@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster.restart_policy import EXIT_CONFIG
 from shared.core import launcher
 from shared.core.errors import ConfigError
+from shared.core.exit_codes import EXIT_CONFIG
 from shared.model.library import loading
 from tests.support.library_families import REFUSED, load, save, write_config
 from tests.support.patience import HANG_GUARD_S

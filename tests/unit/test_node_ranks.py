@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from shared.config.processes import NodeProcessConfig
-from shared.core.errors import ConfigError, RankLost
+from shared.core.errors import BatonError, ConfigError, DeviceLost, ModelChanged, RankLost
+from shared.core.exit_codes import EXIT_CONFIG
 from shared.device.group import as_bytes
 from shared.kv.pool import KVPool, map_pool
 from shared.model.hashlm.model import HashLM
@@ -32,6 +33,8 @@ from shared.wire.peers import Inbound
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import make_node
 from tests.support.patience import HANG_GUARD_S
+
+UNUSABLE = "rank 1 can't work as configured: its last log line says why"
 
 
 @pytest.fixture
@@ -168,16 +171,84 @@ def test_a_rank_tells_what_rank_0_does_not_find(
     monkeypatch.setattr(process, "SAME_ERROR_S", 0.01)
     if closes:
         ours.close()
-    assert process.run(nothing, theirs, 1, Logger("d0.1", said)) == 1
+    assert process.run(nothing, theirs, 1, Logger("d0.1", said)) == EXIT_CONFIG
     assert ("this GPU has no room" in said.getvalue()) is not closes
 
 
-def test_a_process_that_is_given_up_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"), [(RankLost("rank 1 ended with status -9"), 1), (ConfigError("no room"), EXIT_CONFIG)]
+)
+def test_a_process_that_is_given_up_ends_with_a_sentence(
+    error: BatonError, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said, ended = io.StringIO(), []
     monkeypatch.setattr(run.os, "_exit", ended.append)
-    run.end_process(Logger("d0", said), RankLost("rank 1 ended with status -9"))
-    assert ended == [run.EXIT_FAILED]
-    assert said.getvalue().endswith('go on error="rank 1 ended with status -9"\n')
+    run.end_process(Logger("d0", said), error)
+    assert ended == [code]
+    assert said.getvalue().endswith(f'go on error="{error}"\n')
+
+
+class Ending:
+    """A rank's process that has not ended at the first look."""
+
+    def __init__(self, status: int) -> None:
+        self.looks = iter([None])
+        self.status = status
+
+    def poll(self) -> int | None:
+        return next(self.looks, self.status)
+
+    def wait(self, timeout: float) -> int:
+        return self.status
+
+
+def with_follower(processes: RankProcesses, process: Any) -> None:
+    """Put it in the place of the first one."""
+    processes._followers.insert(0, Follower(1, process, socket.socket()))
+
+
+def test_a_rank_s_config_error_ends_the_node_for_good(
+    processes: RankProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that is started again would end in the same way."""
+    told: list[BatonError] = []
+    monkeypatch.setattr(ranks, "LOOK_S", 0.01)
+    monkeypatch.setattr(ranks, "GIVE_UP_S", 0.01)
+    with_follower(processes, Ending(EXIT_CONFIG))
+    processes._watch(told.append)
+    assert [(type(error), str(error)) for error in told] == [(ConfigError, UNUSABLE)]
+
+
+@pytest.mark.parametrize("is_loading", [True, False])
+def test_a_rank_that_is_about_to_end_is_waited_for_in_loading(is_loading: bool, processes: RankProcesses) -> None:
+    """Its connections close first. Later, clients would wait, too."""
+    said, closed = io.StringIO(), RankLost("rank 0 of 2, waiting: closed")
+    with_follower(processes, Ending(EXIT_CONFIG))
+    if is_loading:
+        with pytest.raises(ConfigError, match=UNUSABLE):
+            run.tell_end(Logger("d0", said), closed, processes, is_loading=True)
+        assert not said.getvalue()
+    else:
+        run.tell_end(Logger("d0", said), closed, processes, is_loading=False)
+        assert said.getvalue().count("\n") == 1 and f"RankLost: {closed}" in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [
+        (DeviceLost("a fault"), ["DeviceLost: a fault", "rank 1 ended with status 1"]),
+        (RankLost("rank 0 failed: a fault"), ['error="rank 0 failed: a fault"', "rank 1 ended with status 1"]),
+        (ModelChanged("other files"), ['error="other files"', "rank 1 ended with status 1"]),
+        (RankLost("rank 1 ended with status 1"), ["rank 1 ended with status 1"]),
+    ],
+)
+def test_a_lost_rank_hides_no_error_of_rank_0(error: BatonError, lines: list[str], processes: RankProcesses) -> None:
+    said, ending = io.StringIO(), Ending(1)
+    ending.poll()
+    with_follower(processes, ending)
+    run.tell_end(Logger("d0", said), error, processes, is_loading=False)
+    found = said.getvalue().splitlines()
+    assert len(found) == len(lines) and all(line in one for one, line in zip(found, lines, strict=True))
 
 
 class NoLinks:

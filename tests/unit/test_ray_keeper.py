@@ -17,13 +17,12 @@ import pytest
 
 from deploy import cli
 from deploy.cluster.child import ChildSpec
-from deploy.cluster.restart_policy import EXIT_CONFIG
 from deploy.ray import own_ray as head
 from deploy.ray.keeper import Keeper
 from deploy.ray.own_ray import RayRecord
 from deploy.ray.report import DRAINED, FAILED, IDLE, RUNNING, STOPPED
 from shared.config.processes import RayClusterConfig
-from shared.core.exit_codes import EXIT_DRAINED
+from shared.core.exit_codes import EXIT_CONFIG, EXIT_DRAINED
 from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]

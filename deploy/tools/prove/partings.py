@@ -136,7 +136,7 @@ def margin_between(wanted: Sequence[TokenScore], got: Sequence[TokenScore], posi
     if position >= min(len(wanted), len(got)):
         longer = wanted if len(wanted) > position else got
         best = sorted(longer[position].top.values(), reverse=True)[:2] if len(longer) > position else []
-        return told_margin(*best, True) if len(best) == 2 else (None, False)
+        return told_margin(best[0], best[1], True) if len(best) == 2 else (None, False)
     at, token = wanted[position], got[position].token
     if token in at.top:
         return told_margin(at.logprob, at.top[token], True)
