@@ -7,13 +7,11 @@ import contextlib
 import importlib
 import importlib.util
 import json
-import lzma
 import os
 import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import reduce
@@ -25,7 +23,8 @@ import pytest
 import torch
 
 from shared.engine.future_map import FutureMap
-from tests.gpu import pack, plan, run
+from tests.conftest import LISTS, entries, part_of
+from tests.gpu import plan, run
 from tests.gpu.book import CUT_OFF, FAILED, FILE, PASSED, SKIPPED, Book, Outcome
 from tests.gpu.checks import kernels, real, streams, values
 from tests.gpu.one import run_check
@@ -42,7 +41,7 @@ LONG = (
     "kernels, draws", "sampling of real vocabularies", "two nodes over zmq, one killed",
     "cost of --deterministic, 0.6B",
     *(check.name for check in (*SCRIPTS["served"].checks, *SCRIPTS["pair"].checks)),
-    *(f"attention of {name}" for name in MODELS[1:]),  # the virtual GPU's is one tiny model's
+    *(f"attention of {name}" for name in MODELS[2:]),  # the virtual GPU's is one tiny model's
 )  # fmt: skip
 WITH_KERNELS = ("kernels.", "kernel_speed.", "real.")
 # Beside kernels: what a GPU's node does, and no GPU has done, is in a check. Other processes' work is not seen here.
@@ -94,6 +93,37 @@ def test_every_check_runs_on_the_virtual_gpu(check: Check) -> None:
     print(figures)
     assert figures
     assert all(isinstance(value, int | float) and value >= 0 for value in figures.values()), figures
+
+
+# Half a minute of CPU each, and more; or CI runs most of them in another test.
+IN_LONG_ONLY = {
+    "doctor.doctor",  # tests/unit/test_doctor_gpu.py
+    "kernels.draws", "order.silent_steps",  # test_a_check_fails_where_what_it_looks_for_is_wrong
+    "pair.across", "pair.divided", "real.sampling", "served.everything", "served.latency", "served.same_tokens",
+    "speed.deterministic", "speed.transformers",
+}  # fmt: skip
+
+
+def test_ci_runs_a_check_of_each_kind() -> None:
+    """Between two GPUs nothing else runs them, and what they call changes."""
+    lists = {part: frozenset(entries(part)) for part in LISTS}
+    case = f"{Path(__file__).relative_to(run.ROOT).as_posix()}::{test_every_check_runs_on_the_virtual_gpu.__name__}"
+    in_ci = {
+        check.run for check in CHECKS if check.name not in LONG and part_of(f"{case}[{check.name}]", lists) != "long"
+    }
+    assert {check.run for check in CHECKS} - in_ci == IN_LONG_ONLY
+
+
+@pytest.mark.timeout(3600)  # 38 checks one after the other
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_whole_script_runs_as_on_a_gpu(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Each check in a process of its own, and none ended by the clock, which is a GPU's."""
+    monkeypatch.setitem(SCRIPTS, script, replace(SCRIPTS[script], most_s=1e6))
+    monkeypatch.setattr(run, "HANG_GUARD_S", 2 * HANG_GUARD_S)
+    assert run.main([script, "--device", "virtual", "--jobs", "2", "--out", str(tmp_path)]) == 0
+    skipped = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped, ")]
+    if importlib.util.find_spec("triton") is not None:
+        assert all("process's own" in line for line in skipped), skipped
 
 
 def wrong_streams(patch: pytest.MonkeyPatch) -> None:
@@ -531,63 +561,3 @@ def test_what_a_check_leaves_goes_and_its_logs_are_kept(tmp_path: Path) -> None:
     code = "import tempfile, os; f = tempfile.mkdtemp(); open(f + '/up.log', 'w').write('why'); print(f); os.abort()"
     outcome = ended(run.Process("leaving", [sys.executable, "-c", code], dict(os.environ), FAR, tmp_path / "log.txt"))
     assert not Path(outcome.told.split()[0]).exists() and "-- up.log\nwhy" in (tmp_path / "log.txt").read_text()
-
-
-def test_packed_packages_are_those_a_node_needs_beside_torch() -> None:
-    wanted = {line.split("==")[0] for line in pack.wanted([])}
-    assert {"pyzmq", "msgspec", "starlette", "uvicorn", "httptools", "gguf", "llguidance"} <= wanted
-    assert not wanted & {"torch", "numpy", "numba", "llvmlite"}
-    assert {line.split("==")[0] for line in pack.wanted(["gguf", "pyzmq"])} == wanted - {"gguf", "pyzmq"}
-
-
-def test_packs_are_filled_to_their_size_and_joined_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = os.urandom(3 * pack.MIB)  # can't be compressed
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "some.whl").write_bytes(b"0" * (pack.MIB // 4))
-    packs = pack.share_out(lzma.compress(whole), tmp_path, pack.MIB * 3 // 2)
-    sizes = [sum(file.stat().st_size for file in folder.iterdir()) for folder in packs]
-    assert [folder.name for folder in packs] == ["1", "2", "3"] and max(sizes) - min(sizes) < len(sizes)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(pack, "OUT", tmp_path)
-    last = packs[-1].rename(tmp_path / "not here")
-    (part,) = last.iterdir()
-    hidden = part.rename(last / "hidden")
-    with pytest.raises(NotHere, match="not all: model.part01, model.part02"):
-        pack.find_model(tmp_path)
-    hidden.rename(part)
-    assert Path(pack.find_model(tmp_path)).read_bytes() == whole
-    with pytest.raises(SystemExit, match="give --mib more"):
-        pack.share_out(whole, tmp_path, pack.MIB // 8)
-    with pytest.raises(SystemExit, match="give --mib more"):
-        pack.share_out(whole + b"1", last, pack.MIB)  # one pack more than there are scripts to send it with
-
-
-def test_packages_that_are_there_are_not_installed_again(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    for name in ("msgspec-0.22.0-py3-none-any.whl", "no_such_package_at_all-1.0-py3-none-any.whl"):
-        (tmp_path / "1" / name).touch()
-    there, missing = sorted(tmp_path.glob("*/*.whl"))
-    assert pack.is_installed(there) and not pack.is_installed(missing)
-    missing.unlink()
-    assert pack.install_missing(tmp_path) is None
-
-
-def test_missing_packages_are_installed_once_beside_the_others(tmp_path: Path) -> None:
-    """Without network, from the folder alone; an installation that was cut off is begun again."""
-    (tmp_path / "1").mkdir()
-    with zipfile.ZipFile(tmp_path / "1" / "a_baton_test_package-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("a_baton_test_package.py", "ANSWER = 42\n")
-        info = "a_baton_test_package-1.0.dist-info"
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: a-baton-test-package\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
-    (tmp_path / "site.half").mkdir()
-    (tmp_path / "site.half" / "torn.py").touch()
-    site = pack.install_missing(tmp_path)
-    assert site is not None and not (site / "torn.py").exists()
-    command = [sys.executable, "-c", "import a_baton_test_package as it; print(it.ANSWER)"]
-    done = subprocess.run(command, env=run.environment(site), capture_output=True, text=True, check=True)
-    assert done.stdout == "42\n"
-    written = (site / "a_baton_test_package.py").stat().st_mtime_ns
-    assert pack.install_missing(tmp_path) == site
-    assert (site / "a_baton_test_package.py").stat().st_mtime_ns == written

@@ -100,9 +100,10 @@ class Kind:
 def kinds_of(place: Place, name: str) -> Iterator[Kind]:
     if place.tiny:
         float32 = torch.float32
-        yield from (Kind(float32), Kind(float32, "int8"), Kind(float32, queries=5, trees=True))
-        yield Kind(float32, by_token=True)
         yield Kind(float32, queries=5, trees=True, by_token=True, softcap=2.0, sinks=True)
+        if name == USUAL:  # of the others the interpreter runs the same tiny model
+            yield from (Kind(float32), Kind(float32, "int8"), Kind(float32, queries=5, trees=True))
+            yield Kind(float32, by_token=True)
         return
     yield Kind(torch.bfloat16)
     if name != USUAL:
