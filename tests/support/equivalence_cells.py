@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
-from shared.core.request import RequestState
+from shared.core.request import Request, RequestState
 from shared.engine.plan import StepPlan, StepResult
 from shared.kv.pages import PageIds
 from shared.model.hashlm.draft import expected_accept_len
@@ -54,6 +54,11 @@ SPECS: dict[str, dict] = {
 }
 COLD_TOKENS = {"off": (0, 0), "memory": (320, 0), "file": (64, 512)}  # memory, file
 NUM_PAGES = {1: (300, 600, 900), 16: (22, 40, 100), 64: (7, 12, 30)}
+AcceptRule = Callable[[Request, int, int], int]  # (request, committed length, width) -> what a verify accepts
+
+
+def by_hash(request: Request, committed: int, width: int) -> int:
+    return expected_accept_len(committed, width, HIT_RATE)
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ class Watch:
 
         core.engine.launch = count  # type: ignore[method-assign]
 
-    def _check_accepts(self, core: NodeCore, most: int) -> None:
+    def _check_accepts(self, core: NodeCore, most: int, right: AcceptRule = by_hash) -> None:
         process, scheduler = core.scheduler.process, core.scheduler
         drafter = core.engine.worker.drafter
         foresees = drafter is not None and not drafter.reads_history  # copies are right when they are
@@ -146,10 +151,10 @@ class Watch:
             for b, row_id in enumerate(result.row_ids):
                 req = scheduler.queues.requests.get(row_id.key)
                 alive = req is not None and req.incarnation == row_id.incarnation
-                if foresees and not (req and req.sampling.grammar) and b >= result.num_prefill and alive:
+                if foresees and req and alive and not req.sampling.grammar and b >= result.num_prefill:
                     accepted = int(result.accept_lens[b])
                     committed = int(result.seq_lens[b]) - accepted
-                    wanted = expected_accept_len(committed, min(result.width, most), HIT_RATE)
+                    wanted = right(req, committed, min(result.width, most))
                     assert accepted == wanted, (
                         f"{row_id.key}: a verify at {committed} accepted {accepted}, not {wanted}"
                     )

@@ -29,10 +29,10 @@ from tests.support.core_rig import (
     assert_streams,
     assert_whole,
     draw_jobs,
-    make_core,
     retract_somebody,
 )
 from tests.support.equivalence_cells import SPECS, Watch, assert_whole_core, most_accepted
+from tests.support.explorer.subjects import HASHED, NUM_DRAFTS, Subject, greedy_jobs, real_heads
 from tests.support.explorer.timeline import render
 from tests.support.explorer.world import ExplorerWorld, Schedule
 from tests.support.hazards.attach import Hazards, watching
@@ -40,10 +40,11 @@ from tests.support.hazards.detector import HazardError
 from tests.support.node_pair import Net, expected, make_node
 from tests.support.simulated_streams import DeadlockError
 
-PAIRS = ("pair", "cold")  # of nodes; those of "cold" have a cold tier
+PAIRS = ("pair", "cold", "real_pair")  # of nodes; those of "cold" have a cold tier
+REAL = ("real", "real_pair")  # a model of floats with its own MTP layers
 COLD_PAGES = 30
 ROUNDS = 6000  # only a livelock needs more
-SCENARIOS = ("plain", "spec", "lengths", "pair", "fault", "ngram", "mtp", "tree", "cold")
+SCENARIOS = ("plain", "spec", "lengths", "pair", "fault", "ngram", "mtp", "tree", "cold", "real", "real_pair")
 ONE_CORE_WIDTH = {"plain": 1, "spec": 4, "lengths": 4, "fault": 4, "ngram": 4, "mtp": 4, "tree": 7}
 
 
@@ -109,7 +110,11 @@ def draw_knobs(case: Case, rng: random.Random) -> tuple[CoreKnobs, list[Job]]:
         knobs = replace(knobs, **SPECS["tree"])
     if case.scenario == "cold":
         knobs = replace(knobs, cold_pages=COLD_PAGES, cold_file_pages=COLD_PAGES)
-    jobs = draw_jobs(rng, 12 if case.scenario in PAIRS else 8, max_prompt=50)
+    if case.scenario in REAL:
+        knobs = replace(knobs, spec="mtp", width=1 + NUM_DRAFTS, needs_cpu_seq_lens=case.seed % 2 == 1)
+        jobs = greedy_jobs(rng, 6)
+    else:
+        jobs = draw_jobs(rng, 12 if case.scenario in PAIRS else 8, max_prompt=50)
     return knobs, jobs if case.rids is None else [job for job in jobs if job.rid in case.rids]
 
 
@@ -118,13 +123,14 @@ def run_case(case: Case, mutant: Mutant | None = None, detect: bool = True) -> V
     rng = random.Random(case.seed)
     knobs, jobs = draw_knobs(case, rng)
     verdict = Verdict(rids=tuple(job.rid for job in jobs))
+    subject = real_heads()[1] if case.scenario in REAL else HASHED
     with ExitStack() as stack:
         hazards = None
         try:
             hazards = stack.enter_context(_maybe_watching(detect))
             stack.enter_context(_worlds(case, verdict))
-            run = {"pair": _run_pair, "cold": _run_pair, "fault": _run_faulty}.get(case.scenario, _run_local)
-            verdict.num_steps = run(knobs, jobs, rng, hazards, mutant, stack)
+            run = _run_pair if case.scenario in PAIRS else _run_faulty if case.scenario == "fault" else _run_local
+            verdict.num_steps = run(Exploration(subject, knobs, jobs, rng, hazards, mutant, stack))
             if hazards is not None:
                 hazards.detector.check()
         except Exception as error:
@@ -201,50 +207,52 @@ def watch_latency(core: NodeCore) -> None:
     drafter.extend, core.loop.step = timed, checked  # type: ignore[method-assign]
 
 
-def _prepare(core: NodeCore, knobs: CoreKnobs, name: str, hazards: Hazards | None) -> None:
-    Watch()._check_accepts(core, most_accepted(knobs))
-    watch_latency(core)
-    if hazards is not None:
-        hazards.watch(core, name)
+@dataclass(frozen=True)
+class Exploration:
+    """A case's knobs and jobs, and who watches."""
+
+    subject: Subject
+    knobs: CoreKnobs
+    jobs: list[Job]
+    rng: random.Random
+    hazards: Hazards | None
+    mutant: Mutant | None
+    stack: ExitStack
+
+    def make_core(self, **changes: Any) -> NodeCore:
+        core = self.subject.make(replace(self.knobs, **changes))
+        self.stack.callback(core.close)
+        return core
+
+    def watch(self, core: NodeCore, name: str = "") -> NodeCore:
+        Watch()._check_accepts(core, most_accepted(self.knobs), self.subject.accepts)
+        watch_latency(core)
+        if self.hazards is not None:
+            self.hazards.watch(core, name)
+        return core
+
+    def mutate(self, core: NodeCore, nodes: tuple[Node, ...] = ()) -> None:
+        if self.mutant is not None:
+            self.mutant.apply(Site(core, nodes, self.stack))
 
 
-def _run_local(
-    knobs: CoreKnobs,
-    jobs: list[Job],
-    rng: random.Random,
-    hazards: Hazards | None,
-    mutant: Mutant | None,
-    stack: ExitStack,
-) -> int:
-    core = make_core(knobs)
-    stack.callback(core.close)
-    _prepare(core, knobs, "", hazards)
-    if mutant is not None:
-        mutant.apply(Site(core, (), stack))
-    outcome = _drive(core, jobs, rng)
+def _run_local(run: Exploration) -> int:
+    core = run.watch(run.make_core())
+    run.mutate(core)
+    outcome = _drive(core, run.jobs, run.rng)
     for rid, end in outcome.ends.items():
         assert end.reason.value in ("stop", "length"), f"{rid} ended with {end.error!r}"
-    assert_streams(jobs, outcome)
+    assert_streams(run.jobs, outcome)
     return core.loop.num_steps
 
 
-def _run_faulty(
-    knobs: CoreKnobs,
-    jobs: list[Job],
-    rng: random.Random,
-    hazards: Hazards | None,
-    mutant: Mutant | None,
-    stack: ExitStack,
-) -> int:
+def _run_faulty(run: Exploration) -> int:
     """One closure raises. Nobody fails: the rows of that step begin again."""
-    core = make_core(knobs)
-    stack.callback(core.close)
-    _prepare(core, knobs, "", hazards)
-    inject(core, rng.choice(["model", "extend", "copy"]), rng.randrange(2, 20))
-    if mutant is not None:
-        mutant.apply(Site(core, (), stack))
-    outcome = _drive(core, jobs, rng)
-    assert_streams(jobs, outcome)
+    core = run.watch(run.make_core())
+    inject(core, run.rng.choice(["model", "extend", "copy"]), run.rng.randrange(2, 20))
+    run.mutate(core)
+    outcome = _drive(core, run.jobs, run.rng)
+    assert_streams(run.jobs, outcome)
     return core.loop.num_steps
 
 
@@ -291,31 +299,20 @@ def _drive(core: NodeCore, jobs: list[Job], rng: random.Random) -> Outcome:
     return outcome
 
 
-def _run_pair(
-    knobs: CoreKnobs,
-    jobs: list[Job],
-    rng: random.Random,
-    hazards: Hazards | None,
-    mutant: Mutant | None,
-    stack: ExitStack,
-) -> int:
-    nodes = (
-        make_node("prefill", "p0", replace(knobs, num_pages=3 * knobs.num_pages)),
-        make_node("decode", "d0", knobs),
-    )
-    for node, name in zip(nodes, ("p0", "d0"), strict=True):
-        stack.callback(node.ctx.core.close)
-        _prepare(node.ctx.core, knobs, name, hazards)
-    p, d = nodes
+def _run_pair(run: Exploration) -> int:
+    knobs, hazards = run.knobs, run.hazards
+    p = make_node("prefill", "p0", knobs, core=run.make_core(num_pages=3 * knobs.num_pages))
+    d = make_node("decode", "d0", knobs, core=run.make_core())
+    for node, name in ((p, "p0"), (d, "d0")):
+        run.watch(node.ctx.core, name)
     if hazards is not None:
         hazards.watch_transfers(p.ctx.core, list(p.side.inflight._senders.values()))  # type: ignore[union-attr]
         hazards.watch_transfers(d.ctx.core, list(d.side.transfers.copies.receivers.values()))  # type: ignore[union-attr]
-    if mutant is not None:
-        mutant.apply(Site(d.ctx.core, nodes, stack))
-    _carry(nodes, jobs, rng, knobs.seed)
-    for node in nodes:
+    run.mutate(d.ctx.core, (p, d))
+    _carry((p, d), run.jobs, run.rng, knobs.seed)
+    for node in (p, d):
         assert_whole_core(node.ctx.core)
-    return sum(node.ctx.core.loop.num_steps for node in nodes)
+    return p.ctx.core.loop.num_steps + d.ctx.core.loop.num_steps
 
 
 @dataclass

@@ -16,7 +16,6 @@ import torch
 
 from decode_node.handoff_in import HandoffIn
 from decode_node.side import DecodeSide
-from shared.device.events import Event
 from shared.engine.future_map import FutureIndices
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan, StepResult
@@ -25,6 +24,7 @@ from shared.sched.events import ChunkReady
 from shared.sched.lengths import Lengths
 from shared.sched.loop import EngineLoop
 from shared.sched.offload import Offload
+from shared.speculation.multi_layer_eagle import KeptHidden
 from tests.support.explorer.cases import Site
 
 
@@ -45,8 +45,13 @@ class Broken:
         self.change(site)
 
 
-def _no_wait(event: Event) -> None:
-    """Instead of stream.wait(event)."""
+def no_wait(name: str) -> Callable[[Site], None]:
+    """The stream goes on without waiting for events."""
+
+    def change(site: Site) -> None:
+        getattr(site.core.streams, name).wait = lambda event: None
+
+    return change
 
 
 def at_once(jobs: TransferJobs[Any, Any]) -> list[JobDone[Any, Any]]:
@@ -54,18 +59,6 @@ def at_once(jobs: TransferJobs[Any, Any]) -> list[JobDone[Any, Any]]:
     done = [JobDone(tag, ticket.result, None) for tag, ticket in jobs._open]
     jobs._open.clear()
     return done
-
-
-def no_copy_wait(site: Site) -> None:
-    site.core.streams.copy.wait = _no_wait  # type: ignore[method-assign]
-
-
-def pull_does_not_wait(site: Site) -> None:
-    site.core.streams.transfer.wait = _no_wait  # type: ignore[method-assign]
-
-
-def cold_copies_do_not_wait(site: Site) -> None:
-    site.core.streams.cold.wait = _no_wait  # type: ignore[method-assign]
 
 
 def cold_copies_end_at_once(site: Site) -> None:
@@ -333,19 +326,36 @@ def no_drain(site: Site) -> None:
     engine.recover = recover  # type: ignore[method-assign]
 
 
+def stash_before_extend(site: Site) -> None:
+    """The first draft that waits for the next step is an older one."""
+    fm = site.core.future_map
+    stash = fm.stash
+    fm.stash = lambda future, ids, step, **extras: stash(future, ids, step)  # type: ignore[method-assign]
+
+
+def keep_on_another_stream(site: Site) -> None:
+    """MTP layers' hidden states go to their pages on the copy stream."""
+    keep, copy = KeptHidden.keep, site.core.streams.copy
+
+    def elsewhere(kept: KeptHidden, hidden: torch.Tensor, layer: int) -> None:
+        copy.launch(lambda: keep(kept, hidden, layer), label="keep")
+
+    site.stack.enter_context(patch.object(KeptHidden, "keep", elsewhere))
+
+
 def _decode_side(site: Site) -> DecodeSide:
     side = site.nodes[1].side
     assert isinstance(side, DecodeSide)
     return side
 
 
-LOCAL = ("plain", "spec")
+LOCAL, REAL = ("plain", "spec"), ("real",)
 DETECTOR, STREAM, LATENCY, SCRIPT = ("detector",), ("stream", "crash"), ("latency",), ("script",)
 
 MUTANTS = {
     broken.name: broken
     for broken in (
-        Broken("no_copy_wait", "copy.wait(sampled)", LOCAL, DETECTOR, no_copy_wait),
+        Broken("no_copy_wait", "copy.wait(sampled)", LOCAL, DETECTOR, no_wait("copy")),
         Broken("no_publish_wait", "host waits for publish_ready", ("lengths",), DETECTOR, no_publish_wait),
         Broken("old_publish_wait", "the NEWEST lease's publish_ready", ("lengths",), DETECTOR, old_publish),
         Broken("publish_fires_early", "publish_ready after the lengths", ("lengths",), DETECTOR, early_publish_ready),
@@ -358,7 +368,7 @@ MUTANTS = {
         Broken("live_page_table", "the plan's own page table", LOCAL, DETECTOR, live_page_table),
         Broken("incarnation_unchecked", "incarnation of a result", LOCAL, STREAM, incarnation_unchecked, 4),
         Broken("result_before_done", "lease.done.query()", LOCAL, DETECTOR, result_before_done),
-        Broken("pull_no_wait", "transfer.wait(newest step)", ("pair",), DETECTOR, pull_does_not_wait, 2, "pulls"),
+        Broken("pull_no_wait", "transfer.wait(newest step)", ("pair",), DETECTOR, no_wait("transfer"), 2, "pulls"),
         Broken("pull_old_wait", "the NEWEST step", ("pair",), DETECTOR, pull_waits_for_an_older_step, 2, "pulls"),
         Broken(
             "pull_forward_wait",
@@ -370,25 +380,19 @@ MUTANTS = {
             "pulls",
         ),
         Broken("pull_not_done", "pull.done.query()", ("pair",), DETECTOR, installed_before_the_pull),
-        Broken("cold_no_wait", "cold.wait(newest step)", ("cold",), DETECTOR, cold_copies_do_not_wait, 5),
+        Broken("cold_no_wait", "cold.wait(newest step)", ("cold",), DETECTOR, no_wait("cold"), 5),
         Broken("cold_not_done", "copy.done.query()", ("cold",), DETECTOR, cold_copies_end_at_once),
         Broken("row_not_held", "rows held until the pull is over", ("pair",), DETECTOR, revoked_row_freed_at_once, 1),
-        Broken(
-            "described_early",
-            "pages described when final",
-            ("pair",),
-            DETECTOR,
-            described_early,
-        ),
-        Broken(
-            "short_reservation",
-            "reservation for steps in flight",
-            ("spec",),
-            DETECTOR,
-            short_reservation,
-        ),
+        Broken("described_early", "pages described when final", ("pair",), DETECTOR, described_early),
+        Broken("short_reservation", "reservation for steps in flight", ("spec",), DETECTOR, short_reservation),
         Broken("cached_page_written", "cached pages are read-only", LOCAL, DETECTOR, cached_page_written, 1),
         Broken("around_accessor", "relay accessors", LOCAL, DETECTOR, relay_around_the_accessor),
         Broken("no_drain", "drain before recovery", ("fault",), SCRIPT, no_drain, None, "drain"),
+        Broken("real_publish_late", "publish before draft-extend", REAL, LATENCY, publish_after_extend, 1),
+        Broken("real_stash_off_stream", "stash on the forward stream", REAL, DETECTOR, stash_on_another_stream),
+        Broken(
+            "real_state_off_stream", "MTP states kept on the forward stream", REAL, DETECTOR, keep_on_another_stream
+        ),
+        Broken("real_draft_not_stashed", "extend before stash", REAL, ("accept",), stash_before_extend),
     )
 }
