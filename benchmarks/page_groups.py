@@ -1,139 +1,161 @@
-"""KV bytes of one running row, and of its hand-off, with page groups and with one page list for all layers.
+"""A row's KV bytes and its hand-off, by this checkout and by another one: say the last one without page groups.
 
-    python -m benchmarks.page_groups [--tokens 32768] [--families gemma3_text,gpt_oss] [--json FILE]
+    git worktree add ../old d52353da; python -m benchmarks.page_groups ../old [--rounds 3] [--transport shm]
+        [--tokens 32768] [--families gemma3_text,gpt_oss,deepseek_v3] [--json FILE]
 
-Each family is a random folder with the published order of layers and windows, but few of them, and narrow ones:
+Both have a prefill and a decode node, and serve one row of the same random folder in turns. Its keys and values have
+published sizes, everything else is narrow:
 
-    gemma3_text    one layer of six reads all tokens, the others 512
-    gpt_oss        every other layer reads all tokens, the others 128
+    gemma3_text    6 of Gemma 3 270M's 18 layers: one reads all tokens, 5 have a window of 512
+    gpt_oss        2 of gpt-oss 20b's 24 layers: one reads all tokens, one has a window of 128
+    deepseek_v3    2 of DeepSeek-V3's 61 layers, at most 2,048 tokens
 
-A prefill and a decode node serve it. The same folder with all layers reading everything keeps what one page list for
-all layers keeps, because that list must keep what its widest layer reads. Pages and bytes are those that /metrics
-tells while the one row runs; a page's size is the one that nodes compute. `prefill`: pages of the row when its prompt
-begins (all are reserved), and the fewest before its hand-off.
+The first turn touches the memory; the median is of the others. Figures are from /metrics. `handoff_s`: from the end of
+the prompt's last chunk to its installation. KV bytes: the decode node's active pages, as a share of its pool.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.cluster import baton_up
+from benchmarks.cluster import ROOT, baton_up
 from benchmarks.report import report
-from shared.kv.layout import page_bytes
-from tests.support.library_families import VOCAB, load, save, write_tokenizer
+from tests.support.library_families import VOCAB, save, write_tokenizer
 from tests.support.metrics_page import Metrics, read_metrics
 
-PAGE_SIZE = 16
-ANSWER = 96  # tokens before the row has its full length, and as many after
-POLL_S = 0.1
-THIN = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+POOL_BYTES = 1 << 30
+ANSWER = 64  # tokens, long enough to look at the pages meanwhile
+POLL_S = 0.2
+NEWS_S = 2.0  # twenty heartbeats
+FLAGS = ["--dtype", "bfloat16", "--heartbeat-s", "0.1", "--no-prefix-cache", "--local-prefill-tokens", "0"]
+THIN = {"hidden_size": 32, "intermediate_size": 32}
 SLIDING, WHOLE = "sliding_attention", "full_attention"
-SHAPES: dict[str, dict[str, Any]] = {
-    "gemma3_text": {"sliding_window": 512, "layer_types": [SLIDING] * 5 + [WHOLE]},
-    "gpt_oss": {"sliding_window": 128, "layer_types": [SLIDING, WHOLE] * 2},
+
+
+def layers(kinds: list[str], window: int, heads: int, head_dim: int) -> dict[str, Any]:
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": head_dim}
+    return {"num_hidden_layers": len(kinds), "layer_types": kinds, "sliding_window": window, **sizes}
+
+
+FOLDERS: dict[str, dict[str, Any]] = {
+    "gemma3_text": layers([SLIDING] * 5 + [WHOLE], window=512, heads=1, head_dim=256),
+    "gpt_oss": layers([SLIDING, WHOLE], window=128, heads=8, head_dim=64),
+    "deepseek_v3": {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "head_dim": 64,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+    },
 }
-MOST_KEPT = {"gemma3_text": 0.25, "gpt_oss": 0.55}
+MOST_TOKENS = {"deepseek_v3": 2048}
 
 
-@dataclass(slots=True)
-class Seen:
-    """What /metrics told, in its order, while the row ran."""
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """`kv_bytes`: of the row on the decode node, when they are most."""
 
-    prefill: list[int] = field(default_factory=list)  # active pages, until the hand-off
-    decode: list[int] = field(default_factory=list)
-    handoff_bytes: int = 0
-
-    def read(self, values: Metrics) -> None:
-        active = active_pages(values)
-        self.handoff_bytes = int(sum(v for (name, _), v in values.items() if name == "baton_handoff_bytes_total"))
-        if active["decode"]:
-            self.decode.append(active["decode"])
-        elif active["prefill"]:
-            self.prefill.append(active["prefill"])
+    text: str
+    kv_bytes: float
+    handoff_bytes: float
+    handoff_s: float
 
 
-def active_pages(values: Metrics) -> dict[str, int]:
-    """Return the active pages of each role that the router knows."""
-    gauges = {labels: value for (name, labels), value in values.items() if name == "baton_kv_pages"}
-    return {
-        role: int(value)
-        for role in ("prefill", "decode")
-        for labels, value in gauges.items()
-        if f'role="{role}"' in labels and 'state="active"' in labels
-    }
+def total(values: Metrics, name: str, *labels: str) -> float:
+    """Return the sum of a metric's samples that have all of `labels`."""
+    return sum(v for (known, found), v in values.items() if known == name and all(label in found for label in labels))
 
 
-def serve_one(folder: Path, num_tokens: int) -> Seen:
-    """Serve one request whose row grows to `num_tokens` tokens and a few more, alone."""
-    flags = ("--model", str(folder), "--dtype", "bfloat16", "--page-size", str(PAGE_SIZE), "--heartbeat-s", "0.1")
-    rng, seen = random.Random(5), Seen()
-    body = {
-        "model": folder.name,
-        "prompt": [rng.randrange(3, VOCAB) for _ in range(num_tokens - ANSWER)],
-        "max_tokens": 2 * ANSWER,
-        "ignore_eos": True,
-        "temperature": 0,
-    }
-    with baton_up(*flags, "--kv-bytes", "64MiB", "--local-prefill-tokens", "0") as port:
-        url = f"http://127.0.0.1:{port}"
-        while len(active_pages(read_metrics(url))) < 2:  # ready is a cluster with one node that serves alone
+def handoffs(values: Metrics) -> list[float]:
+    """Return (number, seconds, bytes)."""
+    return [total(values, f"baton_handoff_{name}") for name in ("seconds_count", "seconds_sum", "bytes_total")]
+
+
+def serve(url: str, body: dict[str, Any]) -> HandedOver:
+    """Let a cluster that does nothing else answer one request."""
+    before, most, decode = handoffs(read_metrics(url)), 0.0, 'role="decode"'
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=None)
+        while not asked.done():
+            values = read_metrics(url)
+            active = total(values, "baton_kv_pages", decode, 'state="active"')
+            most = max(most, active / total(values, "baton_kv_pages", decode))
             time.sleep(POLL_S)
-        with ThreadPoolExecutor() as pool:
-            asked = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=None)
-            while not asked.done():
-                seen.read(read_metrics(url))
-                time.sleep(POLL_S)
-        answer = asked.result().raise_for_status().json()
-        time.sleep(1.0)  # the last heartbeats
-        seen.read(read_metrics(url))
-    if answer["usage"]["completion_tokens"] != body["max_tokens"] or not seen.decode:
-        raise RuntimeError(f"{answer['usage']}, or no row was seen")
-    return seen
+    answer = asked.result().raise_for_status().json()
+    time.sleep(NEWS_S)
+    num, seconds, num_bytes = (late - early for late, early in zip(handoffs(read_metrics(url)), before, strict=True))
+    if (num, answer["usage"]["completion_tokens"]) != (1, ANSWER) or not most:
+        raise RuntimeError(f"{num:g} hand-offs, {answer['usage']}; active pages: {most:.0%}")
+    return HandedOver(answer["choices"][0]["text"], most * POOL_BYTES, num_bytes, seconds)
 
 
-def measure(family: str, num_tokens: int, folder: Path, shape: dict[str, Any]) -> dict[str, float]:
-    sizes = {"num_hidden_layers": len(shape["layer_types"]), "max_position_embeddings": num_tokens + 4 * ANSWER}
-    save(family, folder, **THIN, **shape, **sizes)
-    write_tokenizer(folder)
-    size = page_bytes(load(folder, "bfloat16").kv_planes(PAGE_SIZE))
-    seen = serve_one(folder, num_tokens)
-    return {
-        "page_bytes": size,
-        "decode_pages": max(seen.decode),
-        "decode_bytes": max(seen.decode) * size,
-        "handoff_bytes": seen.handoff_bytes,
-        "prefill_most_bytes": max(seen.prefill) * size,
-        "prefill_least_bytes": seen.prefill[-1] * size,
+@contextmanager
+def cluster(folder: Path, transport: str, code: Path) -> Iterator[str]:
+    """Yield its URL, once both nodes are known."""
+    sizes = ("--model", str(folder), "--kv-bytes", str(POOL_BYTES), "--transport", transport)
+    with baton_up(*sizes, *FLAGS, code=code) as port:
+        url = f"http://127.0.0.1:{port}"
+        while not all(total(read_metrics(url), "baton_kv_pages", f'role="{role}"') for role in ("prefill", "decode")):
+            time.sleep(POLL_S)  # ready is a cluster with one node that serves alone
+        yield url
+
+
+def compare(family: str, num_tokens: int, rounds: int, transport: str, other: Path) -> dict[str, Any]:
+    rng = random.Random(5)
+    prompt = [rng.randrange(3, VOCAB) for _ in range(num_tokens - ANSWER)]
+    body = {"model": family, "prompt": prompt, "max_tokens": ANSWER, "ignore_eos": True, "temperature": 0}
+    found: dict[str, list[HandedOver]] = {"before": [], "now": []}
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        folder = Path(place) / family
+        save(family, folder, **THIN, **FOLDERS[family], max_position_embeddings=num_tokens)
+        write_tokenizer(folder)
+        urls = [stack.enter_context(cluster(folder, transport, code)) for code in (other, ROOT)]
+        for _ in range(1 + rounds):
+            for rows, url in zip(found.values(), urls, strict=True):
+                rows.append(serve(url, body))
+    equal = len({one.text for rows in found.values() for one in rows}) == 1
+    return {"tokens": num_tokens, "equal_answers": equal} | {
+        name: {
+            "kv_bytes_per_token": round(max(one.kv_bytes for one in rows) / num_tokens),
+            "handoff_bytes": max(one.handoff_bytes for one in rows),
+            "handoff_s": [round(one.handoff_s, 4) for one in rows],
+            "handoff_median_s": round(statistics.median(one.handoff_s for one in rows[1:]), 4),
+        }
+        for name, rows in found.items()
     }
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, help="the other checkout; it runs in this environment")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=32_768)
-    parser.add_argument("--families", default=",".join(SHAPES))
+    parser.add_argument("--families", default=",".join(FOLDERS))
+    parser.add_argument("--transport", default="shm")
     parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    figures: dict[str, Any] = {}
+    args = parser.parse_args(argv)
+    figures = {}
     for family in args.families.split(","):
-        shape = SHAPES[family]
-        one_list = {"layer_types": [WHOLE] * len(shape["layer_types"])}
-        with tempfile.TemporaryDirectory() as place:
-            groups = measure(family, args.tokens, Path(place) / "groups", shape)
-            one = measure(family, args.tokens, Path(place) / "one", shape | one_list)
-        kept = {name: round(groups[name] / one[name], 3) for name in ("decode_bytes", "handoff_bytes")}
-        figures[family] = {"groups": groups, "one list": one, "kept": kept, "most": MOST_KEPT[family]}
+        num_tokens = min(args.tokens, MOST_TOKENS.get(family, args.tokens))
+        figures[family] = compare(family, num_tokens, args.rounds, args.transport, args.other.resolve())
     report(figures, args.json)
-    return int(any(max(found["kept"].values()) > found["most"] for found in figures.values()))
+    return 0
 
 
 if __name__ == "__main__":
