@@ -109,11 +109,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     abort = actions.add_parser("abort", help="end one answer")
     abort.add_argument("id", help="the answer's id, as its client sees it")
     add_place(abort)
-    add_adapters(actions)
+    adapters = add_adapters(actions)
     role = actions.add_parser("role", help="let the node finish its work and come back in the other role")
     role.add_argument("node")
     role.add_argument("role", choices=("prefill", "decode"))
     add_common(role)
+    for one in (*adapters, status, abort, role, *(actions.choices[name] for name in ("drain", "restart"))):
+        add_router(one, argparse.SUPPRESS)
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
@@ -121,11 +123,17 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     add_url_flag(parser, dest="action_url")
 
 
-def add_router(parser: argparse.ArgumentParser) -> None:
+def add_router(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    """`default`: argparse.SUPPRESS for an action, so that the flags may also stand before it."""
     parser.add_argument(
-        "--admin-key-file", type=Path, metavar="FILE", help="the router's admin key (default: the one `baton up` made)"
+        "--admin-key-file",
+        type=Path,
+        metavar="FILE",
+        default=default,
+        help="the router's admin key (default: the one `baton up` made)",
     )
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="CA of the server's certificate, if not a public CA")
+    text = "CA of the server's certificate, if not a public CA"
+    parser.add_argument("--ca", type=Path, metavar="FILE", default=default, help=text)
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:

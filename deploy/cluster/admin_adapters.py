@@ -24,7 +24,8 @@ class Caller(Protocol):
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]: ...
 
 
-def add_adapters(actions: Any) -> None:
+def add_adapters(actions: Any) -> tuple[argparse.ArgumentParser, ...]:
+    """Return the parsers of what can be done with adapters."""
     adapters = actions.add_parser("adapters", help="show, load or remove LoRA adapters")
     what = adapters.add_subparsers(dest="what", metavar="WHAT", required=True)
     shows = what.add_parser("list", help="show which node has which adapter")
@@ -50,6 +51,7 @@ def add_adapters(actions: Any) -> None:
             metavar="S",
             help="seconds to wait for the nodes (default: %(default)g)",
         )
+    return shows, loads, removes
 
 
 def run_adapters(args: argparse.Namespace, client: Caller) -> int:

@@ -78,7 +78,10 @@ def add_key(table: KeyTable, file: Path, name: str, lines: str) -> None:
     if file.exists():
         if bare_key(text) is not None:
             raise ConfigError(f"{file} holds one bare key: name a new file, and point {table.flag} at it")
-        known = {owner.name for owner in table.parse(text).by_digest.values()}
+        try:
+            known = {owner.name for owner in table.parse(text).by_digest.values()}
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error.message}") from None
     else:
         known = set()
     if name in known:

@@ -85,7 +85,7 @@ def record(folder: Path, seconds: float) -> list[Path]:
 
 
 def ask_nodes(folder: Path, seconds: float) -> set[str]:
-    """Let nodes record for some seconds. Return the names of those that began."""
+    """Let nodes record for some seconds. Return the names of the nodes that began."""
     for old in (*folder.glob(STEPS), *folder.glob(RECORDING)):  # a killed node leaves the latter
         old.unlink()
     asked = folder / ASKED

@@ -198,10 +198,7 @@ def make_secret(file: Path) -> Ed25519PublicKey:
         text = made.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        try:
-            write_private(file, text.decode())
-        except OSError as error:
-            raise ConfigError(f"{file}: {error.strerror}") from None
+        write_private(file, text.decode())
     return read_secret(file).public_key()
 
 

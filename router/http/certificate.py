@@ -43,9 +43,11 @@ class LoadedCertificate:
 
 def load_certificate(cert: str, key: str) -> LoadedCertificate:
     """Raise ConfigError unless the files hold a certificate and its key."""
-    files = (read_file(cert, CERT_FLAG), read_file(key, KEY_FLAG, is_secret=True))
-    if PEM_CERT not in files[0]:
-        raise ConfigError(f"{CERT_FLAG} {cert}: there is no certificate in PEM form in it")
+    certificates = read_file(cert, CERT_FLAG)
+    if PEM_CERT not in certificates:  # said first: if the two are exchanged, the key seems to be open to others
+        hint = f", but a private key: is it the file of {KEY_FLAG}?" if PEM_KEY in certificates else ""
+        raise ConfigError(f"{CERT_FLAG} {cert}: there is no certificate in PEM form in it{hint}")
+    files = (certificates, read_file(key, KEY_FLAG, is_secret=True))
     if PEM_KEY not in files[1]:
         raise ConfigError(f"{KEY_FLAG} {key}: there is no private key in PEM form in it")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

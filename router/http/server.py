@@ -42,7 +42,7 @@ def bind_http(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"--port {port}: can't listen on {host}:{port}: {error.strerror}") from error
+        raise ConfigError(f"--host {host} --port {port}: can't listen there: {error.strerror}") from error
     listener.setblocking(False)
     return listener
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shared.config.flags import Values, concerns_of, fields_of, from_sections
-from shared.config.options import Option, option_of, parse_bytes
+from shared.config.options import Option, flag_name, option_of, parse_bytes
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RayClusterConfig, RouterProcessConfig
 from shared.core.errors import ConfigError
 
@@ -30,7 +30,12 @@ def load(process: type[P], given: Values, file: Path | None = None, fixed: Value
     sections = {}
     for section, settings in concerns_of(process).items():
         merged = {name: value for layer in layers for name, value in layer.get(section, {}).items()}
-        sections[section] = settings(**merged)
+        try:
+            sections[section] = settings(**merged)
+        except ConfigError as error:
+            own = layers[0].get(section, {}).keys() - given.get(section, {}).keys()
+            is_own = any(f"{flag_name(name)} " in error.message for name in own)
+            raise ConfigError(f"{file}, [{section}]: {error.message}" if is_own else error.message) from None
     return from_sections(process, sections)
 
 

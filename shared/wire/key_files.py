@@ -168,18 +168,21 @@ def make_folder(folder: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace the file atomically. Only this user can read the new file."""
+    """Replace the file atomically. Only this user can read the new file. Raise ConfigError if it can't be written."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
-    except BaseException:
-        os.unlink(fresh)
-        raise
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, path)
+        except BaseException:
+            os.unlink(fresh)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
 
 
 def write_pair(folder: Path, name: str, pair: KeyPair, suffix: str = SECRET) -> None:

@@ -203,11 +203,21 @@ def test_the_command_makes_a_key_with_rights(tmp_path: Path, capsys: pytest.Capt
     assert file.read_text() == before and "by hand" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["admin", "tenant"])
+def test_a_file_that_can_t_be_used_is_named(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    half = tmp_path / "half.toml"
+    write_key(half, "[admins.x")
+    for file, why in ((half, "neither one key nor TOML"), (tmp_path / "none" / "keys.toml", "No such file")):
+        assert cli.main(["keys", kind, str(file), "alice"]) == 2
+        assert f"{file}: {why}" in capsys.readouterr().err
+
+
 def test_a_command_takes_no_table_for_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     admins, tenants = tmp_path / "admins.toml", tmp_path / "tenants.toml"
     write_key(admins, ADMINS)
     write_key(tenants, TWO)
-    assert cli.main(["admin", "--admin-key-file", str(admins), "status"]) == 2
-    assert "needs a file with one key" in capsys.readouterr().err
+    for words in (["--admin-key-file", str(admins), "status"], ["status", "--admin-key-file", str(admins)]):
+        assert cli.main(["admin", *words]) == 2
+        assert "needs a file with one key" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="--admin-key-file .*needs a file with one key"):
         seers_key(str(tenants), str(admins))

@@ -64,7 +64,7 @@ def test_what_is_no_certificate_with_its_key_is_refused(pair: Pair, tmp_path: Pa
     other_cert, other_key = another(tmp_path)
     assert "tls.key: it is not the key of the certificate in" in refusal_of(cert, other_key)
     assert refusal_of(tmp_path / "none", key).endswith("none: No such file or directory")
-    assert "no certificate in PEM form" in refusal_of(key, key)
+    assert "no certificate in PEM form in it, but a private key: is it the file of --tls-key?" in refusal_of(key, cert)
     plain = tmp_path / "plain"
     plain.touch(0o600)
     assert "no private key in PEM form" in refusal_of(cert, plain)

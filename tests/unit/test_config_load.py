@@ -80,6 +80,14 @@ def test_a_bad_file_is_refused_with_the_place(tmp_path, text, message):
         parse(NodeProcessConfig, [], file=write(tmp_path, text))
 
 
+def test_a_value_of_the_file_that_can_t_work_names_it(tmp_path):
+    file = write(tmp_path, "[memory]\npage_size = 3")
+    with pytest.raises(ConfigError, match=r"node.toml, \[memory\]: --page-size is 3"):
+        parse(NodeProcessConfig, [], file=file)
+    with pytest.raises(ConfigError, match="^--page-size is 5"):
+        parse(NodeProcessConfig, ["--page-size", "5"], file=file)
+
+
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         load(NodeProcessConfig, {}, tmp_path / "nothing.toml")

@@ -37,7 +37,7 @@ def test_a_taken_port_names_itself() -> None:
     listener = bind_http("127.0.0.1", 0)
     port = listener.getsockname()[1]
     try:
-        with pytest.raises(ConfigError, match=str(port)):
+        with pytest.raises(ConfigError, match=f"--host 127.0.0.1 --port {port}: can't listen there: Address already"):
             bind_http("127.0.0.1", port)
     finally:
         listener.close()
