@@ -214,9 +214,13 @@ def shown_start(log: Path) -> Iterator[None]:
 
 
 def models_of(http: Any) -> list[str]:
+    from deploy.router_http import error_message
+
     status, body = http.send("GET", "/v1/models", None, FIRST_ANSWER_S)
     if status == 401:
         raise ConfigError(f"{http.url} needs its key: give --api-key-file")
+    if why := error_message(body):  # such as a port that speaks HTTPS only
+        raise ConfigError(f"{http.url} answered {status}: {why}")
     try:
         return [str(model["id"]) for model in json.loads(body)["data"]]
     except (ValueError, KeyError, TypeError):

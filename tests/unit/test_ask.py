@@ -31,14 +31,15 @@ class Server:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.models, self.status, self.pieces, self.key = ["first", "second"], 200, ["Par", "is."], ""
-        self.ends_well = True
+        self.ends_well = self.lists = True
         server = self
 
         class Handler(QuietHandler):
             def do_GET(self) -> None:
                 is_known = server.key in self.headers.get("authorization", "")
                 models = [{"id": one} for one in server.models]
-                self.say(200 if is_known else 401, json.dumps({"data": models}).encode())
+                listed = json.dumps({"data": models}) if server.lists else REFUSAL
+                self.say((200 if server.lists else 400) if is_known else 401, listed.encode())
 
             def do_POST(self) -> None:
                 server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
@@ -110,6 +111,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(server: Server, monkeypa
     [
         ({"status": 400}, [], "the server answered 400: the prompt is too long"),
         ({"models": []}, [], "has no model"),
+        ({"lists": False}, [], "answered 400: the prompt is too long"),
         ({}, ["--model", "third"], "no model 'third'; it has first, second"),
         ({"key": "Bearer secret"}, [], "give --api-key-file"),
     ],

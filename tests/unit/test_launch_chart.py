@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -79,6 +80,32 @@ def test_values_and_their_schema_name_the_same_things() -> None:
     values = yaml.safe_load((chart.CHART / "values.yaml").read_text("utf-8"))
     assert list(named(schema, schema, values)) == []
     assert list(named(schema, schema, values | {"router": values["router"] | {"replica": 1}})) == [".router.replica"]
+
+
+def without(values: Any, path: list[str]) -> Any:
+    """Return values without what a file's bare `image:` takes away: Helm drops a key whose value is null."""
+    return {
+        key: without(value, path[1:]) if key == path[0] else value
+        for key, value in values.items()
+        if [key] != path
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "image", "image.repository", "secrets", "secrets.keys", "model", "router", "router.replicas", "router.image",
+        "router.image.repository", "tls", "tls.image.tag", "prefill", "decode.replicas", "prefill.scaling",
+        "decode.scaling.maxReplicas", "scaling", "monitoring", "monitoring.credentials.key", "route", "caConfigMap",
+    ],
+)  # fmt: skip
+def test_values_that_are_half_written_are_named(path: str) -> None:
+    schema = json.loads((chart.CHART / "values.schema.json").read_text("utf-8"))
+    values = yaml.safe_load((chart.CHART / "values.yaml").read_text("utf-8"))
+    checker = jsonschema.Draft7Validator(schema)
+    assert list(checker.iter_errors(values)) == []
+    (found,) = checker.iter_errors(without(values, path.split(".")))
+    assert found.message == f"{path.rpartition('.')[2]!r} is a required property"
 
 
 def test_the_chart_has_the_version_and_user_of_the_image() -> None:

@@ -33,6 +33,7 @@ OTHERS_FLAGS = {
     "--trace",
     "--basetemp",
     "--data-urlencode",
+    "--name",
     "--network",
     "--now",
     "--rm",
