@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 @dataclass(frozen=True)
 class Proposal:
-    """What is drafted after a text: `ids`, and the float32 logits (num_drafts, vocab) that they are the best of."""
+    """The drafts after a text, and the float32 logits (num_drafts, vocab) that they are the best of."""
 
     ids: list[int]
     logits: torch.Tensor

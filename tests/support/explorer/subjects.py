@@ -1,5 +1,5 @@
-"""What the explorer may run: HashLM, or a tiny model with three MTP layers of floats, for which the library's own
-`generate` and MtpModel say what is right."""
+"""Models for the explorer: HashLM, or a tiny one with three MTP layers of floats. The right answers and drafts of the
+second one come from the library's own `generate` and MtpModel."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def real_heads() -> tuple[MtpFolder, Subject]:
         return right_of(tuple(request.prompt_ids.tolist())).accept_len(committed, width)
 
     def make(knobs: CoreKnobs) -> NodeCore:
-        """The core's own copies, for those who wrap their methods; weights are shared."""
+        """Cores get copies, whose methods may be wrapped. The weights are shared."""
         drafter = MultiLayerEagleWorkerV2(heads, model.spec.vocab_size)
         return make_core(knobs, model=copy.copy(model), drafter=drafter)
 
@@ -98,7 +98,7 @@ def right_of(prompt: tuple[int, ...]) -> Right:
 
 
 def greedy_jobs(rng: random.Random, count: int) -> list[Job]:
-    """Also say now what is right, for the explorer watches all operators later."""
+    """Draw jobs, and ask the library now: later the explorer watches all operators."""
     jobs: list[Job] = []
     for rid in range(count):
         params = SamplingParams(rng.choice(LENGTHS), temperature=0.0)
