@@ -1,4 +1,4 @@
-"""A row's KV bytes and its hand-off, by this checkout and by another one: say the last one without page groups.
+"""Hand-offs of one row, by this checkout and by another one: say the last one without page groups.
 
     git worktree add ../old d52353da; python -m benchmarks.page_groups ../old [--rounds 3] [--transport shm]
         [--tokens 32768] [--families gemma3_text,gpt_oss,deepseek_v3] [--json FILE]
@@ -11,7 +11,7 @@ published sizes, everything else is narrow:
     deepseek_v3    2 of DeepSeek-V3's 61 layers, at most 2,048 tokens
 
 The first turn touches the memory; the median is of the others. Figures are from /metrics. `handoff_s`: from the end of
-the prompt's last chunk to its installation. KV bytes: the decode node's active pages, as a share of its pool.
+the prompt's last chunk to its installation. `bytes_per_token`: of the hand-off, for each token of the prompt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ from tests.support.library_families import VOCAB, save, write_tokenizer
 from tests.support.metrics_page import Metrics, read_metrics
 
 POOL_BYTES = 1 << 30
-ANSWER = 64  # tokens, long enough to look at the pages meanwhile
+ANSWER = 64  # tokens
 POLL_S = 0.2
 NEWS_S = 2.0  # twenty heartbeats
 FLAGS = ["--dtype", "bfloat16", "--heartbeat-s", "0.1", "--no-prefix-cache", "--local-prefill-tokens", "0"]
@@ -69,11 +68,8 @@ MOST_TOKENS = {"deepseek_v3": 2048}
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """`kv_bytes`: of the row on the decode node, when they are most."""
-
     text: str
-    kv_bytes: float
-    handoff_bytes: float
+    num_bytes: float
     handoff_s: float
 
 
@@ -89,20 +85,13 @@ def handoffs(values: Metrics) -> list[float]:
 
 def serve(url: str, body: dict[str, Any]) -> HandedOver:
     """Let a cluster that does nothing else answer one request."""
-    before, most, decode = handoffs(read_metrics(url)), 0.0, 'role="decode"'
-    with ThreadPoolExecutor() as pool:
-        asked = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=None)
-        while not asked.done():
-            values = read_metrics(url)
-            active = total(values, "baton_kv_pages", decode, 'state="active"')
-            most = max(most, active / total(values, "baton_kv_pages", decode))
-            time.sleep(POLL_S)
-    answer = asked.result().raise_for_status().json()
+    before = handoffs(read_metrics(url))
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=None).raise_for_status().json()
     time.sleep(NEWS_S)
     num, seconds, num_bytes = (late - early for late, early in zip(handoffs(read_metrics(url)), before, strict=True))
-    if (num, answer["usage"]["completion_tokens"]) != (1, ANSWER) or not most:
-        raise RuntimeError(f"{num:g} hand-offs, {answer['usage']}; active pages: {most:.0%}")
-    return HandedOver(answer["choices"][0]["text"], most * POOL_BYTES, num_bytes, seconds)
+    if (num, answer["usage"]["completion_tokens"]) != (1, ANSWER):
+        raise RuntimeError(f"{num:g} hand-offs, {answer['usage']}")
+    return HandedOver(answer["choices"][0]["text"], num_bytes, seconds)
 
 
 @contextmanager
@@ -132,8 +121,8 @@ def compare(family: str, num_tokens: int, rounds: int, transport: str, other: Pa
     equal = len({one.text for rows in found.values() for one in rows}) == 1
     return {"tokens": num_tokens, "equal_answers": equal} | {
         name: {
-            "kv_bytes_per_token": round(max(one.kv_bytes for one in rows) / num_tokens),
-            "handoff_bytes": max(one.handoff_bytes for one in rows),
+            "bytes_per_token": round(max(one.num_bytes for one in rows) / len(prompt)),
+            "handoff_bytes": max(one.num_bytes for one in rows),
             "handoff_s": [round(one.handoff_s, 4) for one in rows],
             "handoff_median_s": round(statistics.median(one.handoff_s for one in rows[1:]), 4),
         }
