@@ -42,3 +42,10 @@ def test_helm_installs_upgrades_and_uninstalls(name: str, tmp_path: Path) -> Non
             assert sent == {(one["kind"], one["metadata"]["name"]): one.get("spec") for one in rendered}
         run_helm(server, tmp_path, "uninstall", chart.RELEASE)
         assert not server.objects
+
+
+def test_scaling_to_less_than_its_least_is_refused() -> None:
+    scaling = "prefill.scaling.enabled=true,prefill.scaling.minReplicas=5"
+    command = ["helm", "template", chart.RELEASE, str(chart.CHART), "--set", scaling]
+    done = subprocess.run(command, check=False, timeout=HANG_GUARD_S, capture_output=True, text=True)
+    assert done.returncode and "prefill.scaling: minReplicas is above maxReplicas" in done.stderr
