@@ -360,7 +360,7 @@ class Handlers:
         is_seer = tenant is not None and tenant.sees_cluster
         is_operator = self._operators.asks_for_keys and self._operators.find(given) is not None
         if not is_seer and not is_operator:
-            raise Unauthorized("this API key may not see the cluster's state")
+            raise Unauthorized("send a key that may see the cluster's state, as Authorization: Bearer KEY")
 
     async def metrics(self, connection: Connection) -> None:
         self._check_seer(connection)
