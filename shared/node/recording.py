@@ -64,9 +64,12 @@ class FolderRecording:
     def _write(self, rows: list[StepRow], shift: float) -> None:
         """`shift`: what makes the rows' seconds the wall clock's."""
         unfinished = self._path(".unfinished")
-        unfinished.write_text(json.dumps({"node": self._node_id, "shift": shift, "rows": rows}), encoding="utf-8")
-        unfinished.replace(self._path(STEPS))
-        self._path(RECORDING).unlink()
+        try:
+            unfinished.write_text(json.dumps({"node": self._node_id, "shift": shift, "rows": rows}), encoding="utf-8")
+            unfinished.replace(self._path(STEPS))
+        finally:  # also on a full disk: `baton trace` waits for it
+            unfinished.unlink(missing_ok=True)
+            self._path(RECORDING).unlink()
 
     def _try(self, act: Callable[[], object]) -> None:
         try:

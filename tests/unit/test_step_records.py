@@ -220,6 +220,24 @@ def test_a_folder_that_can_t_be_written_ends_nobody(tmp_path: Path) -> None:
     assert records.is_on and "steps can't be recorded" in lines.getvalue()
 
 
+def test_a_node_that_can_t_write_its_steps_lets_nobody_wait(tmp_path: Path) -> None:
+    """`baton trace` waits until the mark is gone. What was half written goes, too."""
+    lines, now = io.StringIO(), iter(range(100))
+    records = StepRecords(lambda: float(next(now)))
+    recording = FolderRecording(str(tmp_path), "d0", records, Logger("n", lines))
+    (tmp_path / "on").touch()
+    recording.look_for_file()
+    assert (tmp_path / "d0.recording").exists()
+    (tmp_path / "d0.steps.json").mkdir()  # no file can take its place
+    (tmp_path / "on").unlink()
+    recording.look_for_file()
+    for writer in threading.enumerate():
+        if writer.name == "step records":
+            writer.join(HANG_GUARD_S)
+    assert "steps can't be recorded" in lines.getvalue()
+    assert [path.name for path in tmp_path.iterdir()] == ["d0.steps.json"]
+
+
 @pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
 def test_a_time_that_is_none_is_said_before_all(seconds: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"--seconds is {seconds}; it must be from 0 to 3600"):
