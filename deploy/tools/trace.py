@@ -86,9 +86,10 @@ def record(folder: Path, seconds: float) -> list[Path]:
 
 def ask_nodes(folder: Path, seconds: float) -> set[str]:
     """Let nodes record for some seconds. Return the names of the nodes that began."""
-    for old in (*folder.glob(STEPS), *folder.glob(RECORDING)):  # a killed node leaves the latter
-        old.unlink()
     asked = folder / ASKED
+    marks = () if asked.exists() else folder.glob(RECORDING)  # of killed nodes, unless `baton trace` was killed
+    for old in (*folder.glob(STEPS), *marks):
+        old.unlink()
     asked.touch()
     try:
         time.sleep(BEGIN_S + seconds)

@@ -225,10 +225,11 @@ class Handlers:
 
     async def _answer_once(self, asked: Asked, connection: Connection, key: str) -> None:
         """A hang-up does not stop the work, so a retry gets the answer."""
-        name = name_of_request(keys_of(connection), key)
         path, body = asked.api.table.path, asked.body
-        digest = await self._work.in_time(asked.raw, partial(digest_of_body, path, body), asked.hold)
-        answer, is_again = self._kept.answer(name, digest, lambda: self._make(asked.moved(), connection))
+        with refusals_traced(self._tracer, path, asked.times.arrived, connection):
+            name = name_of_request(keys_of(connection), key)
+            digest = await self._work.in_time(asked.raw, partial(digest_of_body, path, body), asked.hold)
+            answer, is_again = self._kept.answer(name, digest, lambda: self._make(asked.moved(), connection))
         del body  # a repeated request waits without its body
         asked.drop()
         data = await answer

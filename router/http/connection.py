@@ -196,7 +196,7 @@ class Connection:
     def unsent(self) -> Unsent:
         """Return an exchange for the same request, which keeps the answer in `data`. Both share `more_headers`."""
         unsent = Unsent(self.scope, self._receive, self._slow_reader_s)
-        unsent.tenant = self.tenant
+        unsent.tenant, unsent.request_id = self.tenant, self.request_id
         unsent.more_headers = self.more_headers
         return unsent
 

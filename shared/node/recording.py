@@ -69,7 +69,7 @@ class FolderRecording:
             unfinished.replace(self._path(STEPS))
         finally:  # also on a full disk: `baton trace` waits for it
             unfinished.unlink(missing_ok=True)
-            self._path(RECORDING).unlink()
+            self._path(RECORDING).unlink(missing_ok=True)
 
     def _try(self, act: Callable[[], object]) -> None:
         try:

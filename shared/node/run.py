@@ -118,6 +118,10 @@ def tell_end(log: Logger, error: Exception, others: RankProcesses, *, is_loading
         others.wait_for_end()  # a ConfigError may be the reason
     try:
         others.check_ranks()
+    except ConfigError:
+        if not isinstance(error, RankLost):
+            log.error("this node can't go on", error=own)
+        raise
     except RankLost as ended:
         if isinstance(error, RankLost):
             own = error.message

@@ -178,18 +178,26 @@ class RankProcesses:
         return [follower.wait_use() for follower in self._followers]
 
     def check_ranks(self) -> None:
-        """Raise RankLost if a rank has ended, ConfigError if a ConfigError ended it."""
-        for follower in self._followers:
-            status = follower.process.poll()
+        """Raise RankLost if a rank has ended, ConfigError if a ConfigError ended one."""
+        if (error := self._lost()) is not None:
+            raise error
+
+    def _lost(self) -> BatonError | None:
+        """A rank that lacks another one ends, too: the other one's reason counts."""
+        ended = [(one.rank, one.process.poll()) for one in self._followers if one.process.poll() is not None]
+        for rank, status in ended:
             if status == EXIT_CONFIG:
-                raise ConfigError(f"rank {follower.rank} can't work as configured: its last log line says why")
-            if status is not None:
-                raise RankLost(f"rank {follower.rank} ended with status {status}")
+                return ConfigError(f"rank {rank} can't work as configured: its last log line says why")
+        return RankLost("rank {} ended with status {}".format(*ended[0])) if ended else None
 
     def wait_for_end(self) -> None:
-        """Wait until a rank has ended, FAREWELL_S at most: its connections close a moment earlier."""
-        until = time.monotonic() + FAREWELL_S
-        while time.monotonic() < until and all(one.process.poll() is None for one in self._followers):
+        """Wait for the reason why a rank is lost, GIVE_UP_S at most: its connections close long before its process
+        has ended."""
+        until = time.monotonic() + GIVE_UP_S
+        while time.monotonic() < until:
+            statuses = [follower.process.poll() for follower in self._followers]
+            if EXIT_CONFIG in statuses or None not in statuses:
+                return
             time.sleep(LAST_LOOK_S)
 
     def _watch(self, give_up: Callable[[BatonError], None]) -> None:
@@ -199,7 +207,7 @@ class RankProcesses:
             except (RankLost, ConfigError) as error:
                 if not self._closed.wait(GIVE_UP_S):
                     shutil.rmtree(self._folder, ignore_errors=True)
-                    give_up(error)
+                    give_up(self._lost() or error)
                 return
 
     def close(self) -> None:

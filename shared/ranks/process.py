@@ -1,6 +1,6 @@
 """Run a node's rank other than 0, started by rank 0 only.
 
-The process applies the core plan before heavy imports. It ignores SIGINT and SIGTERM, because rank 0 handles them and
+The process applies the core plan before heavy imports. It ignores the stop signals, because rank 0 handles them and
 then closes the socket.
 """
 
@@ -18,6 +18,7 @@ from shared.config.flags import parse_int_list
 from shared.core.errors import ConfigError, RankLost
 from shared.core.exit_codes import EXIT_CONFIG
 from shared.core.orphan_guard import die_with_parent
+from shared.core.stop_signals import stop_signals
 from shared.observe.log import Logger
 from shared.ranks.orders import Start, hear
 
@@ -28,7 +29,7 @@ def main() -> int:
     """Return 0 after rank 0 has closed the socket, 1 after RankLost, 2 after ConfigError."""
     args = make_parser().parse_args()
     die_with_parent(args.parent_pid)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
     core_plan.apply(CorePlan(threads=args.threads, cpus=args.cpus, wait_policy=args.wait_policy))
     with socket.socket(fileno=args.orders) as orders:
@@ -47,7 +48,7 @@ def run(start: Start, orders: socket.socket, threads: int, log: Logger) -> int:
         return 1
     except ConfigError as error:
         if not ends_too(orders):
-            log.error("this rank can't go on", error=error)
+            log.error("this rank can't go on", error=error.message)
         return EXIT_CONFIG
     return 0
 

@@ -135,6 +135,7 @@ def no_fused_product(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "processor_features", dict)
 
 
+@pytest.mark.skipif(not libraries.has_fused_products(), reason="this processor has no compiled products")
 @pytest.mark.parametrize("lacking", [no_numba, no_fused_product])
 def test_a_node_of_plain_torch_pairs_with_its_like_alone(
     lacking: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -219,6 +219,17 @@ def test_a_rank_s_config_error_ends_the_node_for_good(
     assert [(type(error), str(error)) for error in told] == [(ConfigError, UNUSABLE)]
 
 
+@pytest.mark.parametrize("first", [1, None])
+def test_a_rank_s_config_error_counts_wherever_it_is(first: int | None, processes: RankProcesses) -> None:
+    """The other ranks end, too, or would if they did not wait for it."""
+    with_follower(processes, Ending(EXIT_CONFIG))
+    if first is not None:
+        with_follower(processes, Ending(first))
+    processes.wait_for_end()
+    with pytest.raises(ConfigError, match=UNUSABLE):
+        processes.check_ranks()
+
+
 @pytest.mark.parametrize("is_loading", [True, False])
 def test_a_rank_that_is_about_to_end_is_waited_for_in_loading(is_loading: bool, processes: RankProcesses) -> None:
     """Its connections close first. Later, clients would wait, too."""
@@ -249,6 +260,20 @@ def test_a_lost_rank_hides_no_error_of_rank_0(error: BatonError, lines: list[str
     run.tell_end(Logger("d0", said), error, processes, is_loading=False)
     found = said.getvalue().splitlines()
     assert len(found) == len(lines) and all(line in one for one, line in zip(found, lines, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [(DeviceLost("a fault"), "DeviceLost: a fault"), (RankLost("rank 0 failed: its connection closed"), "")],
+)
+def test_nor_does_a_rank_s_config_error(error: BatonError, line: str, processes: RankProcesses) -> None:
+    """But the loss of a rank is what it explains."""
+    said, ending = io.StringIO(), Ending(EXIT_CONFIG)
+    ending.poll()
+    with_follower(processes, ending)
+    with pytest.raises(ConfigError, match=UNUSABLE):
+        run.tell_end(Logger("d0", said), error, processes, is_loading=False)
+    assert said.getvalue().count("\n") == bool(line) and line in said.getvalue()
 
 
 class NoLinks:

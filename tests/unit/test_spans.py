@@ -20,6 +20,7 @@ from router.api import answer_span
 from router.api.answer_span import BodyTimes, begin_answer
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.writer import Counts, Times
+from router.http.kept_answers import name_of_request
 from router.requests.journey import UNTRACED
 from router.requests.new_request import NewRequest
 from shared.config.settings import LimitsConfig
@@ -196,17 +197,29 @@ def test_a_refused_request_has_one_span_with_its_code(
 
 
 @needs_otel
+@pytest.mark.parametrize(("key", "code"), [(b"k" * 256, "invalid_request_error"), (b"k", "idempotency_key_reused")])
+def test_a_refused_idempotency_key_has_a_span(key: bytes, code: str) -> None:
+    spans, site = kept(), Site()
+    site.handlers._tracer = spans.tracer
+    site.handlers._kept._entries[name_of_request(("", ""), "k")] = MagicMock(ends_at=float("inf"))
+    ask_once(site, GOOD_BODY, (b"idempotency-key", key))
+    (span,) = spans.close()
+    assert span.name == "text_completion" and span.attributes["error.type"] == code
+
+
+@needs_otel
 @pytest.mark.parametrize("key", [(), ((b"idempotency-key", b"k"),)])
 def test_a_request_that_nodes_refuse_has_its_answer_s_span(key: tuple[tuple[bytes, bytes], ...]) -> None:
     """And no second one for the refusal."""
     spans, site = kept(), Site()
     site.handlers._tracer = spans.tracer
-    ask_once(site, GOOD_BODY, *key)
+    ask_once(site, GOOD_BODY, *key, (b"x-request-id", b"mine"))
     assert site.sent[0]["status"] == 503
     found = by_name(spans.close())
     assert sorted(found) == ["receive", "text_completion hashlm", "tokenize"]
     (root,) = found["text_completion hashlm"]
     assert root.attributes["error.type"] == "no_nodes" and root.status.status_code.name == "ERROR"
+    assert root.attributes["baton.request_id"] == "mine"
 
 
 @needs_otel

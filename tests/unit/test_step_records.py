@@ -286,6 +286,15 @@ def test_a_node_that_was_killed_or_wrote_nothing_is_told(
     assert "full wrote no steps into " in capsys.readouterr().err
 
 
+def test_nodes_that_a_killed_command_left_recording_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = FolderRecording(str(tmp_path), "d0", StepRecords(), Logger("d0", io.StringIO()))
+    (tmp_path / "on").touch()
+    recording.look_for_file()
+    assert (tmp_path / "d0.recording").exists()
+    monkeypatch.setattr(trace.time, "sleep", lambda seconds: None)
+    assert trace.ask_nodes(tmp_path, 0.0) == {"d0"}
+
+
 def test_a_folder_that_takes_no_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "on").mkdir()  # root may write anywhere else
     with pytest.raises(ConfigError, match=r"--record-dir .*: Is a directory"):

@@ -5,16 +5,23 @@ from __future__ import annotations
 import io
 import os
 import signal
+import socket
+import subprocess
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
+from shared.config.core_plan import CorePlan
 from shared.core.stop_signals import stop_signals
 from shared.node.daemon import Daemon
 from shared.observe.log import Logger
+from shared.ranks.leader import rank_argv
 from shared.wire.peers import Inbound
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import make_node
+from tests.support.patience import HANG_GUARD_S
 from tests.unit.test_deploy_supervisor import OBEDIENT, SLEEP, Run, child
 from tests.unit.test_node_rounds import Line
 
@@ -54,3 +61,21 @@ def test_a_hang_up_drains_a_node(ignores: bool) -> None:
     daemon = Daemon(make_node("decode", "d0", CoreKnobs()), Hanging([], []), Logger("d", log), drain_s=0.0)
     assert daemon.run() == 0 and "draining" in log.getvalue()
     assert counts[:2] == ([0, 0] if ignores else [0, 1])
+
+
+def test_a_node_s_rank_ignores_them_all(ignores: bool) -> None:
+    """Rank 0 hears them, and drains before its ranks end."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        argv = rank_argv("d0", 1, theirs.fileno(), CorePlan(), "text")
+        rank = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
+        until, status = time.monotonic() + HANG_GUARD_S, Path(f"/proc/{rank.pid}/status")
+        wanted = sum(1 << number - 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        while (found := ignored(status)) & wanted != wanted and time.monotonic() < until:
+            time.sleep(0.05)
+        ours.close()
+        assert found & wanted == wanted and rank.wait(HANG_GUARD_S) == 0
+
+
+def ignored(status: Path) -> int:
+    return int(status.read_text().partition("SigIgn:")[2].split()[0], 16)

@@ -8,7 +8,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from shared.core.stop_signals import stop_signals
 
 
 class StopSignals:
@@ -25,7 +25,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            heard = [number for number in stop_signals() if signal.getsignal(number) is not signal.SIG_IGN]
             self._before = {number: signal.signal(number, self._on_signal) for number in heard}
         return self
 
