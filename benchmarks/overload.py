@@ -27,7 +27,7 @@ from benchmarks.report import report
 from benchmarks.sse_client import Refused, Stream, stream_completion
 from deploy.cluster.own_cluster import own_cluster
 from shared.core.sampling_params import NEUTRAL
-from tests.support.metrics_page import Metrics, read_metrics
+from tests.support.metrics_page import Metrics, read_metrics, total
 
 LEAST_SHARE = 0.9  # of the peak's tokens a second
 PROMPT_TOKENS, OUTPUT_TOKENS = 192, 64
@@ -98,7 +98,7 @@ class Load:
 
 
 def resumed(metrics: Metrics) -> float:
-    return sum(value for (name, _), value in metrics.items() if name == "baton_resumed_total")
+    return total(metrics, "baton_resumed_total")
 
 
 def states(url: str) -> dict[str, str]:

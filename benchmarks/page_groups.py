@@ -33,7 +33,7 @@ import httpx
 from benchmarks.cluster import ROOT, baton_up
 from benchmarks.report import report
 from tests.support.library_families import VOCAB, save, write_tokenizer
-from tests.support.metrics_page import Metrics, read_metrics
+from tests.support.metrics_page import Metrics, read_metrics, total
 
 POOL_BYTES = 1 << 30
 ANSWER = 64  # tokens
@@ -71,11 +71,6 @@ class HandedOver:
     text: str
     num_bytes: float
     handoff_s: float
-
-
-def total(values: Metrics, name: str, *labels: str) -> float:
-    """Return the sum of a metric's samples that have all of `labels`."""
-    return sum(v for (known, found), v in values.items() if known == name and all(label in found for label in labels))
 
 
 def handoffs(values: Metrics) -> list[float]:

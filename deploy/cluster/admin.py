@@ -100,6 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     status.add_argument(
         "--url", dest="action_urls", action="append", default=[], metavar="URL", help="the same as the argument URL"
     )
+    add_router(status, argparse.SUPPRESS)
     for action, text in (("drain", "the node finishes and stays down"), ("restart", "it finishes and comes back")):
         one = actions.add_parser(action, help=text)
         one.add_argument("node", nargs="?" if action == "restart" else None)
@@ -109,18 +110,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     abort = actions.add_parser("abort", help="end one answer")
     abort.add_argument("id", help="the answer's id, as its client sees it")
     add_place(abort)
-    adapters = add_adapters(actions)
+    add_adapters(actions, add_place)
     role = actions.add_parser("role", help="let the node finish its work and come back in the other role")
     role.add_argument("node")
     role.add_argument("role", choices=("prefill", "decode"))
     add_common(role)
-    for one in (*adapters, status, abort, role, *(actions.choices[name] for name in ("drain", "restart"))):
-        add_router(one, argparse.SUPPRESS)
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
     add_url_word(parser)
     add_url_flag(parser, dest="action_url")
+    add_router(parser, argparse.SUPPRESS)
 
 
 def add_router(parser: argparse.ArgumentParser, default: str | None = None) -> None:

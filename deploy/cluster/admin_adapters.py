@@ -6,10 +6,8 @@ import argparse
 import sys
 import time
 import urllib.parse
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
-
-from deploy.router_url import add_url_flag, add_url_word
 
 POLL_S = 0.2
 UNFINISHED = ("unanswered", "loading", "leaving")
@@ -24,8 +22,8 @@ class Caller(Protocol):
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]: ...
 
 
-def add_adapters(actions: Any) -> tuple[argparse.ArgumentParser, ...]:
-    """Return the parsers of what can be done with adapters."""
+def add_adapters(actions: Any, add_place: Callable[[argparse.ArgumentParser], None]) -> None:
+    """`add_place`: adds the router's address and the key for it, as to the other actions."""
     adapters = actions.add_parser("adapters", help="show, load or remove LoRA adapters")
     what = adapters.add_subparsers(dest="what", metavar="WHAT", required=True)
     shows = what.add_parser("list", help="show which node has which adapter")
@@ -41,8 +39,7 @@ def add_adapters(actions: Any) -> tuple[argparse.ArgumentParser, ...]:
         help="seconds until its open requests move to other nodes that have it, or fail (default: set by the router)",
     )
     for one in (shows, loads, removes):
-        add_url_word(one)
-        add_url_flag(one, dest="action_url")
+        add_place(one)
     for one in (loads, removes):
         one.add_argument(
             "--timeout",
@@ -51,7 +48,6 @@ def add_adapters(actions: Any) -> tuple[argparse.ArgumentParser, ...]:
             metavar="S",
             help="seconds to wait for the nodes (default: %(default)g)",
         )
-    return shows, loads, removes
 
 
 def run_adapters(args: argparse.Namespace, client: Caller) -> int:

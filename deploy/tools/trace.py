@@ -76,7 +76,7 @@ def record(folder: Path, seconds: float) -> list[Path]:
     while any(folder.glob(RECORDING)) and time.monotonic() < until:
         time.sleep(POLL_S)
     written = sorted(folder.glob(STEPS))
-    silent = began - {file.name.removesuffix(".steps.json") for file in written}
+    silent = began - {file.name.removesuffix(STEPS[1:]) for file in written}
     if silent:
         print(f"{', '.join(sorted(silent))} wrote no steps into {folder}: the node's log says why", file=sys.stderr)
     if not written:

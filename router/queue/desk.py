@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 
 from router.queue.rate_limit import Charge, RateLimits
@@ -17,23 +18,23 @@ from shared.observe.tenant_metrics import TenantMetrics
 LATER = (429, 503)  # after these statuses, a client may retry
 
 
+@dataclass(slots=True)
 class Bill:
-    """Of a charged request, which runs in its `with` block. Plain, since each open stream holds one."""
+    """Of a charged request, which runs in its `with` block."""
 
-    __slots__ = ("_charge", "_desk", "_tenant", "num_used", "was_admitted")
-
-    def __init__(self, desk: Desk, tenant: Tenant, charge: Charge) -> None:
-        self._desk, self._tenant, self._charge = desk, tenant, charge
-        self.was_admitted = False
-        self.num_used = 0  # tokens
+    desk: Desk
+    tenant: Tenant
+    charge: Charge
+    was_admitted: bool = False
+    num_used: int = 0  # tokens
 
     def __enter__(self) -> Bill:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._desk.settle(self._tenant, self._charge, self.num_used if self.was_admitted else None)
+        self.desk.settle(self)
         if isinstance(error, BatonError):
-            self._desk.note_refusal(self._tenant, error)
+            self.desk.note_refusal(self.tenant, error)
 
 
 class Desk:
@@ -61,13 +62,12 @@ class Desk:
             finally:
                 show(allowance.headers(now))
 
-    def settle(self, tenant: Tenant, charge: Charge, num_used: int | None) -> None:
-        """`num_used`: None if the request was never admitted."""
-        if num_used is None:
-            charge.cancel(self._clock())
-            return
-        charge.settle(num_used, self._clock())
-        self._metrics.used(tenant.name, num_used)
+    def settle(self, bill: Bill) -> None:
+        if bill.was_admitted:
+            bill.charge.settle(bill.num_used, self._clock())
+            self._metrics.used(bill.tenant.name, bill.num_used)
+        else:
+            bill.charge.cancel(self._clock())
 
     @contextmanager
     def refusals(self, tenant: Tenant) -> Iterator[None]:

@@ -184,7 +184,8 @@ class RankProcesses:
 
     def _lost(self) -> BatonError | None:
         """A rank that lacks another one ends, too: the other one's reason counts."""
-        ended = [(one.rank, one.process.poll()) for one in self._followers if one.process.poll() is not None]
+        statuses = [(one.rank, one.process.poll()) for one in self._followers]
+        ended = [(rank, status) for rank, status in statuses if status is not None]
         for rank, status in ended:
             if status == EXIT_CONFIG:
                 return ConfigError(f"rank {rank} can't work as configured: its last log line says why")

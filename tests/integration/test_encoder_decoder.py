@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 
 from tests.support.cluster import Cluster, baton_up
+from tests.support.metrics_page import total
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.struck_stream import struck_stream
 from tests.support.tiny_t5 import EOS, greedy, text_of, write_tiny_t5
@@ -80,8 +81,7 @@ def test_greedy_answers_are_transformers(
     assert usage["completion_tokens"] == sum(len(said) for _, said in expected)
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
     cluster.eventually(cluster.at_rest, "all pages and rows are back")
-    moved = [value for (name, _), value in cluster.metrics().items() if name == "baton_handoff_bytes_total"]
-    assert (sum(moved) > 0) == ("--prefill" not in cluster.process.args)
+    assert (total(cluster.metrics(), "baton_handoff_bytes_total") > 0) == ("--prefill" not in cluster.process.args)
 
 
 def test_several_answers_are_those_of_their_seeds(cluster: Cluster) -> None:

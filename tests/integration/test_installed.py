@@ -32,6 +32,7 @@ from tests.support.installed import (
     other_project,
     sources,
 )  # fmt: skip
+from tests.support.metrics_page import total
 from tests.support.mixed_clients import text_of
 from tests.support.patience import HANG_GUARD_S, ON_CPU
 from tests.support.procs import NodeProcess
@@ -153,7 +154,7 @@ def test_a_clone_s_processes_are_the_clone_s(installed: Environment, clone: Path
 
 
 def handoffs(cluster: Cluster) -> float:
-    return sum(value for (name, _), value in cluster.metrics().items() if name == "baton_handoffs_total")
+    return total(cluster.metrics(), "baton_handoffs_total")
 
 
 @pytest.mark.parametrize("program", ["bin/baton", "bin/python -m baton_serve"])

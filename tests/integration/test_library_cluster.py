@@ -17,6 +17,7 @@ from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 from tests.support.cluster import Cluster, baton_up
 from tests.support.library_families import FAMILIES, NUM_TOKENS, PROMPTS, Said, generate, save, write_tokenizer
+from tests.support.metrics_page import total
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.struck_stream import struck_stream
 
@@ -82,10 +83,6 @@ def ask(cluster: Cluster, prompt: object, **fields: Any) -> dict[str, Any]:
     return answer.json()
 
 
-def sum_of(cluster: Cluster, name: str) -> float:
-    return sum(value for (found, _), value in cluster.metrics().items() if found == name)
-
-
 def test_greedy_answers_are_the_library_s(served: Served) -> None:
     """All at once; then again, with prompts that are cached."""
     for _ in range(2):
@@ -93,17 +90,17 @@ def test_greedy_answers_are_the_library_s(served: Served) -> None:
         for choice, said in zip(answer["choices"], served.said, strict=True):
             said.tie(choice["token_ids"])
     served.cluster.eventually(served.cluster.at_rest, "all pages and rows are back")
-    assert sum_of(served.cluster, MOVED) > 0
+    assert total(served.cluster.metrics(), MOVED) > 0
 
 
 def test_latents_are_what_travels(served: Served) -> None:
     """Of 40 new tokens: 32 + 16 numbers in each of four layers, not 4 heads of 32 + 24."""
     if served.family != "deepseek_v3":
         pytest.skip("its layers keep keys and values")
-    before, need = sum_of(served.cluster, MOVED), 40 * 4 * (32 + 16) * 4
+    before, need = total(served.cluster.metrics(), MOVED), 40 * 4 * (32 + 16) * 4
     ask(served.cluster, list(range(100, 140)), temperature=0)
-    served.cluster.eventually(lambda: sum_of(served.cluster, MOVED) >= before + need, "all parts are counted")
-    assert sum_of(served.cluster, MOVED) == before + need
+    served.cluster.eventually(lambda: total(served.cluster.metrics(), MOVED) >= before + need, "all parts are counted")
+    assert total(served.cluster.metrics(), MOVED) == before + need
 
 
 @pytest.mark.parametrize("family", NAMED)
@@ -120,9 +117,9 @@ def test_drafts_and_retractions_and_a_death_change_no_answer(family: str, tmp_pa
         for choice, one in zip(ask(cluster, [*PROMPTS] * 2, **asked)["choices"], said * 2, strict=True):
             print(family, "tie at", one.tie(choice["token_ids"]))
         cluster.eventually(cluster.at_rest, "all pages and rows are back")
-        seen = {name: sum_of(cluster, f"baton_{name}_total") for name in COUNTED}
+        seen = {name: total(cluster.metrics(), f"baton_{name}_total") for name in COUNTED}
         print(family, seen)
         assert all(seen[name] > 0 for name in COUNTED if name != "retractions" or family not in ROOMY)
         struck = {"model": "tiny", "prompt": PROMPTS[0], "ignore_eos": True}
         said[0].tie(struck_stream(cluster, struck | asked, strike_at=30))
-        assert sum_of(cluster, "baton_resumed_total") >= 1
+        assert total(cluster.metrics(), "baton_resumed_total") >= 1

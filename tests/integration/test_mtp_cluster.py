@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.cluster import baton_up
 from tests.support.library_families import PROMPTS, generate, write_tokenizer
-from tests.support.metrics_page import Metrics
+from tests.support.metrics_page import total
 from tests.support.mtp_folders import save_with_mtp
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.struck_stream import struck_stream
@@ -39,10 +39,6 @@ def choices(url: str, **fields: Any) -> list[dict[str, Any]]:
 
 def ask(url: str, **fields: Any) -> list[list[int]]:
     return [choice["token_ids"] for choice in choices(url, ignore_eos=True, **fields)]
-
-
-def total(metrics: Metrics, name: str) -> float:
-    return sum(value for (found, _), value in metrics.items() if found == name)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "exaone_moe", "glm4_moe", "mellum", "step3p7"])

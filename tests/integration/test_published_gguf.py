@@ -14,6 +14,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from router.text.gguf_tokenizer import build_tokenizer, read_metadata
 from tests.support.cluster import baton_up
+from tests.support.metrics_page import total
 from tests.support.odd_strings import odd_strings
 from tests.support.patience import HANG_GUARD_S
 from tests.support.published import GEMMA, QWEN, Published
@@ -70,8 +71,7 @@ def answers_of(file: Path, folder: Path) -> list[tuple[list[int], list[int]]]:
             answer = http.post("/v1/completions", json=asked).raise_for_status().json()["choices"][0]
             tokens = [int(token.removeprefix("token_id:")) for token in answer["logprobs"]["tokens"]]
             found.append((ids, tokens))
-        moved = [value for (name, _), value in cluster.metrics().items() if name == "baton_handoff_bytes_total"]
-        assert sum(moved) > 0
+        assert total(cluster.metrics(), "baton_handoff_bytes_total") > 0
     return found
 
 

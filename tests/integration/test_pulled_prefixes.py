@@ -17,7 +17,7 @@ from benchmarks.sse_client import stream_completion
 from shared.core.sampling_params import SamplingParams
 from tests.support.cluster import ROOT, Cluster, baton_up
 from tests.support.core_rig import Job
-from tests.support.metrics_page import NODE
+from tests.support.metrics_page import NODE, total
 from tests.support.mixed_clients import EOS
 
 TOKEN_S = 0.003
@@ -58,10 +58,6 @@ def ask(cluster: Cluster, prefix: int, number: int) -> None:
     assert got == expected[: len(got)] and (len(got) == 8 or got[-1] == EOS)
 
 
-def total(cluster: Cluster, name: str, label: str = "") -> float:
-    return sum(value for (known, labels), value in cluster.metrics().items() if known == name and label in labels)
-
-
 def the_busy_one(cluster: Cluster) -> int:
     """Return the process of the prefill node that has computed most."""
     steps = {labels: value for (known, labels), value in cluster.metrics().items() if known == STEPS}
@@ -75,14 +71,14 @@ def the_busy_one(cluster: Cluster) -> int:
 def warm(cluster: Cluster) -> None:
     """One of the nodes has the first prefix and has measured what it costs."""
     ask(cluster, 1, 0)
-    cluster.eventually(lambda: total(cluster, STEPS) >= 9, "a heartbeat told of the prompt")
+    cluster.eventually(lambda: total(cluster.metrics(), STEPS) >= 9, "a heartbeat told of the prompt")
 
 
 def test_the_second_node_pulls_what_the_first_has_computed(cluster: Cluster) -> None:
     warm(cluster)
     ask(cluster, 1, 1)
-    cluster.eventually(lambda: total(cluster, PULLS, 'outcome="pulled"') == 1, "the prefix was pulled")
-    assert total(cluster, PAGES) == PREFIX_TOKENS // 16
+    cluster.eventually(lambda: total(cluster.metrics(), PULLS, 'outcome="pulled"') == 1, "the prefix was pulled")
+    assert total(cluster.metrics(), PAGES) == PREFIX_TOKENS // 16
     cluster.eventually(cluster.at_rest, "all pages and rows are back")
 
 
@@ -98,7 +94,8 @@ def test_a_source_that_goes_during_a_pull_costs_no_stream(cluster: Cluster, is_k
     if not is_killed:
         os.kill(source, signal.SIGCONT)
     cluster.eventually(
-        lambda: total(cluster, PULLS, 'outcome="late"') + total(cluster, PULLS, 'outcome="lost"') == 1, "the end of it"
+        lambda: sum(total(cluster.metrics(), PULLS, f'outcome="{end}"') for end in ("late", "lost")) == 1,
+        "the end of it",
     )
-    assert not total(cluster, PAGES)
+    assert not total(cluster.metrics(), PAGES)
     cluster.eventually(cluster.at_rest, "all pages and rows are back")

@@ -10,6 +10,7 @@ import httpx
 
 from tests.support.cluster import Cluster, baton_up
 from tests.support.library_families import VOCAB, generate, save, write_tokenizer
+from tests.support.metrics_page import total
 from tests.support.patience import HANG_GUARD_S
 
 PREFIX_TOKENS, PAGE, NUM_TOKENS, MOST_PREFIXES = 320, 8, 6, 20
@@ -17,11 +18,8 @@ FLAGS = (
     *("--dtype", "float32", "--page-size", str(PAGE), "--chunk-size", "16", "--prefill", "2", "--heartbeat-s", "0.1"),
     *("--pull-prefixes", "on", "--policy", "round_robin", "--local-prefill-tokens", "0"),
 )
+STEPS = "baton_prompt_steps_total"
 PULLED = PREFIX_TOKENS // PAGE + 2  # gpt_oss has a group without a window, and one whose window is two pages
-
-
-def total(cluster: Cluster, name: str, label: str = "") -> float:
-    return sum(value for (known, labels), value in cluster.metrics().items() if known == name and label in labels)
 
 
 def ask(cluster: Cluster, prompt: list[int]) -> list[int]:
@@ -39,15 +37,15 @@ def test_a_prefix_of_two_page_groups_is_pulled(tmp_path: Path) -> None:
     with baton_up(tmp_path / "up.log", "--model", str(tmp_path / "tiny"), *FLAGS) as cluster:
         for _ in range(MOST_PREFIXES):
             prefix = [rng.randrange(3, VOCAB) for _ in range(PREFIX_TOKENS)]
-            before = total(cluster, "baton_prompt_steps_total")
+            before = total(cluster.metrics(), STEPS)
             for number in range(2):
                 prompt = [*prefix, *(rng.randrange(3, VOCAB) for _ in range(10 + number))]
                 generate(network, prompt, NUM_TOKENS).tie(ask(cluster, prompt))
                 steps = before + PREFIX_TOKENS // 16
-                cluster.eventually(lambda least=steps: total(cluster, "baton_prompt_steps_total") >= least, "news")
-            num_pulls = total(cluster, "baton_prefix_pulls_total", 'outcome="pulled"')
+                cluster.eventually(lambda least=steps: total(cluster.metrics(), STEPS) >= least, "news")
+            num_pulls = total(cluster.metrics(), "baton_prefix_pulls_total", 'outcome="pulled"')
             if num_pulls:
                 break
         assert num_pulls, "no prefix was pulled"
-        assert total(cluster, "baton_pulled_prefix_pages_total") == PULLED * num_pulls
+        assert total(cluster.metrics(), "baton_pulled_prefix_pages_total") == PULLED * num_pulls
         cluster.eventually(cluster.at_rest, "all pages and rows are back")

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.support.cluster import baton_up
+from tests.support.metrics_page import total
 from tests.support.mixed_clients import make_client, stream_all
 
 NAMES = ("baton_prompt_steps_total", "baton_prompt_step_tokens_total", "baton_prompt_step_seconds_total")
@@ -16,7 +17,7 @@ def test_an_idle_decode_node_starts_prompts_once_costs_are_known(tmp_path: Path)
     with baton_up(tmp_path / "up.log", *flags) as cluster:
 
         def counted(name: str) -> float:
-            return sum(value for (known, _), value in cluster.metrics().items() if known == name)
+            return total(cluster.metrics(), name)
 
         number = 0
         while not counted("baton_started_by_cost_total"):

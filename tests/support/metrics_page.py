@@ -27,6 +27,11 @@ def read_metrics(url: str, api_key: str = "") -> Metrics:
     return {(m[1], m[2] or ""): float(m[3]) for m in found if m}
 
 
+def total(metrics: Metrics, name: str, *labels: str) -> float:
+    """Return the sum of a metric's samples that have all of `labels`, such as `role="decode"`."""
+    return sum(v for (known, found), v in metrics.items() if known == name and all(label in found for label in labels))
+
+
 def nodes_of(metrics: Metrics) -> set[str]:
     return {found[1] for name, labels in metrics if name in GAUGES and (found := NODE.search(labels))}
 
