@@ -90,7 +90,7 @@ def test_greedy_answers_are_the_library_s(served: Served) -> None:
         for choice, said in zip(answer["choices"], served.said, strict=True):
             said.tie(choice["token_ids"])
     served.cluster.eventually(served.cluster.at_rest, "all pages and rows are back")
-    assert total(served.cluster.metrics(), MOVED) > 0
+    served.cluster.eventually(lambda: total(served.cluster.metrics(), MOVED) > 0, "a heartbeat told of the hand-offs")
 
 
 def test_latents_are_what_travels(served: Served) -> None:
