@@ -42,9 +42,9 @@ from router.queue.spending import Ledger
 from router.requests.journal import Journal
 from router.tenants.book import KeysFollower, Tenants
 from router.tenants.keys_file import ADMIN_FLAG, read_admins, read_keys
-from router.text.interface import TextModel
 from router.text.load import load_text_model
-from router.tools.as_text import with_tools
+from router.tools.detect import Speech, speech_of
+from router.tools.reasoning import thought_tags
 from shared.config import shipped_model
 from shared.config.http_settings import ANY
 from shared.config.processes import RouterProcessConfig
@@ -98,7 +98,8 @@ def run(config: RouterProcessConfig) -> int:
     certificate = Certificate(http.tls_cert, http.tls_key, log) if http.has_tls else None
     listener = bind_http(config.router.host, config.router.port)
     try:
-        text = with_tools(load_text_model(config.model.model, config.text), config.text.tool_format)
+        speech = speech_of(load_text_model(config.model.model, config.text), config.text.tool_format)
+        tell_speech(log, speech)
         defaults = load_sampling_defaults(config.text.sampling_defaults, config.model.model)
         log.info(
             "requests without sampling values get these",
@@ -109,11 +110,28 @@ def run(config: RouterProcessConfig) -> int:
         link = open_link(config, ring)  # opened last, because unread connections have no limits
         try:
             gc.freeze()  # exempt the constant vocabulary from garbage collection
-            return uvloop.run(serve_all(config, listener, link, text, defaults.values, log, faults, keys, certificate))
+            return uvloop.run(
+                serve_all(config, listener, link, speech, defaults.values, log, faults, keys, certificate)
+            )
         finally:
             link.close()
     finally:
         listener.close()
+
+
+def tell_speech(log: Logger, speech: Speech) -> None:
+    """Say at start how the model calls tools and thinks, and warn if its calls can't be read."""
+    tags = thought_tags(speech.text.template.sources)
+    thoughts = tags.opening.strip() if tags is not None else "none"
+    if speech.calls is None and speech.text.template.sources:
+        log.warning(
+            "the chat template reads tools in a format that is not known: calls arrive as text, and tool_choice can "
+            "only be auto; --tool-format names a format",
+            thoughts=thoughts,
+        )
+        return
+    calls = speech.calls.name if speech.calls is not None else "none"
+    log.info("how the model calls tools and thinks", calls=calls, told_by=speech.source, thoughts=thoughts)
 
 
 def own_name(config: RouterProcessConfig, ring: KeyRing | None) -> str:
@@ -135,7 +153,7 @@ async def serve_all(
     config: RouterProcessConfig,
     listener: socket.socket,
     link: RouterLink,
-    text: TextModel,
+    speech: Speech,
     defaults: SamplingValues,
     log: Logger,
     faults: LastFaults,
@@ -155,9 +173,9 @@ async def serve_all(
         prometheus, registry, lambda: sum(row.requests for row in gateway.waiting()), registry.adapters, time.time
     )
     tracer = open_tracer(router_id, config.trace, log, config.records.trace_sample)
-    answers = None if keys.answers is None else AnswerSigner(keys.answers, text.template.sources)
+    answers = None if keys.answers is None else AnswerSigner(keys.answers, speech.text.template.sources)
     handlers = Handlers(
-        make_resolver(config, registry, text, defaults),
+        make_resolver(config, registry, speech, defaults),
         gateway,
         registry,
         metrics,
@@ -208,16 +226,16 @@ def allowed_hosts(config: RouterProcessConfig) -> tuple[str, ...]:
 
 
 def make_resolver(
-    config: RouterProcessConfig, registry: Registry, text: TextModel, defaults: SamplingValues
+    config: RouterProcessConfig, registry: Registry, speech: Speech, defaults: SamplingValues
 ) -> Resolver:
     name, *others = config.model.public_names
     most = config.limits.default_max_tokens or shipped_model.max_tokens(config.model.model)
     return Resolver(
         name,
-        text,
+        speech.text,
         replace(config.limits, default_max_tokens=most),
         registry.adapters,
-        config.text.tool_format,
+        speech.calls,
         defaults,
         keeps_parts=config.router.unsupported_parts == "placeholder",
         is_strict=config.router.strict_fields,

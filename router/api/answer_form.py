@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llguidance import LLMatcher
@@ -13,30 +14,32 @@ from router.api.generation_plan import AnswerForm
 from router.api.structured import blamed_on, grammar_of
 from router.text import grammars
 from router.text.interface import TextModel, Tokenizer, VocabFacts
-from router.tools import as_text
 from router.tools.choice import ChoiceMode, ToolChoice
 from router.tools.closed_objects import prepared
 from router.tools.declared import Tool
-from router.tools.formats import ToolFormat, tool_format
+from router.tools.format_row import ToolFormat
 from router.tools.grammar import behind_thought, tool_grammar, with_body
 from router.tools.loosened import loosened
-from router.tools.reasoning import thought_of
+from router.tools.reasoning import framed, thought_of
 from shared.core.errors import InvalidRequest
 
+UNKNOWN_FORMAT = "the format of this model's calls is not known; the operator can name one with --tool-format"
 
-def format_of(text: TextModel, name: str, choice: ToolChoice) -> ToolFormat | None:
-    """Return the model's format of tool calls, or None if calls are not allowed.
 
-    `name`: the value of --tool-format; "" means the template's format or, if it has none, that of tools as text. Raise
-    InvalidRequest for a model without a template.
+def format_of(text: TextModel, calls: ToolFormat | None, choice: ToolChoice) -> ToolFormat | None:
+    """Return the model's format of tool calls, or None if no calls are read: none are allowed, or the template reads
+    tools in a format that we don't know, so that calls are content.
+
+    `calls`: the model's format, if it is known. Raise InvalidRequest for a model without a template, and for a choice
+    that must be enforced in an unknown format.
     """
-    if choice.mode is ChoiceMode.NONE:
-        return None
-    row = tool_format(text.template.sources, name or None)
-    if row is None and not text.template.sources:
-        why = "the model has no chat template, so the format of its calls is not known; name one with --tool-format"
-        raise InvalidRequest(f"tools: {why}", param="tools")
-    return row or as_text.FORMAT
+    if choice.mode is ChoiceMode.NONE or calls is not None:
+        return calls if choice.mode is not ChoiceMode.NONE else None
+    if not text.template.sources:
+        raise InvalidRequest(f"tools: the model has no chat template, so {UNKNOWN_FORMAT}", param="tools")
+    if choice.mode is not ChoiceMode.AUTO:
+        raise InvalidRequest(f"tool_choice can only be auto or none: {UNKNOWN_FORMAT}", param="tool_choice")
+    return None
 
 
 def form_of(
@@ -49,10 +52,12 @@ def form_of(
 ) -> AnswerForm:
     """`continued`: the message that the answer continues."""
     thought = thought_of(text.template.sources, prompt, continued)
+    if row is not None and (thought is None or thought.tags.channels is None):
+        thought = framed(row.shape) or thought  # of a format that --tool-format names
     if row is None and thought is None:
         return AnswerForm()
     wanted = row.markers if row is not None else frozenset()
-    wanted |= {thought.tags.opening, thought.tags.closing} if thought is not None else set()
+    wanted |= thought.tags.markers if thought is not None else frozenset()
     return AnswerForm(
         row=row,
         tools=choice.tools if row is not None else (),
@@ -131,6 +136,8 @@ def grammar_of_calls(form: AnswerForm, choice: ToolChoice, body: str, *, allows_
     return grammars.checked(with_body(text, body) if body else LLMatcher.grammar_from_lark(text))
 
 
-def special_tokens(tokenizer: Tokenizer, texts: frozenset[str]) -> Mapping[str, int]:
+@functools.lru_cache(maxsize=64)
+def special_tokens(tokenizer: Tokenizer, marks: Collection[str]) -> Mapping[str, int]:
+    """Return the special tokens in these marks, by their text."""
     spelled = {tokenizer.token_bytes(i).decode(errors="replace"): i for i in tokenizer.facts.special_ids}
-    return {text: spelled[text] for text in texts if text in spelled}
+    return {text: token_id for text, token_id in spelled.items() if text and any(text in mark for mark in marks)}

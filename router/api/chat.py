@@ -44,7 +44,15 @@ from router.text.conversation import Scalar
 from router.text.interface import Tokenizer
 from router.tools.choice import ToolChoice, parse_tool_choice
 from router.tools.declared import Tool, parse_tools
-from router.tools.deltas import AnswerDelta, CallArguments, CallBegun, ContentText, ReasoningText, whole_answer
+from router.tools.deltas import (
+    AnswerDelta,
+    CallArguments,
+    CallBegun,
+    ContentText,
+    ReasoningText,
+    WholeCall,
+    whole_answer,
+)
 from shared.core.errors import InvalidRequest
 from shared.core.states import FinishReason
 
@@ -185,10 +193,14 @@ class ChatShape:
         if isinstance(first, CallArguments):
             return ToolCall(index=call, function=CalledFunction(arguments))
         function = CalledFunction(arguments, name=first.name)
-        return ToolCall(index=call, id=self._call_id(index, call), type="function", function=function)
+        return ToolCall(index=call, id=self._call_id(index, call, first.name), type="function", function=function)
 
-    def _call_id(self, index: int, call: int) -> str:
-        return self._show.form.call_id(call, choice=index)
+    def _whole_call(self, index: int, call: int, whole: WholeCall) -> ToolCall:
+        function = CalledFunction(whole.arguments, whole.name)
+        return ToolCall(id=self._call_id(index, call, whole.name), type="function", function=function)
+
+    def _call_id(self, index: int, call: int, name: str) -> str:
+        return self._show.form.call_id(call, name, choice=index)
 
     def _finish_reason(self, delta: Delta) -> str | None:
         called = delta.has_calls and delta.finish_reason is FinishReason.STOP and not self._show.form.is_named
@@ -208,10 +220,7 @@ class ChatShape:
         if self._show.form.is_plain:
             return AssistantMessage(content=delta.text)
         answer = whole_answer(delta.parts)
-        calls = [
-            ToolCall(id=self._call_id(index, i), type="function", function=CalledFunction(call.arguments, call.name))
-            for i, call in enumerate(answer.calls)
-        ]
+        calls = [self._whole_call(index, i, call) for i, call in enumerate(answer.calls)]
         return AssistantMessage(
             content=answer.content or (None if calls else ""),
             reasoning=answer.reasoning or UNSET,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from router.api.answer_form import form_of, format_of, grammar_of_answer
 from router.api.fields import GenerationFields
@@ -12,8 +12,9 @@ from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.parts import Parts
 from router.api.resolve import Resolver
 from router.http.ignored import LOOSENED, MAX_PART_CHARS, PLACEHOLDERS, names_in_header
-from router.text.conversation import Conversation
+from router.text.conversation import Conversation, JsonObject
 from router.tools.choice import NO_TOOLS, ToolChoice
+from router.tools.format_row import CallIds
 from shared.core.errors import InvalidRequest
 
 
@@ -37,10 +38,12 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
     If the prompt fills this context, the largest context of all nodes is the limit."""
     resolver.check_shared(fields)
     conversation, wanted = task.conversation, task.max_tokens
-    row = format_of(resolver.text, resolver.tool_format, task.choice)
+    row = format_of(resolver.text, resolver.calls, task.choice)
     ids, prompt = resolver.chat_prompt(conversation)
     continued = str(conversation.messages[-1].get("content")) if conversation.continue_final_message else ""
     form = form_of(resolver.text, row, task.choice, prompt, continued, fields.request_id)
+    if row is not None and row.ids is CallIds.NAMED:
+        form = replace(form, num_calls_before=num_calls(conversation.messages))
     facts = resolver.text.tokenizer.facts
     grammar = grammar_of_answer(
         fields,
@@ -57,6 +60,11 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
     cap = resolver.cap(wanted, task.max_tokens_field, contexts.largest - size, default=default)
     headers = headers_of(task.parts.replaced, grammar.loosened)
     return resolver.plan(fields, [(ids, "")], cap, task.num_logprobs, headers=headers, form=form, grammar=grammar.text)
+
+
+def num_calls(messages: Sequence[JsonObject]) -> int:
+    calls = (message.get("tool_calls") for message in messages)
+    return sum(len(of_message) for of_message in calls if isinstance(of_message, list))
 
 
 def headers_of(replaced: Sequence[str], loosened: Sequence[str]) -> dict[bytes, bytes]:

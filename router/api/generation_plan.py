@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from router.requests.new_request import cost_of
 from router.tools.call_ids import call_id
 from router.tools.declared import Tool
-from router.tools.formats import ToolFormat
+from router.tools.format_row import CallIds, ToolFormat
 from router.tools.reasoning import Thought
 from shared.core.sampling_params import SamplingParams
 
@@ -47,9 +47,12 @@ class AnswerForm:
     thought: Thought | None = None
     markers: Mapping[str, int] = field(default_factory=dict)  # ids of special tokens around calls and reasoning
     request_id: str = ""  # call ids are made from this id
+    num_calls_before: int = 0  # in the conversation; only ids that show a call's number need it
 
-    def call_id(self, call: int, choice: int = 0) -> str:
-        return call_id(self.request_id, call, choice=choice, is_short=self.row is not None and self.row.has_short_ids)
+    def call_id(self, call: int, name: str, choice: int = 0) -> str:
+        kind = self.row.ids if self.row is not None else CallIds.LONG
+        number = call + self.num_calls_before if kind is CallIds.NAMED else call
+        return call_id(self.request_id, number, choice=choice, kind=kind, name=name)
 
     @property
     def is_plain(self) -> bool:

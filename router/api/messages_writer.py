@@ -117,7 +117,7 @@ class MessagesWriter:
 
     def _id_of(self, block: Block) -> str:
         """Replace the prefix `call_` by Anthropic's. Short ids, which some templates require, have no prefix."""
-        return self._facts.plan.show.form.call_id(block.call).replace("call_", "toolu_", 1)
+        return self._facts.plan.show.form.call_id(block.call, block.name).replace("call_", "toolu_", 1)
 
 
 def grown(block: Block, text: str) -> Json:

@@ -133,7 +133,7 @@ def parameters(resolver: Resolver) -> str:
 
 def capabilities(resolver: Resolver) -> list[str]:
     sources = resolver.text.template.sources
-    has_tools = bool(sources or resolver.tool_format)
+    has_tools = bool(sources or resolver.calls)
     found = {"completion": True, "tools": has_tools, "thinking": thought_tags(sources) is not None}
     return [name for name, is_there in found.items() if is_there]
 

@@ -115,7 +115,7 @@ class OllamaWriter:
     def _call(self, block: Block) -> Json:
         arguments = json.loads(block.text or "{}")
         function = {"index": block.call, "name": block.name, "arguments": arguments}
-        return {"id": self._facts.plan.show.form.call_id(block.call), "function": function}
+        return {"id": self._facts.plan.show.form.call_id(block.call, block.name), "function": function}
 
     def _ended(self, ended: Delta) -> Json:
         if self._loading is not None:

@@ -30,6 +30,7 @@ from router.tenants.tenant import Tenant
 from router.text.chat_prompt import ids_and_text
 from router.text.conversation import Conversation
 from router.text.interface import TextModel, Tokenizer, decode_ids
+from router.tools.format_row import ToolFormat
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
@@ -65,7 +66,7 @@ class Resolver:
     text: TextModel
     limits: LimitsConfig
     adapters: Callable[[], Mapping[str, str]] = dict
-    tool_format: str = ""  # format of the model's calls; "": the chat template's format
+    calls: ToolFormat | None = None  # the format of the model's calls, if it is known
     defaults: SamplingValues = NEUTRAL
     max_chars: int = sys.maxsize
     keeps_parts: bool = True

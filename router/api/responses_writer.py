@@ -136,7 +136,7 @@ class ResponsesWriter:
             case BlockKind.TEXT:
                 return known | {"type": "message", "role": "assistant", "content": parts}
             case BlockKind.CALL:
-                call_id = self._facts.plan.show.form.call_id(block.call)
+                call_id = self._facts.plan.show.form.call_id(block.call, block.name)
                 own = {"call_id": call_id, "name": block.name, "arguments": block.text}
                 return known | {"type": "function_call", **own}
 

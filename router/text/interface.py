@@ -28,6 +28,10 @@ class VocabFacts:
 class Tokenizer(Protocol):
     facts: VocabFacts
 
+    def __hash__(self) -> int:
+        """Tokenizers are told apart by identity."""
+        ...
+
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Prepend the begin token if `add_special`. Chat templates write this token themselves."""
         ...

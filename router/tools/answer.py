@@ -1,20 +1,35 @@
 """Read an answer as it grows: text in, typed deltas out.
 
-thought   -> ReasoningText          at the beginning only
+thought   -> ReasoningText          at the beginning, or anywhere in formats where thoughts recur
 text      -> ContentText            held back only while it may begin a call
-calls     -> CallBegun, CallArguments
+calls     -> CallBegun, CallArguments; also inside a thought that the model forgot to close
 rest      -> nothing: where an answer was cut off within a mark or a call's beginning
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
+from router.tools.channels import ChannelReader
 from router.tools.declared import Tool
 from router.tools.deltas import AnswerDelta, DeltaSink
-from router.tools.formats import ToolFormat
-from router.tools.reading import NotACall, Reading, Source, copy_until, expect, found, peek, skip_space
-from router.tools.reasoning import Thought, split_thought
+from router.tools.format_row import ToolFormat
+from router.tools.json_calls import ARGUMENTS, JsonCalls
+from router.tools.reading import (
+    MAX_HELD_SPACE,
+    SPACE,
+    NotACall,
+    Reading,
+    Source,
+    copy_json,
+    copy_until,
+    expect,
+    found,
+    peek,
+    skip_any_space,
+    skip_space,
+)
+from router.tools.reasoning import Thought, ThoughtTags
 
 
 class AnswerReader:
@@ -24,13 +39,17 @@ class AnswerReader:
         tools: Iterable[Tool] = (),
         thought: Thought | None = None,
         whole_marks: Collection[str] = (),
+        *,
+        is_lenient: bool = True,
     ) -> None:
         """`row`: the format of calls; with None, no calls are read. A call of a tool outside `tools` counts as
-        content. `whole_marks`: marks that are one token."""
+        content. `whole_marks`: marks that are one token. `is_lenient`: whether an answer that is one JSON object may be
+        a call without its marks."""
         self._source = Source(whole_marks)
         self._sink = DeltaSink()
         self._row = row
         self._tools = {tool.name: tool for tool in tools}
+        self._is_lenient = is_lenient
         self._reading = self._answer(thought)
         next(self._reading, None)
 
@@ -58,34 +77,100 @@ class AnswerReader:
         return self._sink.taken()
 
     def _answer(self, thought: Thought | None) -> Reading[None]:
-        if thought is not None:
-            yield from split_thought(self._source, thought, self._sink)
-        if self._row is None or not self._tools:
-            yield from copy_until(self._source, (), self._sink.content)
+        if thought is not None and thought.tags.channels is not None:
+            reader = ChannelReader(thought.tags.channels, self._tools, self._source, self._sink)
+            yield from reader.read_messages(is_in_thought=thought.is_open)
         else:
-            yield from _CallReader(self._row, self._tools, self._source, self._sink).all()
+            row = self._row if self._tools else None
+            yield from _TagReader(row, self._tools, thought, self._source, self._sink).read_parts(
+                is_lenient=self._is_lenient
+            )
 
 
-class _CallReader:
-    def __init__(self, row: ToolFormat, tools: Mapping[str, Tool], source: Source, sink: DeltaSink) -> None:
+class _TagReader:
+    """Reads answers whose thoughts and calls stand between marks."""
+
+    def __init__(
+        self,
+        row: ToolFormat | None,
+        tools: Mapping[str, Tool],
+        thought: Thought | None,
+        source: Source,
+        sink: DeltaSink,
+    ) -> None:
         self._row = row
         self._tools = tools
+        self._thought = thought
         self._source = source
         self._sink = sink
+        self._begins = row.begins if row is not None else ()
+        tags = thought.tags if thought is not None else None
+        self._openings = (tags.opening,) if tags is not None and tags.recurs else ()
+        self._frames = (row.frames if row is not None else ()) + (tags.frames if tags is not None else ())
 
-    def all(self) -> Reading[None]:
-        is_call = yield from self._try_group(may_be_bare=self._row.may_begin_bare)
+    def read_parts(self, *, is_lenient: bool) -> Reading[None]:
+        thought = self._thought
+        if thought is not None and (thought.is_open or (yield from _begins_with(self._source, thought.tags.opening))):
+            yield from self._inside(thought.tags)
+        elif thought is not None and (yield from _begins_with(self._source, thought.tags.closing)):
+            yield from _drop_blank_lines(self._source)  # of a thought that the model did not even begin
+        yield from self._drop_first_frame()
+        is_call = yield from self._first_group(is_lenient)
         while True:
             while is_call:
                 yield from self._drop_last_space()
                 is_call = yield from self._try_group(may_be_bare=False)
-            mark = yield from copy_until(self._source, self._row.begins, self._sink.content)
+            marks = (*self._begins, *self._openings, *self._frames)
+            mark = yield from copy_until(self._source, marks, self._sink.content)
             if not mark:
                 return
-            self._source.at -= len(mark)
-            is_call = yield from self._try_group(may_be_bare=False)
-            if not is_call:
-                self._sink.content(self._source.take_text(self._source.at + 1))
+            if mark in self._openings and thought is not None:
+                yield from self._inside(thought.tags)
+            elif mark in self._begins:
+                is_call = yield from self._call_at(mark, self._sink.content)
+
+    def _drop_first_frame(self) -> Reading[None]:
+        if self._row is not None and self._row.first_frame:
+            yield from found(self._source, self._row.first_frame)
+
+    def _first_group(self, is_lenient: bool) -> Reading[bool]:
+        if self._row is None:
+            return False
+        if (yield from self._try_group(may_be_bare=self._row.may_begin_bare)):
+            return True
+        return is_lenient and (yield from self._try_bare_object())
+
+    def _inside(self, tags: ThoughtTags) -> Reading[None]:
+        """Read a thought, and blank lines behind it. Calls may stand in it, if the model forgot to close it."""
+        source, held = self._source, ""
+        yield from _drop_blank_lines(source)
+        if (yield from found(source, tags.opening)):  # the model repeats the tag that the prompt ended with
+            yield from _drop_blank_lines(source)
+
+        def show(text: str) -> None:
+            nonlocal held
+            shown = (held + text).rstrip(SPACE)
+            held = (held + text)[len(shown) :]
+            self._sink.reasoning(shown)
+
+        while mark := (yield from copy_until(source, (tags.closing, *self._begins), show)):
+            if mark == tags.closing:
+                yield from _drop_blank_lines(source)
+                return
+            if (yield from self._call_at(mark, show)):
+                held = ""
+                yield from self._drop_last_space()
+                while (yield from self._try_group(may_be_bare=False)):
+                    yield from self._drop_last_space()
+        self._sink.reasoning(held)
+
+    def _call_at(self, mark: str, show: Callable[[str], None]) -> Reading[bool]:
+        """Read the group that `mark` begins, behind which the position is. Else show one character."""
+        self._source.at -= len(mark)
+        if (yield from self._try_group(may_be_bare=False)):
+            return True
+        show(self._source.take_text(self._source.at + 1))
+        return False
 
     def _try_group(self, *, may_be_bare: bool) -> Reading[bool]:
         self._source.mark()
@@ -99,30 +184,74 @@ class _CallReader:
 
     def _group(self, may_be_bare: bool) -> Reading[None]:
         row, source = self._row, self._source
+        assert row is not None
         if not (yield from self._found_any(row.begins)) and not may_be_bare:
             raise NotACall
         yield from skip_space(source)
         yield from expect(source, row.opens)
         yield from skip_space(source)
         yield from row.shape.read(source, self._tools, self._sink)
-        while row.separator and (yield from self._next_call()):
+        while row.separator is not None and (yield from self._next_call(row.separator)):
             pass
         if row.closes:
             yield from self._skip_mark((row.closes,))
         yield from self._skip_mark(row.ends)
 
-    def _next_call(self) -> Reading[bool]:
+    def _next_call(self, separator: str) -> Reading[bool]:
         source = self._source
         source.mark()
         try:
             yield from skip_space(source)
-            yield from expect(source, self._row.separator)
+            yield from expect(source, separator)
             yield from skip_space(source)
+            assert self._row is not None
             yield from self._row.shape.read(source, self._tools, self._sink)
         except NotACall:
             source.rewind()
             return False
         return True
+
+    def _try_bare_object(self) -> Reading[bool]:
+        """Read an answer that is one JSON object, perhaps in a code fence, with a declared tool's name and arguments.
+
+        Small models forget the tag."""
+        source = self._source
+        source.mark()
+        try:
+            yield from skip_space(source)
+            is_fenced = yield from found(source, "```")
+            if is_fenced:
+                yield from found(source, "json")
+                yield from skip_space(source)
+            name = yield from JsonCalls("arguments").read_name(source, self._tools)
+            yield from skip_space(source)
+            yield from expect(source, ",")
+            yield from skip_space(source)
+            yield from self._expect_arguments()
+        except NotACall:
+            source.rewind()
+            return False
+        source.commit()
+        self._sink.begin_call(name)
+        if (yield from copy_json(source, self._sink.arguments)):
+            self._sink.end_call()
+            yield from skip_any_space(source)
+            yield from found(source, "}")
+            yield from self._skip_mark(("```",) if is_fenced else ())
+        return True
+
+    def _expect_arguments(self) -> Reading[None]:
+        """Move to the brace of the arguments."""
+        source = self._source
+        for key in sorted(ARGUMENTS, key=len, reverse=True):
+            if (yield from found(source, f'"{key}"')):
+                yield from skip_space(source)
+                yield from expect(source, ":")
+                yield from skip_space(source)
+                if (yield from peek(source)) == "{":
+                    return
+                break
+        raise NotACall
 
     def _skip_mark(self, marks: tuple[str, ...]) -> Reading[None]:
         self._source.mark()
@@ -153,3 +282,27 @@ class _CallReader:
             if (yield from found(self._source, mark)):
                 return True
         return False
+
+
+def _begins_with(source: Source, tag: str) -> Reading[bool]:
+    """Move past a tag and white space before it. Return False without such a tag."""
+    source.mark()
+    num = 0
+    while (char := (yield from peek(source))) and char in SPACE and num < MAX_HELD_SPACE:
+        source.at += 1
+        num += 1
+    is_there = yield from found(source, tag)
+    if is_there:
+        source.commit()
+    else:
+        source.rewind()
+    return is_there
+
+
+def _drop_blank_lines(source: Source) -> Reading[None]:
+    source.mark()
+    while (char := (yield from peek(source))) and char in SPACE:
+        source.at += 1
+        if char == "\n":
+            source.mark()
+    source.rewind()

@@ -8,48 +8,49 @@ user       <tool_response>...</tool_response>
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from router.text.conversation import Conversation, JsonObject
-from router.text.interface import ChatTemplate, TextModel
-from router.tools.formats import BY_NAME, tool_format
-from shared.core.errors import ConfigError
+from router.text.interface import ChatTemplate
 
-FORMAT = BY_NAME["hermes"]  # the form of calls that most models have seen
-READS_TOOLS = re.compile(r"\{[{%](?:(?![}%]\}).)*\btools\b", re.DOTALL)  # in code, not in a sentence of the prompt
+HERMES_EXAMPLE = """\
+<tool_call>
+{"name": "FUNCTION", "arguments": {"ARGUMENT": "VALUE"}}
+</tool_call>"""
 HOW = """\
 You can call these functions. Each line is one, with the JSON schema of its arguments:
 {functions}
 To call one, write its name and arguments like this, and nothing else:
-<tool_call>
-{{"name": "FUNCTION", "arguments": {{"ARGUMENT": "VALUE"}}}}
-</tool_call>
+{example}
 Call a function only if it helps with the request. Otherwise answer in your own words."""
-
-
-def with_tools(text: TextModel, asked: str) -> TextModel:
-    """Return the model with tools as text, if its template shows no format of calls.
-
-    `asked`: --tool-format. If it names the format, a template that reads the tools keeps them. Raise ConfigError for an
-    unknown name, and for another format than that of tools as text if the template reads no tools."""
-    sources = text.template.sources
-    shown = tool_format(sources, asked or None)
-    has_place = any(READS_TOOLS.search(source) for source in sources.values()) if asked else shown is not None
-    if has_place or not sources:
-        return text
-    if asked and shown is not FORMAT:
-        raise ConfigError(
-            f"--tool-format {asked}: the model's chat template has no place for tools, so they are written into the "
-            f"chat as text, and its calls are {FORMAT.name}: leave --tool-format out"
-        )
-    return replace(text, template=ToolsAsText(text.template))
 
 
 @dataclass(frozen=True, slots=True)
 class ToolsAsText:
-    """A ChatTemplate around the model's own."""
+    """A ChatTemplate around the model's own, which reads no tools.
+
+    `example`: a call as the model shall write it. `keeps_calls`: the model's own template renders calls and results.
+    """
+
+    own: ChatTemplate
+    example: str = HERMES_EXAMPLE
+    keeps_calls: bool = False
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        return self.own.sources
+
+    def render(self, conversation: Conversation) -> str:
+        has_system = any("system" in source for source in self.sources.values())
+        if self.keeps_calls:
+            return self.own.render(with_functions(conversation, self.example, has_system=has_system))
+        return self.own.render(as_text(conversation, has_system=has_system))
+
+
+@dataclass(frozen=True, slots=True)
+class TextArguments:
+    """A ChatTemplate around one that needs the arguments of calls as text, as some were written."""
 
     own: ChatTemplate
 
@@ -58,7 +59,30 @@ class ToolsAsText:
         return self.own.sources
 
     def render(self, conversation: Conversation) -> str:
-        return self.own.render(as_text(conversation, has_system=any("system" in of for of in self.sources.values())))
+        return self.own.render(replace(conversation, messages=list(map(with_text_arguments, conversation.messages))))
+
+
+def with_text_arguments(message: JsonObject) -> JsonObject:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_with_text(call) if isinstance(call, Mapping) else call for call in calls]}
+
+
+def _with_text(call: JsonObject) -> JsonObject:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str):
+        return call
+    arguments = json.dumps(function.get("arguments"), ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def with_functions(conversation: Conversation, example: str, *, has_system: bool) -> Conversation:
+    """Write the tools into the chat; calls and results stay as they are."""
+    messages = list(conversation.messages)
+    if conversation.tools:
+        add_functions(messages, conversation.tools, "system" if has_system else "user", example)
+    return replace(conversation, messages=messages, tools=None)
 
 
 def as_text(conversation: Conversation, *, has_system: bool) -> Conversation:
@@ -74,9 +98,11 @@ def as_text(conversation: Conversation, *, has_system: bool) -> Conversation:
     return replace(conversation, messages=messages, tools=None)
 
 
-def add_functions(messages: list[JsonObject], tools: Sequence[JsonObject], role: str) -> None:
+def add_functions(
+    messages: list[JsonObject], tools: Sequence[JsonObject], role: str, example: str = HERMES_EXAMPLE
+) -> None:
     lines = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
-    how = HOW.format(functions="\n".join(lines))
+    how = HOW.format(functions="\n".join(lines), example=example)
     place = next((at for at, message in enumerate(messages) if message.get("role") == role), None)
     if place is None:
         messages.insert(0, {"role": role, "content": how})

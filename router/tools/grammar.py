@@ -12,12 +12,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from router.tools.call_shape import HEAD_SPACES, SPACES, CallRules, Markers, escaped, literal, regex
+from router.tools.call_shape import (
+    HEAD_SPACES,
+    SPACES,
+    CallRules,
+    Markers,
+    escaped,
+    regex,
+    text_without,
+)
+from router.tools.channels import ChannelCalls
 from router.tools.choice import ChoiceMode, ToolChoice
-from router.tools.formats import ToolFormat
+from router.tools.format_row import ToolFormat
 from router.tools.reasoning import Thought
 
-TEXT = "/(?s:.*)/"
+GAP = "/[ \\t\\r\\n]{1,4}/"
 
 
 def tool_grammar(
@@ -31,14 +40,15 @@ def tool_grammar(
 ) -> str | None:
     """Return an answer's grammar; None if any text is allowed. Raise InvalidRequest for a tool that can't be called.
 
-    - `special_ids`: markers that are special tokens, which llguidance matches only by id
+    - `special_ids`: special tokens in marks, which llguidance matches only by id
     - `has_body`: an answer without calls must follow the grammar that `with_body` adds
     """
     if choice.mode is ChoiceMode.NONE or not choice.tools:
         return None
-    tags = () if thought is None else (thought.tags.opening, thought.tags.closing)
-    markers = Markers(row.markers.union(tags), special_ids or {})
+    markers = Markers(special_ids or {})
     many = allows_parallel and choice.mode is not ChoiceMode.NAMED
+    if isinstance(row.shape, ChannelCalls):
+        return written(_channel_rules(row.shape, markers, choice, thought, has_body))
     return _Grammar(row, markers, many, has_body).text(choice, thought)
 
 
@@ -46,11 +56,14 @@ def behind_thought(grammar: str, thought: Thought, special_ids: Mapping[str, int
     """Put a thought before `grammar`. The thought is required if the prompt has opened it.
 
     Both `grammar` and the result are llguidance's JSON."""
-    markers = Markers(frozenset((thought.tags.opening, thought.tags.closing)), special_ids)
-    begin = "thought" if thought.is_open else "thought?"
-    rules = {"start": f"{begin} GAP? @body", "GAP": "/[ \\t\\r\\n]{1,4}/", **thought_rules(thought, markers)}
-    lark = "\n".join(f"{name}: {rule}" for name, rule in rules.items()) + "\n"
-    return with_body(lark, grammar)
+    markers = Markers(special_ids)
+    begin = "inside" if thought.is_open else "(opening inside)?"
+    rules = {"start": f"{begin} GAP? {_content_begin(thought, markers)}@body", "GAP": GAP}
+    return with_body(written(rules | thought_rules(thought, markers)), grammar)
+
+
+def written(rules: Mapping[str, str]) -> str:
+    return "\n".join(f"{name}: {rule}" for name, rule in rules.items()) + "\n"
 
 
 def with_body(lark: str, body: str) -> str:
@@ -59,27 +72,51 @@ def with_body(lark: str, body: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**inner, "name": "body"}]})
 
 
-def thought_rules(thought: Thought, markers: Markers) -> dict[str, str]:
-    opening, closing = thought.tags.opening, thought.tags.closing
-    rules: dict[str, str] = {}
-    if markers.is_special(closing):
-        rules["THOUGHT"] = text_without(closing)
-        rules["inside"] = f"THOUGHT {markers.rule(closing)}"
-    else:
-        rules["inside[lazy]"] = f"{TEXT} {literal(closing)}"
+def thought_rules(thought: Thought, markers: Markers, without: Sequence[str] = ()) -> dict[str, str]:
+    """Return rules for `opening`, if the answer must write it, and for `inside`: the thought up to what follows it.
+
+    `without`: marks that a thought can't hold if they are special tokens."""
+    tags = thought.tags
+    rules = {"inside": f"thought_text {markers.rule(tags.then)}" if tags.then else "thought_text"}
+    markers.up_to("thought_text", tags.closing, rules, without)
     if thought.is_open:
-        rules["thought"] = "inside"
-    elif markers.is_special(opening):
-        rules["thought"] = f"GAP? {markers.rule(opening)} inside"
-    else:
-        rules["opening[lazy]"] = regex(HEAD_SPACES, escaped(opening))
-        rules["thought"] = "opening inside"
+        return rules
+    if markers.is_special(tags.opening):
+        return rules | {"opening": f"GAP? {markers.rule(tags.opening)}"}
+    return rules | {"opening[lazy]": regex(HEAD_SPACES, escaped(tags.opening))}
+
+
+def _content_begin(thought: Thought, markers: Markers) -> str:
+    """What stands before content, if the vocabulary has the mark; otherwise nothing."""
+    mark = thought.tags.content
+    return f"{markers.rule(mark)} " if mark and (markers.is_special(mark) or thought.tags.channels) else ""
+
+
+def _channel_rules(
+    shape: ChannelCalls, markers: Markers, choice: ToolChoice, thought: Thought | None, has_body: bool
+) -> dict[str, str]:
+    """An answer is messages. Thoughts come first, then texts and at most one call, which ends the answer."""
+    channels = shape.channels
+    calls = [shape.rules(tool, f"t{index}", markers) for index, tool in enumerate(choice.tools)]
+    next_message = markers.rule(channels.role)
+    is_open = thought is not None and thought.is_open
+    message = f"{markers.rule(channels.thought)} text {next_message}"
+    content = markers.rule(channels.content)
+    last = text_without(*(mark for mark in (*channels.ends, *channels.starts)))
+    must_call = choice.mode is not ChoiceMode.AUTO
+    answers = ["call"] if must_call else ["call", f"{content} @body" if has_body else f"{content} LAST"]
+    before = "" if must_call or has_body else f" ({content} text {next_message})*"
+    rules = {
+        "start": (f"text {next_message} " if is_open else "") + f"({message})*{before} ({' | '.join(answers)})",
+        "call": " | ".join(rules.rest for rules in calls),
+        "GAP": GAP,
+    }
+    markers.up_to("text", channels.next_end, rules, (*channels.starts, *channels.ends))
+    if not must_call and not has_body:
+        rules["LAST"] = last
+    for call in calls:
+        rules |= call.rules
     return rules
-
-
-def text_without(*marks: str) -> str:
-    """Return a terminal for text without these marks. Readers can't tell a mark's text from the special token."""
-    return " & ".join((TEXT, *(f"~/(?s:.*){escaped(mark)}(?s:.*)/" for mark in marks)))
 
 
 class _Grammar:
@@ -98,7 +135,7 @@ class _Grammar:
         else:
             self._add_required(thought)
         start = self._rules.pop("start")
-        return "\n".join(f"{name}: {rule}" for name, rule in {"start": start, **self._rules}.items()) + "\n"
+        return written({"start": start, **self._rules})
 
     def _call(self, index: int, choice: ToolChoice) -> CallRules:
         rules = self._row.shape.rules(choice.tools[index], f"t{index}", self._markers)
@@ -111,55 +148,74 @@ class _Grammar:
         self._rules["call"] = " | ".join(f"call_{index}" for index in range(len(calls)))
         for index, call in enumerate(calls):
             self._rules[f"rest_{index}"] = call.rest
-            self._rules[f"call_{index}"] = f"{regex(SPACES, call.head)} rest_{index}"
+            head = f"{call.lead} {regex(call.head)}" if call.lead else regex(SPACES, call.head)
+            self._rules[f"call_{index}"] = f"{head} rest_{index}"
         opens = regex(SPACES, escaped(row.opens)) + " " if row.opens else ""
         self._rules["calls"] = f"{opens}call after_call"
-        self._rules["group"] = f"({self._begins()}) calls"
-        separator = f"({regex(SPACES, escaped(row.separator))} call)* " if row.separator and self._many else ""
+        begins = (self._markers.rule(mark, spaced=True) for mark in self._markers.written(row.begins))
+        self._rules["group"] = f"({' | '.join(begins)}) calls"
+        between = f"{regex(SPACES, escaped(row.separator))} " if row.separator else ""
+        more = f"({between}call)* " if row.separator is not None and self._many else ""
         closes = regex(SPACES, escaped(row.closes)) if row.closes else ""
-        next_groups = " (GAP? group)*" if self._many and not row.separator else ""
-        end = self._end()
-        if not (separator or closes or end or next_groups):
+        next_groups = " group*" if self._many and row.separator is None else ""
+        end = self._end_of_group()
+        if not (more or closes or end or next_groups):
             end = '""'
-        self._rules["after_call"] = f"{separator}{closes}{end}{next_groups}".strip()
-        self._rules["GAP"] = "/[ \\t\\r\\n]{1,4}/"
+        self._rules["after_call"] = f"{more}{closes}{end}{next_groups}".strip()
+        self._rules["GAP"] = GAP
 
     def _calls_alone(self) -> str:
         return "calls | group" if self._row.may_begin_bare else "group"
 
     def _add_required(self, thought: Thought | None) -> None:
-        answer = f"GAP? ({self._calls_alone()})"
-        if thought is None:
-            self._rules["start"] = answer
-        else:
-            self._add_thought(thought)
-            self._rules["start"] = f"thought {answer}" if thought.is_open else f"thought? {answer}"
+        self._rules["answer"] = self._calls_alone()
+        self._add_start(thought)
 
     def _add_auto(self, calls: Sequence[CallRules], thought: Thought | None) -> None:
         """Free text ends where a call begins, because llguidance prefers a complete lazy rule to text."""
         if self._has_body:
-            self._rules["answer"] = f"GAP? ({self._calls_alone()} | @body)"
+            content = _content_begin(thought, self._markers) if thought is not None else ""
+            self._rules["answer"] = f"{self._calls_alone()} | GAP? {content}@body"
         else:
-            self._add_text(calls)
+            self._add_text(calls, thought)
+        self._add_start(thought)
+
+    def _add_start(self, thought: Thought | None) -> None:
+        """A call ends a thought that the model does not close: readers take it for a call, so the schema must hold."""
         if thought is None:
             self._rules["start"] = "answer"
-        else:
-            self._add_thought(thought)
-            self._rules["start"] = "thought answer" if thought.is_open else "thought answer | answer"
+            return
+        self._rules |= thought_rules(thought, self._markers, self._row.begins)
+        behind = " | ".join(("inside answer", *self._in_thought(thought)))
+        self._rules["start"] = behind if thought.is_open else f"opening ({behind}) | answer"
 
-    def _add_text(self, calls: Sequence[CallRules]) -> None:
-        self._rules["TEXT"] = text_without(*filter(self._markers.is_special, self._row.begins))
-        alternatives = ("TEXT", *self._marked_alternatives(), *self._bare_alternatives(calls))
-        self._rules["answer"] = " | ".join(alternatives)
+    def _in_thought(self, thought: Thought) -> Iterator[str]:
+        """Yield alternatives for the rest of an answer in whose thought a call begins."""
+        yield from self._calls_behind_text("unclosed", (*self._row.begins, thought.tags.closing))
 
-    def _marked_alternatives(self) -> Iterator[str]:
-        """Yield alternatives of an answer: text, a marker, then calls. Their rules go to `self._rules`."""
+    def _calls_behind_text(self, name: str, without: Sequence[str]) -> Iterator[str]:
+        """Yield alternatives: text without these marks, a marker, then calls. Their rules go to `self._rules`."""
         for index, mark in enumerate(self._markers.written(self._row.begins)):
-            if self._markers.is_special(mark):
-                yield f"TEXT {self._markers.rule(mark)} calls"
-            else:
-                self._rules[f"begins_{index}[lazy]"] = f"TEXT {literal(mark)}"
-                yield f"begins_{index} calls"
+            rule = f"{name}_{index}"
+            right = self._markers.text_and(mark, f"{rule.upper()}_TEXT", self._rules, without)
+            self._rules[rule if self._markers.is_special(mark) else f"{rule}[lazy]"] = right
+            yield f"{rule} calls"
+
+    def _add_text(self, calls: Sequence[CallRules], thought: Thought | None) -> None:
+        self._rules["TEXT"] = text_without(*filter(self._markers.is_special, self._row.begins))
+        between = self._between_texts(thought)
+        texts = f"(TEXT ({' | '.join(between)}))* " if between else ""
+        alternatives = ("TEXT", *self._calls_behind_text("begins", self._row.begins), *self._bare_alternatives(calls))
+        self._rules["answer"] = " | ".join(texts + alternative for alternative in alternatives)
+
+    def _between_texts(self, thought: Thought | None) -> list[str]:
+        """Return what may stand between texts: special tokens around content, and thoughts, where they recur."""
+        tags = thought.tags if thought is not None else None
+        marks = {*self._row.frames, *((tags.content, *tags.frames) if tags is not None else ())}
+        between = [self._markers.rule(mark) for mark in sorted(marks) if mark and self._markers.is_special(mark)]
+        if tags is not None and tags.recurs and self._markers.is_special(tags.opening):
+            between.append(f"{self._markers.rule(tags.opening)} thought_text")
+        return between
 
     def _bare_alternatives(self, calls: Sequence[CallRules]) -> Iterator[str]:
         """Yield alternatives of an answer: calls without a marker."""
@@ -170,15 +226,10 @@ class _Grammar:
             self._rules[f"bare_{index}[lazy]"] = regex(HEAD_SPACES, opens, call.head)
             yield f"bare_{index} rest_{index} after_call"
 
-    def _add_thought(self, thought: Thought) -> None:
-        self._rules |= thought_rules(thought, self._markers)
-
-    def _begins(self) -> str:
-        return " | ".join(map(self._markers.rule, self._markers.written(self._row.begins)))
-
-    def _end(self) -> str:
+    def _end_of_group(self) -> str:
         is_needed = not self._row.may_begin_bare
         marks = (self._markers.written if is_needed else self._markers.written_if_any)(self._row.ends)
         if not marks:
             return ""
-        return f" (GAP? ({' | '.join(map(self._markers.rule, marks))})){'' if is_needed else '?'}"
+        spelled = " | ".join(self._markers.rule(mark, spaced=True) for mark in marks)
+        return f" ({spelled}){'' if is_needed else '?'}"

@@ -33,98 +33,110 @@ from router.tools.reading import (
     take_run,
 )
 
-LEADING_MEMBER = ("type", "function")  # models may write this member first
-ARGUMENTS = frozenset({"arguments", "parameters"})  # models write either name
-CALL_ID_CHARS = r"[a-zA-Z0-9]{9}"
+CALL_ID_CHARS = "[a-zA-Z0-9]{9}"
+ARGUMENTS = frozenset({"arguments", "parameters", "args"})  # models write any of these names
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls:
-    """Calls like `{"name": "f", "arguments": {...}}`. `arguments`: the model's name for the member `arguments`."""
+    """Calls like `{"name": "f", "arguments": {...}}`. `arguments`, `name`, `number`: the model's names of the members.
+
+    `number`: a member with the call's number, which comes first; "": the model writes none."""
 
     arguments: str
+    name: str = "name"
+    number: str = ""
     markers: tuple[str, ...] = ()
 
     def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:
         colon, comma = f"{HEAD_SPACES}:{HEAD_SPACES}", f"{HEAD_SPACES},{HEAD_SPACES}"
-        head = f'[{{]{HEAD_SPACES}("type"{colon}"function"{comma})?"name"{colon}"{escaped(tool.name)}"'
+        first = f'("type"{colon}"function"{comma})?'
+        if self.number:
+            first = f'"{self.number}"{colon}"[0-9]{{1,3}}"{comma}'
+        head = f'[{{]{HEAD_SPACES}{first}"{self.name}"{colon}"{escaped(tool.name)}"'
         arguments = regex(f'{SPACES},{SPACES}"{self.arguments}"{SPACES}:{SPACES}')
         rest = f"{arguments} {prefix}_json {regex(SPACES, '[}]')}"
         return CallRules(head, rest, {f"{prefix}_json": json_rule(tool.schema, is_strict=tool.is_strict)})
 
     def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
-        name = yield from self._name(source, tools)
-        if name not in tools:
-            raise NotACall
+        name = yield from self.read_name(source, tools)
         source.commit()
         sink.begin_call(name)
-        yield from self._members(source, sink)
+        yield from _members(source, sink)
 
-    def _name(self, source: Source, tools: Collection[str]) -> Reading[str]:
+    def read_name(self, source: Source, tools: Collection[str]) -> Reading[str]:
+        """Read up to a declared tool's name. Raise NotACall for another text."""
         yield from expect(source, "{")
         while True:
             yield from skip_space(source)
-            key = yield from _string_among(source, ("name", LEADING_MEMBER[0]))
+            key = yield from _string_among(source, (self.name, self.number, "type"))
             yield from skip_space(source)
             yield from expect(source, ":")
             yield from skip_space(source)
-            value = yield from _string_among(source, tools if key == "name" else LEADING_MEMBER[1:])
-            if key == "name":
-                return value
-            if (key, value) != LEADING_MEMBER:
+            if key == self.name:
+                name = yield from _string_among(source, tools)
+                if name in tools:
+                    return name
+                raise NotACall
+            if key == "type":
+                if (yield from _string_among(source, ("function",))) != "function":
+                    raise NotACall
+            elif key and key == self.number:
+                yield from _short_value(source)
+            else:
                 raise NotACall
             yield from skip_space(source)
             yield from expect(source, ",")
 
-    def _members(self, source: Source, sink: DeltaSink) -> Reading[None]:
-        has_arguments = False
-        while True:
-            yield from skip_any_space(source)
-            if not (yield from found(source, ",")):
-                if not has_arguments and (yield from peek(source)):
-                    sink.arguments("{}")
-                    sink.end_call()
-                yield from found(source, "}")
-                return
-            yield from skip_any_space(source)
-            key: list[str] = []
-            yield from _value(source, key.append)
-            yield from skip_any_space(source)
-            yield from found(source, ":")
-            yield from skip_any_space(source)
-            is_object = (yield from peek(source)) == "{"
-            if "".join(key).strip('"') in ARGUMENTS and is_object and not has_arguments:
-                has_arguments = True
-                if not (yield from copy_json(source, sink.arguments)):
-                    return
-                sink.end_call()
-            else:
-                yield from _value(source, nowhere)
-
 
 @dataclass(frozen=True, slots=True)
 class NamedJsonCalls:
-    """Calls like `name[ARGS]{...}` or `name[CALL_ID]id[ARGS]{...}`. The marks in brackets may be special tokens."""
+    """Calls like `name[ARGS]{...}`: a name and JSON between marks. White space around marks does not count.
 
-    arguments: str
-    call_id: str
+    `before`: marks before the name; an id stands between the first and the second one, if there are two. `between`: the
+    mark between name and JSON; readers also take calls without it. `after`: the mark behind the JSON. `id_mark`: an id
+    of nine letters and digits may follow this mark behind the name. `number`: the call's number may, behind this text.
+    """
+
+    between: str
+    before: tuple[str, ...] = ()
+    after: str = ""
+    id_mark: str = ""
+    number: str = ""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return (self.call_id, self.arguments)
+        return tuple(filter(None, (*self.before, self.id_mark, self.between, self.after)))
 
     def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:
-        ids = [f"({markers.rule(mark)} {regex(CALL_ID_CHARS)})?" for mark in markers.written_if_any([self.call_id])]
-        rest = " ".join((*ids, markers.rule(self.arguments), f"{prefix}_json"))
-        return CallRules(escaped(tool.name), rest, {f"{prefix}_json": json_rule(tool.schema, is_strict=tool.is_strict)})
+        lead = [markers.rule(mark, spaced=True) for mark in self.before]
+        lead[1:1] = [regex("[a-zA-Z0-9_-]{1,64}")] * (len(lead) > 1)
+        ids = self.id_mark and markers.written_if_any([self.id_mark])
+        id_rule = f"({markers.rule(self.id_mark)} {regex(CALL_ID_CHARS)})?" if ids else ""
+        if self.number:
+            id_rule = f"({regex(escaped(self.number), '[0-9]{1,4}')})?"
+        after = markers.rule(self.after, spaced=True) if self.after else ""
+        rules = {f"{prefix}_json": json_rule(tool.schema, is_strict=tool.is_strict)}
+        if not lead and not id_rule:  # a bare name begins many texts, so the mark behind it belongs to the head
+            return CallRules(escaped(tool.name + self.between), f"{prefix}_json {after}".rstrip(), rules)
+        rest = " ".join(filter(None, (id_rule, markers.rule(self.between), f"{prefix}_json", after)))
+        return CallRules(escaped(tool.name), rest, rules, " ".join(lead))
 
     def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
+        for index, mark in enumerate(self.before):
+            if index:
+                yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+            yield from skip_space(source)
+            yield from expect(source, mark.strip())
+        yield from skip_space(source)
         name = yield from take_name(source, tools)
         if name not in tools:
             raise NotACall
-        if (yield from found(source, self.call_id)):
-            yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
-        yield from found(source, self.arguments)  # the text lacks this mark if it shows no special tokens
+        for mark in filter(None, (self.id_mark, self.number)):
+            if (yield from found(source, mark)):
+                yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+        yield from skip_space(source)
+        yield from found(source, self.between.strip())
         yield from skip_space(source)
         if (yield from peek(source)) != "{":
             raise NotACall
@@ -132,6 +144,44 @@ class NamedJsonCalls:
         sink.begin_call(name)
         if (yield from copy_json(source, sink.arguments)):
             sink.end_call()
+            if self.after:
+                yield from _skip_if_there(source, self.after.strip())
+
+
+def _skip_if_there(source: Source, mark: str) -> Reading[None]:
+    source.mark()
+    yield from skip_any_space(source)
+    if (yield from found(source, mark)):
+        source.commit()
+    else:
+        source.rewind()
+
+
+def _members(source: Source, sink: DeltaSink) -> Reading[None]:
+    """Read the members behind a call's name, up to the object's end."""
+    has_arguments = False
+    while True:
+        yield from skip_any_space(source)
+        if not (yield from found(source, ",")):
+            if not has_arguments and (yield from peek(source)):
+                sink.arguments("{}")
+                sink.end_call()
+            yield from found(source, "}")
+            return
+        yield from skip_any_space(source)
+        key: list[str] = []
+        yield from _value(source, key.append)
+        yield from skip_any_space(source)
+        yield from found(source, ":")
+        yield from skip_any_space(source)
+        is_object = (yield from peek(source)) == "{"
+        if "".join(key).strip('"') in ARGUMENTS and is_object and not has_arguments:
+            has_arguments = True
+            if not (yield from copy_json(source, sink.arguments)):
+                return
+            sink.end_call()
+        else:
+            yield from _value(source, nowhere)
 
 
 def _string_among(source: Source, names: Collection[str]) -> Reading[str]:
@@ -140,6 +190,14 @@ def _string_among(source: Source, names: Collection[str]) -> Reading[str]:
     text = yield from take_name(source, names)
     yield from expect(source, '"')
     return text
+
+
+def _short_value(source: Source) -> Reading[None]:
+    """Skip an id or a number. Raise NotACall for anything else."""
+    is_text = yield from found(source, '"')
+    yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+    if is_text:
+        yield from expect(source, '"')
 
 
 def _value(source: Source, show: Callable[[str], None]) -> Reading[None]:

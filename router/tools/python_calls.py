@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from router.tools.call_shape import CallRules, Markers, escaped, literal
+from router.tools.call_shape import CallRules, Markers, escaped, in_order, literal
 from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
 from router.tools.literals import HEX_ESCAPES, escaped_char, from_argument, json_inside, json_string
@@ -52,7 +52,7 @@ class PythonCalls:
         if takes_others(schema):
             one = 'PY_KEY "=" py_any'
             return CallRules(f"{escaped(tool.name)}\\(", f'({one} (PY_COMMA {one})*)? ")"', rules)
-        arguments = _in_order([key in required_of(schema) for key in keys], prefix, rules)
+        arguments = in_order([key in required_of(schema) for key in keys], prefix, "PY_COMMA", rules)
         return CallRules(f"{escaped(tool.name)}\\(", f'{arguments} ")"', rules)
 
     def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
@@ -79,20 +79,6 @@ class PythonCalls:
                 return
             if not (yield from found(source, ",")):
                 return
-
-
-def _in_order(is_required: list[bool], prefix: str, rules: dict[str, str]) -> str:
-    num = len(is_required)
-    after = [f"{prefix}_after{index}" if index + 1 < num else "" for index in range(num)]
-    for index in range(1, num):
-        argument = f"PY_COMMA {prefix}_p{index}"
-        argument = argument if is_required[index] else f"({argument})?"
-        rules[after[index - 1]] = f"{argument} {after[index]}"
-    first_required = is_required.index(True) if True in is_required else num - 1
-    firsts = [f"{prefix}_p{index} {after[index]}" for index in range(first_required + 1)]
-    if not firsts:
-        return ""
-    return f"({' | '.join(firsts)}){'' if True in is_required else '?'}"
 
 
 def _read_value(source: Source, kinds: frozenset[str], before: str, sink: DeltaSink) -> Reading[None]:

@@ -27,13 +27,13 @@ from router.requests.new_request import NewRequest
 from router.tenants.tenant import EVERYBODY
 from router.text.hashlm import HashTokenizer
 from router.tools.formats import BY_NAME
-from router.tools.reasoning import TAGS, Thought
+from router.tools.reasoning import THINK, Thought
 from shared.core.sampling_params import SamplingParams
 from shared.observe.metrics import RequestMetrics
 from shared.wire.messages import Key, SequenceEnd
 from tests.support.tool_cases import TOOLS
 
-MIXED = AnswerForm(BY_NAME["hermes"], TOOLS, thought=Thought(TAGS[1], is_open=True))
+MIXED = AnswerForm(BY_NAME["hermes"], TOOLS, thought=Thought(THINK, is_open=True))
 WRITERS: dict[str, Callable[[AnswerFacts], Writer]] = {
     "chat": lambda facts: ChoicesWriter(ChatShape(facts.tokenizer, facts.plan.show), facts),
     "completions": lambda facts: ChoicesWriter(CompletionShape(facts.tokenizer, facts.plan.show), facts),

@@ -8,6 +8,7 @@ from typing import Any
 
 from router.tools.declared import Tool, parse_tools
 from router.tools.deltas import WholeCall
+from tests.support.tool_formats import WRITTEN
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -188,4 +189,9 @@ OTHERS = [
         (call("get_weather", city="a\n", days=3),),
     ),
 ]
-CASES = [*HERMES, *LLAMA, *MISTRAL, *PYTHONIC, *CODER, *OTHERS]
+WRITTEN_CASES = [
+    *(Case(name, written.paris, (PARIS,)) for name, written in WRITTEN.items()),
+    *(Case(name, written.full, (FULL,)) for name, written in WRITTEN.items()),
+    *(Case(name, written.two, (STOP, STOP)) for name, written in WRITTEN.items() if written.two),
+]
+CASES = [*HERMES, *LLAMA, *MISTRAL, *PYTHONIC, *CODER, *OTHERS, *WRITTEN_CASES]

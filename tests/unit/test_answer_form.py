@@ -21,6 +21,7 @@ from router.text.chat_template import JinjaTemplate
 from router.text.hashlm import hash_text_model
 from router.text.interface import TextModel
 from router.tools.deltas import CallArguments, WholeAnswer, whole_answer
+from router.tools.formats import BY_NAME
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 from shared.core.states import FinishReason
@@ -46,7 +47,7 @@ MODELS = {
 
 def plan_of(name: str, **fields: Any) -> GenerationPlan:
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    resolver = Resolver("m", MODELS[name], LimitsConfig(), tool_format="hermes")
+    resolver = Resolver("m", MODELS[name], LimitsConfig(), calls=BY_NAME["hermes"])
     return Chat().plan(BodyParser(CHAT).parse(json.dumps(body).encode()).body, resolver, Contexts(4096, 4096))
 
 
@@ -183,7 +184,7 @@ def test_a_chunk_has_each_call_once() -> None:
     delta, _ = read(plan, say + say)
     shape = ChatShape(hash_text_model().tokenizer, plan.show)
     chunk = json.loads(msgspec.json.encode(shape.chunk(0, delta)))
-    ids = [plan.show.form.call_id(call, choice=0) for call in (0, 1)]
+    ids = [plan.show.form.call_id(call, "f", choice=0) for call in (0, 1)]
     assert chunk["delta"]["tool_calls"] == [
         {"index": i, "id": ids[i], "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
         for i in (0, 1)

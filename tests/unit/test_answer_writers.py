@@ -17,14 +17,15 @@ from router.api.generation_plan import AnswerForm
 from router.api.messages_writer import MessagesWriter
 from router.api.responses_writer import ResponsesWriter
 from router.api.writer import AnswerFacts
+from router.tools.format_row import CallIds
 from router.tools.formats import BY_NAME
-from router.tools.reasoning import TAGS, Thought
+from router.tools.reasoning import THINK, Thought, framed
 from shared.core.errors import Overloaded
 from shared.core.states import FinishReason
 from tests.support.tool_cases import CASES, TOOLS, Case
 from tests.support.written_answers import anthropic_reads, deltas_of, facts_of, openai_reads, streamed, whole
 
-OPEN = Thought(TAGS[1], is_open=True)
+OPEN = Thought(THINK, is_open=True)
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 TEXT = f"I think.</think>\n\nLet me look.\n{CALL}\n{CALL}"
 REASONS = [FinishReason.STOP, FinishReason.LENGTH]
@@ -238,8 +239,9 @@ def test_a_response_that_fails_before_any_token_was_created() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.format}: {case.text[:40]!r}")
 def test_calls_of_each_format(case: Case) -> None:
-    facts = facts_of(AnswerForm(BY_NAME[case.format], TOOLS, request_id="r"))
-    deltas = deltas_of([case.text], case.format)
+    row = BY_NAME[case.format]
+    facts = facts_of(AnswerForm(row, TOOLS, thought=framed(row.shape), request_id="r"))
+    deltas = deltas_of([case.text], case.format, thought=framed(row.shape))
     message = anthropic_reads(whole(messages_writer(facts), deltas))
     used = [(block.name, block.input) for block in message.content if isinstance(block, anthropic.types.ToolUseBlock)]
     assert used == [(call.name, json.loads(call.arguments)) for call in case.calls]
@@ -250,7 +252,7 @@ def test_calls_of_each_format(case: Case) -> None:
 
 def test_short_ids_stay_short() -> None:
     """Mistral's templates refuse others."""
-    (row,) = [row for row in BY_NAME.values() if row.has_short_ids][:1]
+    (row,) = [row for row in BY_NAME.values() if row.ids is CallIds.SHORT][:1]
     case = next(case for case in CASES if case.format == row.name and case.calls)
     facts = facts_of(AnswerForm(row, TOOLS, request_id="r"))
     message = json.loads(whole(messages_writer(facts), deltas_of([case.text], row.name)))

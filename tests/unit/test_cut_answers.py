@@ -16,13 +16,13 @@ from router.text.hashlm import HashTokenizer
 from router.tools.answer import AnswerReader
 from router.tools.deltas import WholeAnswer, WholeCall, whole_answer
 from router.tools.formats import BY_NAME
-from router.tools.reasoning import TAGS, Thought
+from router.tools.reasoning import THINK, Thought, framed
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from tests.support.tool_cases import CASES, PARIS, STOP, TOOLS, Case
 
 WRITTEN = [case for case in CASES if case.is_grammatical]
-OPEN, CLOSED = Thought(TAGS[1], is_open=True), Thought(TAGS[1], is_open=False)
+OPEN, CLOSED = Thought(THINK, is_open=True), Thought(THINK, is_open=False)
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
@@ -30,7 +30,8 @@ def cut(name: str, text: str, thought: Thought | None = None, whole_marks: Seque
     """Return what a reader makes of a cut-off answer, fed whole and in characters."""
     reads = []
     for pieces in ([text], text):
-        reader = AnswerReader(BY_NAME[name], TOOLS, thought, whole_marks)
+        row = BY_NAME[name]
+        reader = AnswerReader(row, TOOLS, framed(row.shape) or thought, whole_marks)
         deltas = [delta for piece in pieces for delta in reader.feed(piece)]
         reads.append(whole_answer(deltas + reader.finish(is_cut=True)))
     assert reads[0] == reads[1]
@@ -42,6 +43,8 @@ def cut(name: str, text: str, thought: Thought | None = None, whole_marks: Seque
     "thought", ["", "I think.\n</think>\n\n", "<think>I think.</think>"], ids=["no", "open", "closed"]
 )
 def test_a_cut_shows_no_mark_up(case: Case, thought: str) -> None:
+    if framed(BY_NAME[case.format].shape) is not None:
+        thought = ""  # channels have thoughts of their own
     text = thought + case.text
     kind = (OPEN if thought[0] == "I" else CLOSED) if thought else None
     for size in range(len(text)):

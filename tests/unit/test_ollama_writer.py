@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from router.api.ollama_writer import Loading, OllamaWriter, PartWriter, chat_part, generate_part
 from router.api.writer import AnswerFacts, Times
-from router.tools.reasoning import TAGS, Thought
+from router.tools.reasoning import THINK, Thought
 from shared.core.errors import Overloaded
 from shared.core.states import FinishReason
 from shared.wire.messages import TokenLogprob
 from tests.support.written_answers import COUNTS, deltas_of, facts_of, streamed, whole
 
 Json = dict[str, Any]
-OPEN = Thought(TAGS[1], is_open=True)
+OPEN = Thought(THINK, is_open=True)
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 PIECES = [
     *("<tool_call>", '{"name": "stop", ', '"arguments": {}}', "</tool_call>", "</think>", " ", "\n", "a", "é", CALL)

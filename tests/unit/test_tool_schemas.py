@@ -16,7 +16,8 @@ from router.text.interface import VocabFacts
 from router.tools.choice import ChoiceMode, ToolChoice
 from router.tools.closed_objects import prepared
 from router.tools.declared import parse_tools
-from router.tools.formats import BY_NAME, ToolFormat
+from router.tools.format_row import ToolFormat
+from router.tools.formats import BY_NAME
 from tests.support.tool_schemas import NPM, PYPI, packages
 
 FACTS = VocabFacts(256, (0,), frozenset({0}), 100)

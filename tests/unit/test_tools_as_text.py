@@ -11,13 +11,16 @@ from router.text.chat_template import JinjaTemplate
 from router.text.conversation import Conversation
 from router.text.hashlm import hash_text_model
 from router.text.interface import TextModel
-from router.tools.as_text import FORMAT, ToolsAsText, with_tools
+from router.tools.as_text import ToolsAsText
 from router.tools.choice import ChoiceMode, ToolChoice
+from router.tools.detect import AS_TEXT as FORMAT
+from router.tools.detect import speech_of
+from router.tools.formats import BY_NAME
 from shared.core.errors import ConfigError, InvalidRequest
 
 PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
 NAMES_SYSTEM = "{# system #}" + PLAIN
-KNOWS = NAMES_SYSTEM + "{{ '<tool_call>' }} {{ '{\"name\"' }} arguments"
+KNOWS = NAMES_SYSTEM + "{{ tools }}" + "{{ '<tool_call>' }} {{ '{\"name\"' }} arguments"
 TOOLS = [
     {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
     {"type": "function", "function": {"name": "größe"}},
@@ -30,31 +33,68 @@ def model(source: str) -> TextModel:
 
 
 def rendered(source: str, *messages: dict[str, object], tools: object = None) -> str:
-    text = with_tools(model(source), "")
+    text = speech_of(model(source)).text
     assert isinstance(text.template, ToolsAsText)
     return text.template.render(Conversation(messages, tools=tools))  # type: ignore[arg-type]
 
 
-def test_a_template_with_a_format_or_a_place_for_tools_stays() -> None:
+def test_a_template_that_reads_tools_is_never_replaced() -> None:
     own = model(KNOWS)
-    assert with_tools(own, "") is own
+    assert speech_of(own).text is own and speech_of(own).calls is FORMAT
     reads = model("{% if tools %}{{ tools }}{% endif %}" + PLAIN)
-    assert with_tools(reads, "mistral") is reads and isinstance(with_tools(reads, "").template, ToolsAsText)
-    without = hash_text_model()
-    assert with_tools(without, "") is without
-    with pytest.raises(InvalidRequest, match="no chat template, .* --tool-format"):
-        format_of(without, "", ToolChoice(ChoiceMode.AUTO))
-    assert format_of(model(PLAIN), "", ToolChoice(ChoiceMode.AUTO)) is FORMAT
+    assert speech_of(reads, "mistral").text is reads and speech_of(reads, "mistral").calls is BY_NAME["mistral"]
+    assert speech_of(reads).text is reads and speech_of(reads).calls is None  # calls in a format that is not known
+    assert isinstance(speech_of(model(PLAIN)).text.template, ToolsAsText) and speech_of(model(PLAIN)).calls is FORMAT
     with pytest.raises(ConfigError, match="no tool format 'none such'"):
-        with_tools(own, "none such")
+        speech_of(own, "none such")
+
+
+def test_what_can_not_be_read_is_not_enforced() -> None:
+    without, reads = hash_text_model(), model("{% if tools %}{{ tools }}{% endif %}" + PLAIN)
+    assert speech_of(without).text is without
+    with pytest.raises(InvalidRequest, match="no chat template, .* --tool-format"):
+        format_of(without, None, ToolChoice(ChoiceMode.AUTO))
+    assert format_of(reads, None, ToolChoice(ChoiceMode.AUTO)) is None
+    for mode in (ChoiceMode.REQUIRED, ChoiceMode.NAMED):
+        with pytest.raises(InvalidRequest, match="tool_choice can only be auto .* --tool-format"):
+            format_of(reads, None, ToolChoice(mode))
+    assert format_of(reads, FORMAT, ToolChoice(ChoiceMode.REQUIRED)) is FORMAT
+    assert format_of(reads, FORMAT, ToolChoice(ChoiceMode.NONE)) is None
+
+
+def test_a_template_that_only_renders_calls_keeps_them() -> None:
+    """DeepSeek V3.1's reads no tools, but its model was trained on its calls."""
+    source = "{# system #}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% for c in m.tool_calls or [] %}" + (
+        "<tool_call>{{ c.function.name }}<arg_key>city</arg_key><arg_value>{{ c.function.arguments.city }}</arg_value>"
+        "<arg_key>days</arg_key><arg_value>{{ c.function.arguments.days }}</arg_value></tool_call>{% endfor %}\n"
+        "{% endfor %}"
+    )
+    speech = speech_of(model(source))
+    assert speech.calls is BY_NAME["glm"]
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"city": "Oslo", "days": 1}}}
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    text = speech.text.template.render(Conversation(messages, tools=TOOLS))
+    assert text.startswith("[system] You can call") and "<tool_call>get_weather<arg_key>city" in text  # the example
+    assert "[assistant] <tool_call>add<arg_key>city</arg_key><arg_value>Oslo" in text
+
+
+def test_a_template_that_needs_arguments_as_text_gets_them_so() -> None:
+    source = "{{ tools }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% for c in m.tool_calls or [] %}" + (
+        '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ \'\' + c.function.arguments }}}</tool_call>'
+        "{% endfor %}\n{% endfor %}"
+    )
+    speech = speech_of(model(source))
+    assert speech.calls is FORMAT
+    text = speech.text.template.render(Conversation([{"role": "assistant", "content": "", "tool_calls": [CALL]}]))
+    assert '{"name": "add", "arguments": {"a": 1}}' in text
 
 
 def test_naming_the_format_leaves_the_tools_in_the_chat() -> None:
     """The template has no place for them, whatever the format of calls is called."""
     for source in (PLAIN, NAMES_SYSTEM, "You may use tools. {{ date }}" + PLAIN + " tools"):
-        assert isinstance(with_tools(model(source), "hermes").template, ToolsAsText)
+        assert isinstance(speech_of(model(source), "hermes").text.template, ToolsAsText)
         with pytest.raises(ConfigError, match="--tool-format mistral: .* no place for tools, .* are hermes"):
-            with_tools(model(source), "mistral")
+            speech_of(model(source), "mistral")
 
 
 def test_the_functions_stand_in_the_system_message() -> None:

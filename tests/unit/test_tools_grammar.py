@@ -11,41 +11,33 @@ import llguidance
 import pytest
 
 from router.tools.answer import AnswerReader
+from router.tools.call_shape import Markers
 from router.tools.choice import ChoiceMode, ToolChoice
 from router.tools.declared import Tool, parse_tools
 from router.tools.deltas import whole_answer
-from router.tools.formats import BY_NAME, FORMATS, ToolFormat
+from router.tools.format_row import ToolFormat
+from router.tools.formats import BY_NAME, FORMATS
 from router.tools.grammar import tool_grammar
-from router.tools.reasoning import TAGS, Thought
+from router.tools.reasoning import THINK, Thought, framed
 from shared.core.errors import InvalidRequest
 from tests.support.tool_cases import CASES, TOOLS, Case
+from tests.support.tool_formats import WRITTEN
 
 AUTO = ToolChoice(ChoiceMode.AUTO, TOOLS)
 REQUIRED = ToolChoice(ChoiceMode.REQUIRED, TOOLS)
 NAMED = ToolChoice(ChoiceMode.NAMED, (TOOLS[1],))
-OPEN, CLOSED = Thought(TAGS[1], is_open=True), Thought(TAGS[1], is_open=False)
-STOPS = {
-    "apriel": '<tool_calls>[{"name": "stop", "arguments": {}}]</tool_calls>',
-    "granite": '<|tool_call|>[{"name": "stop", "arguments": {}}]',
-    "hermes": '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
-    "llama3_json": '{"name": "stop", "parameters": {}}',
-    "mistral": '[TOOL_CALLS][{"name": "stop", "arguments": {}}]',
-    "mistral_args": "[TOOL_CALLS]stop[ARGS]{}",
-    "pythonic": "[stop()]",
-    "seed_oss": "<seed:tool_call>\n<function=stop>\n</function>\n</seed:tool_call>",
-    "qwen3_coder": "<tool_call>\n<function=stop>\n</function>\n</tool_call>",
-}
-TWO_STOPS = STOPS | {
-    "apriel": '<tool_calls>[{"name": "stop", "arguments": {}}, {"name": "stop", "arguments": {}}]</tool_calls>',
-    "granite": '<|tool_call|>[{"name": "stop", "arguments": {}}, {"name": "stop", "arguments": {}}]',
-    "seed_oss": STOPS["seed_oss"] * 2,
-    "hermes": STOPS["hermes"] + "\n" + STOPS["hermes"],
-    "llama3_json": STOPS["llama3_json"] + "; " + STOPS["llama3_json"],
-    "mistral": '[TOOL_CALLS][{"name": "stop", "arguments": {}}, {"name": "stop", "arguments": {}}]',
-    "mistral_args": STOPS["mistral_args"] * 2,
-    "pythonic": "[stop(), stop()]",
-    "qwen3_coder": STOPS["qwen3_coder"] + "\n" + STOPS["qwen3_coder"],
-}
+OPEN, CLOSED = Thought(THINK, is_open=True), Thought(THINK, is_open=False)
+STOPS = {name: written.stop for name, written in WRITTEN.items()}
+TAGGED = sorted(name for name, row in BY_NAME.items() if framed(row.shape) is None)
+CHANNELS = sorted(BY_NAME.keys() - set(TAGGED))
+
+
+def auto(row: ToolFormat, **options):  # type: ignore[no-untyped-def]
+    return tool_grammar(row, AUTO, thought=framed(row.shape), **options)
+
+
+def required(row: ToolFormat, **options):  # type: ignore[no-untyped-def]
+    return tool_grammar(row, REQUIRED, thought=framed(row.shape), **options)
 
 
 class Matcher:
@@ -97,15 +89,20 @@ def plain() -> Matcher:
 
 
 def with_special(row: ToolFormat, *more: str) -> Matcher:
-    return Matcher([*sorted(row.markers), *more])
+    """The published special tokens; of formats that have none, all marks."""
+    return Matcher([*(WRITTEN[row.name].special or sorted(marks_of(row))), *more])
+
+
+def marks_of(row: ToolFormat) -> set[str]:
+    return {*row.begins, *row.ends}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.format}: {case.text[:40]!r}")
 def test_auto_lets_through_what_models_write(case: Case, plain: Matcher) -> None:
     row = BY_NAME[case.format]
-    assert plain.takes(tool_grammar(row, AUTO), case.text) == case.is_grammatical
+    assert plain.takes(auto(row), case.text) == case.is_grammatical
     special = with_special(row)
-    assert special.takes(tool_grammar(row, AUTO, special_ids=special.special_ids), case.text) == case.is_grammatical
+    assert special.takes(auto(row, special_ids=special.special_ids), case.text) == case.is_grammatical
 
 
 def test_tokens_may_span_what_the_grammar_is_made_of() -> None:
@@ -114,7 +111,7 @@ def test_tokens_may_span_what_the_grammar_is_made_of() -> None:
         data = case.text.encode()
         pieces = sorted({data[at : at + rng.randrange(2, 9)] for at in range(len(data) - 1)})
         matcher = Matcher(pieces=pieces)
-        fresh = matcher.start(tool_grammar(BY_NAME[case.format], AUTO))
+        fresh = matcher.start(auto(BY_NAME[case.format]))
         for _ in range(20):
             tokens: list[int] = []
             at = 0
@@ -129,7 +126,7 @@ def test_tokens_may_span_what_the_grammar_is_made_of() -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.is_grammatical], ids=lambda case: case.text[:40])
 def test_required_lets_calls_through_alone(case: Case, plain: Matcher) -> None:
-    grammar = tool_grammar(BY_NAME[case.format], REQUIRED)
+    grammar = required(BY_NAME[case.format])
     assert plain.takes(grammar, case.text) == (not case.content)
     assert plain.takes(grammar, case.text[len(case.content) :])
 
@@ -137,31 +134,32 @@ def test_required_lets_calls_through_alone(case: Case, plain: Matcher) -> None:
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_no_text_where_a_call_is_required(name: str, plain: Matcher) -> None:
     for choice in (REQUIRED, NAMED):
-        grammar = tool_grammar(BY_NAME[name], choice)
+        grammar = tool_grammar(BY_NAME[name], choice, thought=framed(BY_NAME[name].shape))
         assert not plain.takes(grammar, "")
         assert not plain.goes_on_to(grammar, "Hello")
         assert plain.takes(grammar, STOPS[name])
 
 
-@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("name", TAGGED)
 def test_one_call_unless_more_are_allowed(name: str, plain: Matcher) -> None:
-    row = BY_NAME[name]
-    assert plain.takes(tool_grammar(row, AUTO), TWO_STOPS[name])
-    assert plain.takes(tool_grammar(row, REQUIRED), TWO_STOPS[name])
-    assert not plain.goes_on_to(tool_grammar(row, AUTO, allows_parallel=False), TWO_STOPS[name])
-    assert not plain.goes_on_to(tool_grammar(row, REQUIRED, allows_parallel=False), TWO_STOPS[name])
-    assert not plain.goes_on_to(tool_grammar(row, NAMED), TWO_STOPS[name])
+    row, two = BY_NAME[name], WRITTEN[name].two
+    assert plain.takes(auto(row), two)
+    assert plain.takes(required(row), two)
+    assert not plain.goes_on_to(auto(row, allows_parallel=False), two)
+    assert not plain.goes_on_to(required(row, allows_parallel=False), two)
+    assert not plain.goes_on_to(tool_grammar(row, NAMED), two)
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_named_lets_that_tool_through_alone(name: str, plain: Matcher) -> None:
-    named = tool_grammar(BY_NAME[name], ToolChoice(ChoiceMode.NAMED, (TOOLS[2],)))
+    choice = ToolChoice(ChoiceMode.NAMED, (TOOLS[2],))
+    named = tool_grammar(BY_NAME[name], choice, thought=framed(BY_NAME[name].shape))
     assert not plain.goes_on_to(named, STOPS[name])
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_behind_a_call_nothing_else_is_said(name: str, plain: Matcher) -> None:
-    assert not plain.goes_on_to(tool_grammar(BY_NAME[name], AUTO), STOPS[name] + "\nDone")
+    assert not plain.goes_on_to(auto(BY_NAME[name]), STOPS[name] + "\nDone")
 
 
 @pytest.mark.parametrize(
@@ -214,12 +212,12 @@ def test_from_its_beginning_on_a_call_is_bound_to_the_schema(name: str, text: st
     assert not special.goes_on_to(grammar, text)
 
 
-@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("name", TAGGED)
 def test_a_marker_that_is_a_token_is_never_spelled(name: str) -> None:
     """Readers see text: what ordinary tokens spell would begin a call to which no schema applies."""
     row = BY_NAME[name]
     special = with_special(row, "<think>", "</think>")
-    for mark in row.begins:
+    for mark in Markers(special.special_ids).written(row.begins):
         matcher = special.start(tool_grammar(row, AUTO, special_ids=special.special_ids))
         spelled = list(f"so {mark}".encode())
         assert matcher.try_consume_tokens(spelled) == len(spelled) - 1, mark
@@ -228,19 +226,18 @@ def test_a_marker_that_is_a_token_is_never_spelled(name: str) -> None:
     assert matcher.try_consume_tokens(spelled) == len(spelled) - 1
 
 
-@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("name", TAGGED)
 @pytest.mark.parametrize("is_special", [False, True])
 def test_thoughts_stand_in_front(name: str, is_special: bool, plain: Matcher) -> None:
     row = BY_NAME[name]
     matcher = with_special(row, "<think>", "</think>") if is_special else plain
     call = STOPS[name]
-    # tokens of calls can't come in a thought; their spelling can
-    thought = f"\nI could {'call' if is_special else call} this\n</think>\n\n"
+    thought = "\nI could call this <b>\n</think>\n\n"
     for choice in (AUTO, REQUIRED):
         is_open = tool_grammar(row, choice, special_ids=matcher.special_ids, thought=OPEN)
         assert matcher.takes(is_open, thought + call)
         assert matcher.takes(is_open, thought + "Hi") == (choice is AUTO)
-        assert not matcher.takes(is_open, call)
+        assert matcher.takes(is_open, "I call " + call.lstrip()) == (not row.may_begin_bare)  # it ends the thought
         closed = tool_grammar(row, choice, special_ids=matcher.special_ids, thought=CLOSED)
         assert matcher.takes(closed, "<think>" + thought + call)
         assert matcher.takes(closed, "\n\n<think>" + thought + call)
@@ -257,14 +254,19 @@ def test_what_a_grammar_lets_through_is_read_as_calls(row: ToolFormat, mode: str
     """Answers drawn byte by byte from what the grammar allows: each is calls of given tools with arguments that fit."""
     choice = ToolChoice(ChoiceMode(mode), TOOLS)
     schemas = {tool.name: dict(tool.schema) for tool in TOOLS}
-    begins = {"auto": "Hm " * (not row.may_begin_bare) + row.begins[0], "required": ""}[mode]
+    frame = framed(row.shape)
+    begin = row.begins[0] if row.begins else WRITTEN[row.name].stop.partition("<|message|>")[0] + "<|message|>"
+    begins = {"auto": "Hm " * (not row.may_begin_bare and frame is None) + begin, "required": ""}[mode]
+    matcher = plain if frame is None else with_special(row)  # no vocabulary spells headers in plain text
+    grammar = tool_grammar(row, choice, thought=frame, special_ids=matcher.special_ids)
+    endings = [*ENDINGS, *row.shape.markers, *row.ends, *(f"]<]minimax[>[</{key}>" for key in ("city", "at", "item"))]
     for seed in range(20):
-        text = draw(plain, tool_grammar(row, choice), begins, random.Random(seed))
-        reader = AnswerReader(row, TOOLS)
+        text = draw(matcher, grammar, begins, random.Random(seed), endings)
+        reader = AnswerReader(row, TOOLS, frame)
         deltas = [delta for char in text for delta in reader.feed(char)]
         whole = whole_answer(deltas + reader.finish())
         assert whole.calls and not reader.is_in_call, text
-        assert whole.content == begins[: -len(row.begins[0])].strip("\n") if begins else not whole.content, text
+        assert whole.content == begins.removesuffix(begin), text
         for call in whole.calls:
             jsonschema.validate(json.loads(call.arguments), schemas[call.name])
 
@@ -272,29 +274,34 @@ def test_what_a_grammar_lets_through_is_read_as_calls(row: ToolFormat, mode: str
 ENDINGS = ['"', "'", "}", "]", ")", "\n</parameter>", "</function>", "\n</tool_call>", '"}', "\\", "{", " ", "é"]
 
 
-def draw(plain: Matcher, grammar: str | None, begins: str, rng: random.Random) -> str:
+def draw(plain: Matcher, grammar: str | None, begins: str, rng: random.Random, endings: list[str]) -> str:
     """Return an answer that begins so. What ends something is drawn more often than a byte that may come next."""
     matcher = plain.start(grammar)
-    data = begins.encode()
-    assert matcher.consume_tokens(list(data))
+    data = b""
+    assert matcher.consume_tokens(plain.ids(begins))
+    special = range(257, len(plain.tokens))
     while not matcher.is_stopped():
         mask = matcher.compute_logit_bias()
         if mask[plain.eos_token_id] and rng.random() < 0.5:
             break
-        allowed = [token for token in range(32, 127) if mask[token]] or [token for token in range(32) if mask[token]]
-        step = rng.choice(ENDINGS).encode()
-        if rng.random() < 0.5 or matcher.validate_tokens(list(step)) < len(step):
-            step = bytes([rng.choice(allowed)])
-        assert matcher.consume_tokens(list(step)), matcher.get_error()
-        data += step
+        allowed = [token for token in range(32, 127) if mask[token]] or [token for token in range(256) if mask[token]]
+        step = rng.choice(endings).encode()
+        ids = list(step)
+        if marks := [token for token in special if mask[token] and rng.random() < 0.5]:
+            ids = marks[:1]
+        elif rng.random() < 0.5 or matcher.validate_tokens(ids) < len(ids):
+            ids = [rng.choice(allowed or [token for token in special if mask[token]])]
+        assert matcher.consume_tokens(ids), matcher.get_error()
+        data += b"".join(plain.tokens[token] for token in ids)
         assert len(data) < 20_000
-    return data.decode()
+    return begins + data.decode()
 
 
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
 @pytest.mark.parametrize("thought", [None, OPEN, CLOSED], ids=["no thought", "open", "closed"])
 def test_no_call_is_read_where_the_grammar_saw_none(row: ToolFormat, thought: Thought | None, plain: Matcher) -> None:
     """Damaged answers: what auto lets through all the same has no call whose arguments do not fit."""
+    thought = framed(row.shape) or thought
     fresh = plain.start(tool_grammar(row, AUTO, thought=thought))
     rng = random.Random(row.name)
     cases = [case.text for case in CASES if case.format == row.name]
@@ -375,7 +382,8 @@ def test_no_grammar_where_any_text_will_do() -> None:
 
 def test_many_tools_make_a_grammar_of_one_rule_each() -> None:
     tools = tuple(Tool(f"f{index}") for index in range(128))
-    for row in FORMATS:
+    for row in map(BY_NAME.get, TAGGED):
+        assert row is not None
         grammar = tool_grammar(row, ToolChoice(ChoiceMode.AUTO, tools))
         assert grammar is not None and grammar.startswith("start: ")
         assert sum(line.startswith("rest_") for line in grammar.splitlines()) == 128

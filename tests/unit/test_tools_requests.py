@@ -19,6 +19,7 @@ from router.tools.declared import (
     make_tool,
     parse_tools,
 )
+from router.tools.format_row import CallIds
 from shared.core.errors import InvalidRequest
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -171,4 +172,4 @@ def test_call_ids_are_a_function_of_request_choice_and_call() -> None:
     assert len(set(ids)) == len(ids)
     assert ids[0] == call_id("a", 0) == "call_" + ids[0][5:]
     assert all(re.fullmatch("call_[0-9a-f]{24}", one) for one in ids)
-    assert re.fullmatch("[0-9a-f]{9}", call_id("a", 0, is_short=True))
+    assert re.fullmatch("[0-9a-f]{9}", call_id("a", 0, kind=CallIds.SHORT))

@@ -17,7 +17,7 @@ from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.certify.record import AnswerRecord, BadCertificate, certified_ids, template_digest
 from router.text.load import load_text_model
-from router.tools.as_text import with_tools
+from router.tools.detect import speech_of
 from shared.config.settings import LimitsConfig
 from shared.config.text_settings import TextConfig
 from shared.core.errors import ConfigError, InvalidRequest
@@ -52,8 +52,8 @@ def prompts_in(path: Path, model: str, options: TextConfig) -> GivenPrompts:
         text = raw.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompt {path}: {error}") from None
-    text_model = with_tools(load_text_model(model, options), options.tool_format)
-    resolver = Resolver("", text_model, LimitsConfig(), tool_format=options.tool_format)
+    speech = speech_of(load_text_model(model, options), options.tool_format)
+    resolver = Resolver("", speech.text, LimitsConfig(), calls=speech.calls)
     if not text.lstrip().startswith("{"):
         return GivenPrompts([resolver.prompt_ids(text, add_special=True)], None)
     context = resolver.text.tokenizer.facts.context_length

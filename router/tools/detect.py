@@ -1,0 +1,187 @@
+"""Find out how a model calls tools: by its chat template's own rendering of a call, which must read back as this call.
+
+template(user, call)  ->  <|assistant|><tool_call>f<arg_key>...  ->  a row whose reader finds the same call
+
+A template that renders no calls may show the format in words, or by a special token (`ToolFormat.signs`). A template
+that reads tools is never replaced. For one that does not, the tools become text of the chat.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from router.text.conversation import Conversation, JsonObject
+from router.text.interface import ChatTemplate, TextModel
+from router.tools.answer import AnswerReader
+from router.tools.as_text import HERMES_EXAMPLE, TextArguments, ToolsAsText
+from router.tools.declared import Tool
+from router.tools.deltas import WholeCall, whole_answer
+from router.tools.format_row import ToolFormat
+from router.tools.formats import BY_NAME, FORMATS
+from router.tools.json_calls import NamedJsonCalls
+from router.tools.reasoning import framed
+from shared.core.errors import ConfigError, InvalidRequest
+
+AS_TEXT = BY_NAME["hermes"]  # the form of calls that most models have seen
+READS_TOOLS = re.compile(r"\{[{%](?:(?![}%]\}).)*\btools\b", re.DOTALL)  # in code, not in a sentence of the prompt
+USER: JsonObject = {"role": "user", "content": "What is the weather in Rome?"}
+TEXT = "I look."
+ARGUMENTS: dict[str, Any] = {"city": "Rome", "days": 2}
+PROBE = Tool(
+    "get_weather",
+    "Tells the weather.",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "a town"},
+            "days": {"type": "integer", "description": "how many"},
+        },
+        "required": ["city"],
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """`calls`: None if the model's format of calls is not known. `source`: what told the format, for logs."""
+
+    text: TextModel
+    calls: ToolFormat | None
+    source: str
+
+
+def speech_of(text: TextModel, asked: str = "") -> Speech:
+    """`asked`: --tool-format, which wins. Raise ConfigError for an unknown name, and for another format than that of
+    tools as text if the template reads no tools."""
+    if asked and asked not in BY_NAME:
+        raise ConfigError(f"there is no tool format {asked!r}: {', '.join(sorted(BY_NAME))}")
+    sources = text.template.sources
+    if not sources:
+        return Speech(text, BY_NAME[asked] if asked else None, "--tool-format" if asked else "no chat template")
+    rendered = Rendered(text.template)
+    found = rendered.row()
+    if rendered.wants_text:
+        text = replace(text, template=TextArguments(text.template))
+    source = "the chat template's rendering of a call"
+    if found is None:
+        found, source = signed_row(text), "words of the chat template, or special tokens"
+    if any(map(READS_TOOLS.search, sources.values())):
+        if asked:
+            return Speech(text, BY_NAME[asked], "--tool-format")
+        return Speech(text, found, source if found is not None else "nothing")
+    row = found if found is not None and rendered.keeps_calls else AS_TEXT
+    if asked and asked != row.name:
+        raise ConfigError(
+            f"--tool-format {asked}: the model's chat template has no place for tools, so they are written into the "
+            f"chat as text, and its calls are {row.name}: leave --tool-format out"
+        )
+    keeps_calls = row is found and rendered.keeps_calls
+    example = rendered.example if keeps_calls else HERMES_EXAMPLE
+    template = ToolsAsText(text.template, example, keeps_calls=keeps_calls)
+    return Speech(replace(text, template=template), row, "tools as text: the chat template reads none")
+
+
+def signed_row(text: TextModel) -> ToolFormat | None:
+    """Return the first row whose signs the templates and the special tokens hold."""
+    facts = "\0".join([*text.template.sources.values(), *special_spellings(text)])
+    return next((row for row in FORMATS if is_signed(row, facts)), None)
+
+
+def is_signed(row: ToolFormat, facts: str) -> bool:
+    return any(all(sign in facts for sign in signs) for signs in row.signs)
+
+
+def special_spellings(text: TextModel) -> Iterator[str]:
+    facts = text.tokenizer.facts
+    return (text.tokenizer.token_bytes(i).decode(errors="replace") for i in sorted(facts.special_ids))
+
+
+class Rendered:
+    """What a template makes of a call. `row` sets `example`, the call's text up to its end, `keeps_calls`: whether the
+    template also renders a call beside a text, and `wants_text`: whether it needs the arguments as text."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self.example = ""
+        self.keeps_calls = False
+        self.wants_text = False
+
+    def row(self) -> ToolFormat | None:
+        """Return the first row that reads the rendered call back."""
+        facts = "\0".join(self._template.sources.values())
+        signed = [row for row in FORMATS if is_signed(row, facts)]
+        rows = [*signed, *(row for row in FORMATS if row not in signed and not _needs_signs(row))]
+        for arguments in (ARGUMENTS, json.dumps(ARGUMENTS)):
+            for rendered in self._turns(arguments, "", None, TEXT):
+                for row in rows:
+                    if end := self._end_of_call(row, rendered):
+                        self.example = rendered[:end].strip()
+                        self.keeps_calls = any(self._end_of_call(row, turn) for turn in self._turns(arguments, TEXT))
+                        self.wants_text = isinstance(arguments, str)
+                        return row
+        return None
+
+    def _turns(self, arguments: object, *contents: str | None) -> Iterator[str]:
+        """Yield the assistant's turn with a call, behind each content."""
+        before = self._render(USER)
+        opened = self._render(USER, add_generation_prompt=True)
+        for content in contents:
+            turn = self._render(USER, _called(arguments, content))
+            if before is not None and turn is not None:
+                start = _behind_common(before, opened or "")
+                yield _behind_common(start, _behind_common(before, turn))
+
+    def _render(self, *messages: JsonObject, add_generation_prompt: bool = False) -> str | None:
+        tools = [PROBE.for_template()]
+        chat = Conversation(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        try:
+            return self._template.render(chat)
+        except InvalidRequest:
+            return None
+
+    def _end_of_call(self, row: ToolFormat, rendered: str) -> int:
+        """Return how many characters the row's reader takes for the call; 0 if it does not find the call."""
+        reader = AnswerReader(row, [PROBE], framed(row.shape), is_lenient=False)
+        deltas = []
+        end = 0
+        for at, char in enumerate(rendered):
+            deltas += reader.feed(char)
+            if reader.num_calls and not reader.is_in_call and not end:
+                end = at + 1
+        deltas += reader.finish()
+        calls = whole_answer(deltas).calls
+        return end if end and [_parsed(call) for call in calls] == [(PROBE.name, ARGUMENTS)] else 0
+
+
+def _called(arguments: object, content: str | None) -> JsonObject:
+    function = {"name": PROBE.name, "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [{"id": "call1abcd", "type": "function", "function": function}],
+    }
+
+
+def _needs_signs(row: ToolFormat) -> bool:
+    """A bare name and JSON: too many formats look so."""
+    return row.may_begin_bare and isinstance(row.shape, NamedJsonCalls)
+
+
+def _parsed(call: WholeCall) -> tuple[str, object]:
+    try:
+        return call.name, json.loads(call.arguments)
+    except ValueError:
+        return call.name, None
+
+
+def _behind_common(start: str, text: str) -> str:
+    """Return what `text` has behind its common beginning with `start`. Marks stay whole."""
+    shorter = min(len(start), len(text))
+    common = next((at for at in range(shorter) if start[at] != text[at]), shorter)
+    if common < len(start):
+        common = max(start.rfind(mark, 0, common) for mark in ("\n", ">", "]")) + 1
+    return text[common:]

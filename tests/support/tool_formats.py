@@ -1,0 +1,314 @@
+"""Calls as the models of each format write them: written by hand from published templates, models' pages and reports.
+
+`special`: the marks that are special tokens in published vocabularies. `stop`: a call without arguments. `two`: two
+such calls, where an answer may have several. `paris`, `full`: the calls PARIS and FULL of `tool_cases`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DSML = "｜DSML｜"
+M3 = "]<]minimax[>["
+CITY = 'a "b"\\\n{é'  # FULL's city, as text
+FULL_JSON = '{"city": "a \\"b\\"\\\\\\n{é", "unit": "c", "days": 3, "at": [1.5, -2], "hourly": null}'
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    stop: str
+    two: str
+    paris: str
+    full: str
+    special: tuple[str, ...] = ()
+
+
+def invokes(begin: str, end: str, mark: str, text: str = "", other: str = "") -> Written:
+    def invoke(name: str, *arguments: tuple[str, str, str]) -> str:
+        lines = [f'<{mark}parameter name="{key}"{kind}>{value}</{mark}parameter>\n' for key, kind, value in arguments]
+        return f'<{mark}invoke name="{name}">\n{"".join(lines)}</{mark}invoke>\n'
+
+    full = invoke(
+        "get_weather",
+        ("city", text, CITY),
+        ("unit", text, "c"),
+        ("days", other, "3"),
+        ("at", other, "[1.5, -2]"),
+        ("hourly", other, "null"),
+    )
+    stop = invoke("stop")
+    return Written(
+        f"{begin}\n{stop}{end}",
+        f"{begin}\n{stop}{stop}{end}",
+        f"{begin}\n{invoke('get_weather', ('city', text, 'Paris'))}{end}",
+        f"{begin}\n{full}{end}",
+    )
+
+
+def key_values(begin: str, end: str, key: str, value: str, behind_name: str = "\n") -> Written:
+    def call(name: str, **arguments: str) -> str:
+        lines = [f"<{key}>{k}</{key}>\n<{value}>{v}</{value}>\n" for k, v in arguments.items()]
+        return f"{begin}{name}{behind_name}{''.join(lines)}{end}"
+
+    full = call("get_weather", city=CITY, unit="c", days="3", at="[1.5, -2]", hourly="null")
+    stop = call("stop")
+    return Written(stop, stop + stop, call("get_weather", city="Paris"), full)
+
+
+def grouped(group: str, group_end: str, of: Written) -> Written:
+    texts = (f"{group}\n{text}\n{group_end}" for text in (of.stop, of.two, of.paris, of.full))
+    return Written(*texts)
+
+
+def in_json(call: str, begin: str = "", end: str = "", between: str = "", special: tuple[str, ...] = ()) -> Written:
+    """`call`: with NAME and JSON for name and arguments."""
+
+    def one(name: str, arguments: str) -> str:
+        return call.replace("NAME", name).replace("JSON", arguments)
+
+    stop = one("stop", "{}")
+    paris, full = one("get_weather", '{"city": "Paris"}'), one("get_weather", FULL_JSON)
+    return Written(
+        begin + stop + end, begin + stop + between + stop + end, begin + paris + end, begin + full + end, special
+    )
+
+
+NAMED = '{"name": "NAME", "arguments": JSON}'
+PARAMETERS = '{"name": "NAME", "parameters": JSON}'
+FULL_PYTHON = 'get_weather(city="a \\"b\\"\\\\\\n{é", unit="c", days=3, at=[1.5, -2], hourly=None)'
+FULL_BRACES = 'call:get_weather{city:QTa "b"\\\n{éQT,unit:QTcQT,days:3,at:[1.5,-2],hourly:null}'
+
+
+def in_braces(begin: str, end: str, quote: str, special: tuple[str, ...]) -> Written:
+    paris = f"{begin}call:get_weather{{city:{quote}Paris{quote}}}{end}"
+    stop = f"{begin}call:stop{{}}{end}"
+    return Written(stop, stop + stop, paris, begin + FULL_BRACES.replace("QT", quote) + end, special)
+
+
+def with_special(written: Written, *special: str) -> Written:
+    return Written(written.stop, written.two, written.paris, written.full, special)
+
+
+def one_call(written: Written) -> Written:
+    return Written(written.stop, "", written.paris, written.full, written.special)
+
+
+def in_python(begin: str, end: str, between: str, special: tuple[str, ...] = ()) -> Written:
+    texts = ("stop()", f"stop(){between}stop()", 'get_weather(city="Paris")', FULL_PYTHON)
+    return Written(*(begin + text + end for text in texts), special)
+
+
+HY = ":opensource"
+K3 = ("<|open|>", "<|close|>", "<|sep|>")
+K3_CALL = '<|open|>call tool="NAME" index="1"<|sep|>'
+K3_ARGUMENT = '<|open|>argument key="KEY" type="TYPE"<|sep|>'
+
+
+def kimi_k3() -> Written:
+    def call(name: str, *arguments: tuple[str, str, str]) -> str:
+        inner = "".join(
+            f"{K3_ARGUMENT.replace('KEY', key).replace('TYPE', kind)}{value}<|close|>argument<|sep|>"
+            for key, kind, value in arguments
+        )
+        return f"{K3_CALL.replace('NAME', name)}{inner}<|close|>call<|sep|>"
+
+    full = call(
+        "get_weather",
+        ("city", "string", CITY),
+        ("unit", "string", "c"),
+        ("days", "number", "3"),
+        ("at", "array", "[1.5, -2]"),
+        ("hourly", "null", "null"),
+    )
+    stop = call("stop")
+    paris = call("get_weather", ("city", "string", "Paris"))
+    texts = (f"<|open|>tools<|sep|>{text}<|close|>tools<|sep|>" for text in (stop, stop + stop, paris, full))
+    return Written(*texts, K3)
+
+
+def minimax_m3() -> Written:
+    def call(name: str, inner: str) -> str:
+        return f'{M3}<invoke name="{name}">{inner}{M3}</invoke>\n'
+
+    def member(key: str, value: str) -> str:
+        return f"{M3}<{key}>{value}{M3}</{key}>"
+
+    at = member("at", member("item", "1.5") + member("item", "-2"))
+    full = member("city", CITY) + member("unit", "c") + member("days", "3") + at + member("hourly", "null")
+    stop = call("stop", "")
+    inner = (stop, stop + stop, call("get_weather", member("city", "Paris")), call("get_weather", full))
+    return Written(*(f"{M3}<tool_call>\n{text}{M3}</tool_call>" for text in inner), (M3,))
+
+
+def minicpm5() -> Written:
+    def call(name: str, **arguments: str) -> str:
+        inner = "".join(f'<param name="{key}">{value}</param>' for key, value in arguments.items())
+        return f'<function name="{name}">{inner}</function>'
+
+    full = call("get_weather", city=f"<![CDATA[{CITY}]]>", unit="c", days="3", at="[1.5, -2]", hourly="null")
+    return Written(call("stop"), call("stop") * 2, call("get_weather", city="Paris"), full)
+
+
+def functions(begin: str, end: str, padding: str) -> Written:
+    def call(name: str, **arguments: str) -> str:
+        lines = [f"<parameter={key}>{padding}{value}{padding}</parameter>\n" for key, value in arguments.items()]
+        return f"{begin}\n<function={name}>\n{''.join(lines)}</function>\n{end}"
+
+    full = call("get_weather", city=CITY, unit="c", days="3", at="[1.5, -2]", hourly="null")
+    return Written(call("stop"), call("stop") + "\n" + call("stop"), call("get_weather", city="Paris"), full)
+
+
+def step3() -> Written:
+    plain = invokes("", "", "steptml:")
+    opening, closing = "<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"
+
+    def around(text: str) -> str:
+        text = text.strip().replace("<steptml:invoke", f"{opening}<steptml:invoke")
+        text = text.replace("</steptml:invoke>", f"</steptml:invoke>{closing}")
+        return f"<｜tool_calls_begin｜>\n{text}\n<｜tool_calls_end｜>"
+
+    texts = map(around, (plain.stop, plain.two, plain.paris, plain.full))
+    return Written(
+        *texts, ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>", closing)
+    )
+
+
+HARMONY_SPECIAL = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
+DEEPSEEK_SPECIAL = (
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+    *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+)
+KIMI_SPECIAL = (
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+    *("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+)
+SOLAR_SPECIAL = (
+    *("<|tool_calls|>", "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"),
+    *("<|calls|>", "<|begin|>", "<|content|>", "<|end|>", "<|think|>"),
+)
+
+
+def recipients() -> Written:
+    plain = invokes("<atem:function_calls>", "</atem:function_calls>", "atem:")
+    stop, weather = " to=stop<|message|>", " to=get_weather<|message|>"
+    return Written(
+        stop + plain.stop,
+        "",
+        weather + plain.paris,
+        weather + plain.full,
+        ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+    )
+
+
+WRITTEN: dict[str, Written] = {
+    "apertus": in_json(
+        '{"NAME": JSON}', "<|tools_prefix|>[", "]<|tools_suffix|>", ", ", ("<|tools_prefix|>", "<|tools_suffix|>")
+    ),
+    "apriel": in_json(NAMED, "<tool_calls>[", "]</tool_calls>", ", "),
+    "command": in_json(
+        '{"tool_call_id": "0", "tool_name": "NAME", "parameters": JSON}',
+        "<|START_ACTION|>[\n    ",
+        "\n]<|END_ACTION|>",
+        ",\n    ",
+        ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
+    "command_actions": in_json(
+        '{"tool_name": "NAME", "parameters": JSON}', "Action:\n```json\n[\n    ", "\n]```", ",\n    "
+    ),
+    "deepseek_v3": in_json(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nJSON\n```<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "\n",
+        DEEPSEEK_SPECIAL,
+    ),
+    "deepseek_v31": in_json(
+        "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>JSON<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "",
+        DEEPSEEK_SPECIAL,
+    ),
+    "deepseek_v32": with_special(
+        invokes(f"<{DSML}function_calls>", f"</{DSML}function_calls>", DSML, ' string="true"', ' string="false"'),
+        DSML,
+    ),
+    "deepseek_v4": with_special(
+        invokes(f"<{DSML}tool_calls>", f"</{DSML}tool_calls>", DSML, ' string="true"', ' string="false"'), DSML
+    ),
+    "dots": invokes("<dots_function_call>", "</dots_function_call>", ""),
+    "function_gemma": in_braces(
+        "<start_function_call>",
+        "<end_function_call>",
+        "<escape>",
+        ("<start_function_call>", "<end_function_call>", "<escape>"),
+    ),
+    "functionary": in_json("<function=NAME>JSON</function>", between=""),
+    "functionary_v32": in_json("NAME\nJSON", between=">>>"),
+    "gemma4": in_braces("<|tool_call>", "<tool_call|>", '<|"|>', ("<|tool_call>", "<tool_call|>", '<|"|>')),
+    "gigachat3": in_json(
+        f"<|message_sep|>\n\nfunction call<|role_sep|>\n{NAMED}",
+        between="",
+        special=("<|message_sep|>", "<|role_sep|>"),
+    ),
+    "gigachat31": in_json(f"<|function_call|>{NAMED}", between="", special=("<|function_call|>",)),
+    "glm": key_values("<tool_call>", "</tool_call>", "arg_key", "arg_value"),
+    "glm4": in_json("NAME\nJSON", between="<|assistant|>", special=("<|assistant|>",)),
+    "granite": in_json(NAMED, "<|tool_call|>[", "]", ", ", ("<|tool_call|>",)),
+    "harmony": one_call(
+        in_json("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>JSON", special=HARMONY_SPECIAL)
+    ),
+    "hermes": in_json(f"<tool_call>\n{NAMED}\n</tool_call>", between="\n"),
+    "hunyuan": grouped(
+        "<tool_calls>",
+        "</tool_calls>",
+        key_values("<tool_call>", "</tool_call>", "arg_key", "arg_value", "<tool_sep>\n"),
+    ),
+    "hunyuan_opensource": grouped(
+        f"<tool_calls{HY}>",
+        f"</tool_calls{HY}>",
+        key_values(f"<tool_call{HY}>", f"</tool_call{HY}>", f"arg_key{HY}", f"arg_value{HY}", f"<tool_sep{HY}>\n"),
+    ),
+    "internlm": in_json(
+        PARAMETERS,
+        "<|action_start|><|plugin|>\n",
+        "<|action_end|>",
+        "<|action_end|><|action_start|><|plugin|>",
+        ("<|action_start|>", "<|action_end|>", "<|plugin|>"),
+    ),
+    "iquest": key_values("<iquest_tool_call>", "</iquest_tool_call>", "arg_key", "arg_value"),
+    "kimi_k2": in_json(
+        "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>JSON<|tool_call_end|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "",
+        KIMI_SPECIAL,
+    ),
+    "kimi_k3": kimi_k3(),
+    "lfm2": in_python("<|tool_call_start|>[", "]<|tool_call_end|>", ", ", ("<|tool_call_start|>", "<|tool_call_end|>")),
+    "llama3_json": in_json(PARAMETERS, between="; "),
+    "longcat": in_json(f"<longcat_tool_call>\n{NAMED}\n</longcat_tool_call>", between="\n"),
+    "longcat_keys": key_values("<longcat_tool_call>", "</longcat_tool_call>", "longcat_arg_key", "longcat_arg_value"),
+    "minicpm5": minicpm5(),
+    "minimax_m1": in_json(NAMED, "<tool_calls>\n", "\n</tool_calls>", "\n"),
+    "minimax_m2": invokes("<minimax:tool_call>", "</minimax:tool_call>", ""),
+    "minimax_m3": minimax_m3(),
+    "mistral": in_json(NAMED, "[TOOL_CALLS][", "]", ", ", ("[TOOL_CALLS]",)),
+    "mistral_args": in_json("[TOOL_CALLS]NAME[ARGS]JSON", between="", special=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+    "nemotron": in_json(NAMED, "<TOOLCALL>[", "]</TOOLCALL>", ", "),
+    "olmo3": in_python("<function_calls>\n", "\n</function_calls>", "\n"),
+    "phi4": in_json(NAMED, "<|tool_call|>[", "]<|/tool_call|>", ", ", ("<|tool_call|>", "<|/tool_call|>")),
+    "pythonic": in_python("[", "]", ", "),
+    "qwen3_coder": functions("<tool_call>", "</tool_call>", "\n"),
+    "recipients": recipients(),
+    "seed_oss": functions("<seed:tool_call>", "</seed:tool_call>", ""),
+    "solar": in_json(
+        "<|tool_call:begin|>id1<|tool_call:name|>NAME<|tool_call:args|>JSON<|tool_call:end|>",
+        "<|tool_calls|>",
+        "<|calls|>",
+        "",
+        SOLAR_SPECIAL,
+    ),
+    "step3": step3(),
+    "xlam": in_json(NAMED, "[", "]", ", "),
+}
