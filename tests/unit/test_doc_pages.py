@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support import doc_pages
+from tests.support import doc_pages, library_families, model_table, surface
 
 
 def test_the_pages_are_what_the_code_says() -> None:
@@ -20,6 +20,13 @@ def test_a_page_that_is_not_is_named(tmp_path: Path, name: str) -> None:
     for page, make in doc_pages.PAGES.items():
         (tmp_path / page).write_text(make() + " " * (page == name))
     assert doc_pages.stale(tmp_path) == [name]
+
+
+def test_readme_counts_the_families_of_the_table() -> None:
+    own = len(list(model_table.own_rows()))
+    numbers = {7: "seven", 8: "eight", 9: "nine", 10: "ten"}
+    counted = f"[{numbers[own]} text families of its own, {len(library_families.FAMILIES)} through transformers]"
+    assert counted in (surface.ROOT / "README.md").read_text("utf-8")
 
 
 def test_each_flag_is_told_with_its_values_and_its_default() -> None:

@@ -7,11 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import transformers
 
 from shared.core import launcher
 from shared.core.errors import ConfigError
 from shared.core.exit_codes import EXIT_CONFIG
 from shared.model.library import loading
+from tests.support import surface
 from tests.support.library_families import REFUSED, load, save, write_config
 from tests.support.patience import HANG_GUARD_S
 
@@ -29,6 +31,18 @@ SENTENCES = {
     "qwen3_next": f"qwen3_next {STATE}",
     "rwkv": f"rwkv {STATE}",
 }
+# What README says is refused, and the types in the published config.json
+FLAGSHIPS = {
+    "Qwen3.5": ("qwen3_5", "qwen3_5_moe"),
+    "Qwen3-Next": ("qwen3_next",),
+    "DeepSeek V3.2 and V4": ("deepseek_v32", "deepseek_v4"),
+    "GLM-5": ("glm_moe_dsa",),
+    "Kimi K2.5": ("kimi_k25",),
+    "MiniMax-M3": ("minimax_m3_vl",),
+    "Nemotron 3": ("nemotron_h",),
+    "Mistral 3": ("mistral3",),
+    "Llama 4": ("llama4",),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -40,6 +54,21 @@ def test_a_kind_that_can_t_be_served_is_refused_unread(name: str, tmp_path: Path
 
 def test_every_sentence_is_tested() -> None:
     assert {*SENTENCES} == {*REFUSED}
+
+
+@pytest.mark.parametrize("kind", [kind for kinds in FLAGSHIPS.values() for kind in kinds])
+def test_a_model_that_readme_calls_refused_is_refused(kind: str, tmp_path: Path) -> None:
+    config = transformers.CONFIG_MAPPING[kind]()
+    config.architectures = None
+    config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ConfigError, match=f"has no text model of type {kind}|{STATE}|has layers of kind"):
+        load(tmp_path)
+
+
+def test_readme_names_the_models_whose_refusal_is_tested() -> None:
+    (named,) = re.findall(r"\. Refused: (.*), images \|", (surface.ROOT / "README.md").read_text("utf-8"))
+    assert named.split(", ") == [*FLAGSHIPS]
 
 
 def test_a_node_says_the_sentence_and_ends(tmp_path: Path) -> None:
