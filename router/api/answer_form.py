@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,7 +90,7 @@ def grammar_of_answer(
     response_format."""
     asked = grammar_of(fields, facts, opens_objects=opens_objects)
     if form.row is None:
-        if asked and form.thought is not None:
+        if asked and form.thought is not None and not writes_marks(asked, form):
             asked = grammars.checked(behind_thought(asked, form.thought, form.markers))
         return AnswerGrammar(asked)
     if fields.ignore_eos:
@@ -109,6 +110,14 @@ def grammar_of_answer(
         except InvalidRequest:
             found = loosened(tools, grammar)
             return AnswerGrammar(found.grammar, found.names)
+
+
+def writes_marks(grammar: str, form: AnswerForm) -> bool:
+    """Whether a client's own grammar writes special tokens around thoughts, so that it describes the whole answer.
+
+    `grammar`: llguidance's JSON."""
+    larks = [part.get("lark_grammar") or "" for part in json.loads(grammar)["grammars"]]
+    return any(mark in lark for lark in larks for mark in form.markers)
 
 
 def prepared_tool(tool: Tool, opens_objects: bool) -> Tool:
