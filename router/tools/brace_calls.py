@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.tools.call_shape import MAX_CHOICES, CallRules, Markers, escaped, in_order, literal, regex
+from router.tools.call_shape import MAX_CHOICES, CallRules, Markers, escaped, in_order, json_rule, literal, regex
 from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
 from router.tools.literals import from_tagged, json_inside, json_string
@@ -35,6 +35,7 @@ from router.tools.schemas import (
     properties_of,
     required_of,
     resolved,
+    standing_alone,
     takes_others,
 )
 from shared.core.errors import InvalidRequest
@@ -61,7 +62,7 @@ class BraceCalls:
         return (self.opens, self.quote)
 
     def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:
-        grammar = _Values(prefix, self.quote, markers, tool.schema)
+        grammar = _Values(prefix, self.quote, markers, tool)
         members = grammar.members(tool.schema, tool.name)
         head = f"{escaped(self.opens)}{escaped(tool.name)}"
         return CallRules(head, f'"{{" {members} "}}"', grammar.rules)
@@ -207,13 +208,14 @@ class _Braces:
 
 
 class _Values:
-    """Makes the rules of values: types, listed values, known members. Lengths, patterns and ranges are not enforced."""
+    """Makes the rules of values: types, listed values, ranges, known members. Lengths and patterns are not enforced."""
 
-    def __init__(self, prefix: str, quote: str, markers: Markers, root: Schema) -> None:
+    def __init__(self, prefix: str, quote: str, markers: Markers, tool: Tool) -> None:
         self._prefix = prefix
         self._markers = markers
         self._quote = markers.rule(quote)
-        self._root = root
+        self._root = tool.schema
+        self._is_strict = tool.is_strict
         string = f"{self._quote} brace_text"
         self.rules = {
             "KEYWORD": regex(BARE_KEY.pattern),
@@ -254,6 +256,10 @@ class _Values:
             if isinstance(target.get(name), list) and target[name]:
                 return " | ".join(f"({self._value(item, owner, steps - 1)})" for item in target[name])
         kinds = kinds_of(target, self._root)
+        if kinds and kinds <= {"integer", "number"}:
+            name = f"{self._prefix}_{len(self.rules)}_number"
+            self.rules[name] = json_rule(standing_alone(target, self._root), is_strict=self._is_strict)
+            return name
         if kinds == {"array"} and "items" in target:
             item = f"({self._value(target['items'], owner, steps - 1)})"
             return f'"[" ({item} ("," {item})*)? "]"'

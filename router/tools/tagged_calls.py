@@ -24,6 +24,7 @@ from router.tools.literals import from_tagged, json_inside, json_string
 from router.tools.nested_tags import ITEM, NestedTags
 from router.tools.reading import (
     MAX_NAME_CHARS,
+    SPACE,
     NotACall,
     Reading,
     Source,
@@ -34,7 +35,6 @@ from router.tools.reading import (
     nowhere,
     peek,
     skip_any_space,
-    skip_space,
     take_name,
 )
 from router.tools.schemas import (
@@ -213,17 +213,18 @@ class TaggedCalls:
 
     def _follows(self, source: Source) -> Reading[bool]:
         """Whether an argument or the call's end follows. The position does not change."""
-        start = source.at
-        yield from skip_space(source)
-        skipped = source.at - start
-        source.at = start
+        skipped = 0  # positions change while a reader waits for text, so no position is kept
+        while (char := (yield from peek(source))) and char in SPACE:
+            skipped += 1
+            source.at += 1
+        is_there = False
         for mark in (self.key, *self.left_at):
-            source.at += skipped
-            is_there = yield from found(source, mark)
-            source.at -= skipped + len(mark) * is_there
-            if is_there:
-                return True
-        return False
+            if (yield from found(source, mark)):
+                is_there = True
+                source.at -= len(mark)
+                break
+        source.at -= skipped
+        return is_there
 
     def _arguments(self, source: Source, tool: Tool, sink: DeltaSink) -> Reading[None]:
         separator = "{"

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
+from router.tools.detect import AS_TEXT, READS_TOOLS
+from router.tools.reasoning import thought_tags
 from shared.config.frozen import LIBRARY
 from shared.model.gguf_config import GGUF_ARCHITECTURES
 from shared.model.hf_config import HF_ARCHITECTURES
-from tests.support import gguf_families, library_families, mtp_folders, tiny_families
+from tests.support import gguf_families, library_families, mtp_folders, template_turns, tiny_families
+from tests.support.family_templates import NO_TOOLS, PUBLISHED
 from tests.support.made_parts import with_part
 from tests.support.tiny_quantized import FORMATS
 
@@ -30,6 +33,16 @@ NOT_WITH = "Refused by name, because models that transformers runs ...\n\n"
 QUANTISED = "\nFolders quantised in these formats are compared with the formats' definitions, bit by bit: {names}.\n"
 KINDS = "\nKinds of models that the tests see refused, in one sentence each, before weights are read: {names}.\n"
 
+SPOKEN = """
+How these families call tools and think, as their published templates tell: each template's own rendering of a call, a
+thought and an answer reads back as the same message, in random pieces (`tests/unit/test_published_templates.py`), and a
+random model, bound by the format's grammar, calls through a cluster (`tests/integration/test_call_formats.py`). "As
+text" means that the template reads no tools, so they are written into the chat.
+
+| family | calls | thoughts begin with | templates of the tests, or why there is none |
+|---|---|---|---|
+"""
+
 
 def renewed(page: str) -> str:
     """Return the page with a new table. Raise ValueError if the page has no place for it."""
@@ -50,8 +63,37 @@ def table() -> str:
             *lacks,
             QUANTISED.format(names=", ".join(dict.fromkeys(form.name for form in FORMATS.values()))),
             KINDS.format(names=listed(library_families.REFUSED)),
+            SPOKEN,
+            *spoken_rows(),
         ]
     )
+
+
+def spoken_rows() -> Iterator[str]:
+    """Yield a row for each family: the format of its calls, and the tag of its thoughts, as its templates tell them."""
+    for family in sorted({*library_families.FAMILIES, *HF_ARCHITECTURES.values(), *GGUF_ARCHITECTURES}):
+        names = PUBLISHED[family]
+        if isinstance(names, str):
+            yield f"| `{family}` | {f'{AS_TEXT.name}, as text' if names is NO_TOOLS else '–'} | – | {names} |\n"
+            continue
+        calls, thoughts = zip(*map(spoken_by, names), strict=True)
+        templates = ", ".join(f"`{name}`" for name in names)
+        yield f"| `{family}` | {joined(calls)} | {joined(thoughts)} | {templates} |\n"
+
+
+def spoken_by(name: str) -> tuple[str, str]:
+    """Return how a model with this template calls and thinks; "–" where its template reads no tools or thoughts."""
+    sources, row = template_turns.sources_of(name), template_turns.speech(name).calls
+    assert row is not None, f"{name}: the format of its calls must be in the table"
+    reads = any(map(READS_TOOLS.search, sources.values()))
+    tags = thought_tags(sources)
+    return (row.name if reads or row is not AS_TEXT else f"{row.name}, as text"), (
+        f"`{tags.opening.strip()}`".replace("|", "\\|") if tags is not None else "–"
+    )
+
+
+def joined(texts: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(texts))
 
 
 def own_rows() -> Iterator[str]:

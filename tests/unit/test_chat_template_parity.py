@@ -23,7 +23,7 @@ from tests.support.chat_cases import as_hugging_face_gets_it, conversation
 
 FOLDER = Path(__file__).parents[1] / "data" / "templates"
 TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
-NUM_CONVERSATIONS = 200
+NUM_CONVERSATIONS = 85
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 

@@ -30,13 +30,15 @@ NO_CALLS = {  # these render no call of an assistant: its form is told in words,
     *("granite-3.1-8b-instruct", "granite-3.2-8b-instruct", "ibm-granite-granite-3.3-2B-Instruct"),
     *("GLM-4-9B-0414", "Phi-4-mini-instruct", "Llama-4-pythonic-vllm"),
 }
-FAILS = {  # these fail on calls in transformers, too
+FAILS = {  # these fail on calls in transformers, too, or write them as no model would
     "Kimi-K2-Instruct": "appends to a list",
     "Kimi-K2-Thinking": "appends to a list",
     "llama-cpp-deepseek-r1": "makes JSON of a generator",
+    "Gemma-3-pythonic-vllm": "writes no comma between arguments",
 }
 OTHER_PROMPTS = {  # in histories these do not begin the assistant's turn as their prompts do
-    *("DeepSeek-V3-0324-tools-vllm", "Hunyuan-A13B-tools-vllm", "llama-cpp-rwkv-world"),
+    *("DeepSeek-V3-0324-tools-vllm", "DeepSeek-V3.1-tools-vllm"),
+    *("Hunyuan-A13B-tools-vllm", "llama-cpp-rwkv-world"),
 }
 UNKNOWN = {"baton-features"}  # reads tools, in no format that a model was trained on
 
@@ -78,7 +80,8 @@ def test_calls_of_published_templates_read_back(name: str) -> None:
         for _ in range(5):
             answer = read(spoken.calls, turn, split(turn.text, rng))
             assert [(call.name, json.loads(call.arguments)) for call in answer.calls] == [(PROBE.name, ARGUMENTS)]
-            check_texts(answer, turn, message)
+            if name not in OTHER_PROMPTS:
+                check_texts(answer, turn, message)
 
 
 @pytest.mark.parametrize("name", names())

@@ -107,7 +107,7 @@ def test_auto_lets_through_what_models_write(case: Case, plain: Matcher) -> None
 
 def test_tokens_may_span_what_the_grammar_is_made_of() -> None:
     rng = random.Random(0)
-    for case in (case for case in CASES if case.is_grammatical):
+    for case in rng.sample([case for case in CASES if case.is_grammatical], 40):
         data = case.text.encode()
         pieces = sorted({data[at : at + rng.randrange(2, 9)] for at in range(len(data) - 1)})
         matcher = Matcher(pieces=pieces)
