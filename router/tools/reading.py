@@ -141,7 +141,7 @@ def copy_until(
     `shows_half_mark`: whether to show a mark's beginning if the text ends there and was not cut off.
     """
     while True:
-        first = _first_mark(source, marks)
+        first = _first_mark(source, marks) if marks else None
         if first is not None:
             show(source.take_text(first[0]))
             source.at += len(first[1])
