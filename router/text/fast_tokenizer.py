@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 
 import tokenizers
 
 from router.text.guarded_encoder import GuardedEncoder, encoded
 from router.text.interface import VocabFacts
-from shared.config.vocab_bytes import byte_table
 
 
 class FastTokenizer:
@@ -18,19 +17,17 @@ class FastTokenizer:
         self,
         inner: tokenizers.Tokenizer,
         *,
-        entry_bytes: Callable[[str], bytes],
-        literal: Collection[str],
+        tokens: Sequence[bytes],
         facts: VocabFacts,
         bos_id: int | None,
         eos_id: int | None = None,
     ) -> None:
-        """`bos_id` begins and `eos_id` ends a text that is encoded with `add_special`; None: neither."""
+        """`tokens`: the bytes of each id. `bos_id` begins and `eos_id` ends a text that is encoded with `add_special`;
+        None: neither."""
         self.facts = facts
         self._inner = inner
         self._bos_id, self._eos_id = bos_id, eos_id
-        self._bytes = byte_table(
-            inner.get_vocab(with_added_tokens=True), frozenset(literal), entry_bytes, facts.vocab_size
-        )
+        self._bytes = tokens
         self._guarded = GuardedEncoder(inner)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from router.text.chat_template import DEFAULT, TOKEN_NAMES
 from shared.config.json_file import read_json_if_there
-from shared.config.vocabulary import token_content
+from shared.config.tokenizer_file import token_content
 from shared.core.errors import ConfigError
 
 

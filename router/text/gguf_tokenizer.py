@@ -22,13 +22,11 @@ from shared.config.text_settings import TextConfig
 from shared.config.vocabulary import (
     SENTENCEPIECE,
     USER_DEFINED_TYPE,
+    described_vocabulary,
     gguf_entries,
-    gguf_eos_ids,
     gguf_field,
     gguf_kind,
-    gguf_literals,
     gguf_special,
-    gguf_spelling,
     of_type,
 )
 from shared.core.errors import ConfigError
@@ -93,26 +91,24 @@ def load_gguf(path: Path, options: TextConfig, edit: Callable[[str], str] = str)
     metadata = read_metadata(path)
     if metadata.get(TEMPLATE_KEY):
         metadata[TEMPLATE_KEY] = edit(metadata[TEMPLATE_KEY])
-    entries, special = gguf_entries(metadata), gguf_special(metadata)
-    index = {entry: i for i, entry in enumerate(entries)}
+    inner, vocabulary = build_tokenizer(metadata), described_vocabulary(metadata)
     tokenizer = FastTokenizer(
-        build_tokenizer(metadata),
-        entry_bytes=gguf_spelling(metadata),
-        literal=gguf_literals(metadata),
+        inner,
+        tokens=vocabulary.tokens,
         facts=VocabFacts(
-            vocab_size=len(entries),
-            eos_ids=gguf_eos_ids(metadata),
-            special_ids=frozenset(index[entry] for entry in special),
+            vocab_size=len(vocabulary.tokens),
+            eos_ids=vocabulary.eos_ids,
+            special_ids=vocabulary.special_ids,
             context_length=_context_length(metadata),
         ),
         bos_id=metadata.get("tokenizer.ggml.bos_token_id") if _adds_bos(metadata) else None,
         eos_id=metadata.get("tokenizer.ggml.eos_token_id") if metadata.get("tokenizer.ggml.add_eos_token") else None,
     )
-    tokens = _template_tokens(metadata, entries)
+    tokens = _template_tokens(metadata, gguf_entries(metadata))
     return TextModel(
         tokenizer=tokenizer,
         template=_template(metadata, tokens, options.template_kwargs),
-        control_tokens=guarded(options, special),
+        control_tokens=guarded(options, gguf_special(metadata)),
         about={**tokens, "model_max_length": tokenizer.facts.context_length},
     )
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
+from shared.config.folder_facts import FolderFacts, read_facts
 from shared.config.gguf_metadata import read_pairs
-from shared.config.json_file import read_json_if_there
 from shared.config.model_path import ModelKind, resolve_model
 from shared.config.pieces import make_pieces
+from shared.config.tokenizer_file import TokenizerFile, read_tokenizer
 from shared.config.vocab_bytes import METASPACE, Vocabulary, byte_level_decoder, byte_table, metaspace_bytes
 from shared.core.errors import ConfigError
 
@@ -39,52 +38,26 @@ def hashlm_vocabulary() -> Vocabulary:
 
 
 def folder_vocabulary(folder: Path) -> Vocabulary:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(f"{folder} has no tokenizer.json")
-    inner = tokenizers.Tokenizer.from_file(str(path))
-    described, config = read_json_if_there(path), read_json_if_there(folder / "config.json")
-    added = {int(token["id"]): token for token in described.get("added_tokens", [])}
-    size = int(config.get("vocab_size") or inner.get_vocab_size(with_added_tokens=True))
-    entry_bytes = byte_level_decoder() if is_byte_level(described) else metaspace_bytes
+    return vocabulary_of(read_tokenizer(folder), read_facts(folder))
+
+
+def vocabulary_of(file: TokenizerFile, facts: FolderFacts) -> Vocabulary:
+    """Return as many tokens as the model has, though the file may have fewer."""
+    entries = file.inner.get_vocab(with_added_tokens=True)
+    size = facts.vocab_size or file.inner.get_vocab_size(with_added_tokens=True)
     return Vocabulary(
-        tokens=tuple(
-            byte_table(inner.get_vocab(with_added_tokens=True), literal_entries(described), entry_bytes, size)
-        ),
-        eos_ids=folder_eos_ids(folder, inner),
-        special_ids=frozenset(index for index, token in added.items() if token.get("special")),
+        tokens=tuple(byte_table(entries, file.literal, file.entry_bytes, size)),
+        eos_ids=facts.eos_ids,
+        special_ids=frozenset(index for index in file.special if index < size),
     )
 
 
-def is_byte_level(described: Mapping[str, Any]) -> bool:
-    return "ByteLevel" in repr(described.get("decoder"))
-
-
-def literal_entries(described: Mapping[str, Any]) -> frozenset[str]:
-    """Return the added tokens whose bytes are their text. In a metaspace vocabulary, these are the special tokens."""
-    added = described.get("added_tokens", [])
-    return frozenset(str(token["content"]) for token in added if token.get("special") or is_byte_level(described))
-
-
-def folder_eos_ids(folder: Path, inner: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """Return the ids that end an answer. config.json often lacks ids of chat models, so it is read second."""
-    for name in ("generation_config.json", "config.json"):
-        ids = read_json_if_there(folder / name).get("eos_token_id")
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
-    token = read_json_if_there(folder / "tokenizer_config.json").get("eos_token")
-    index = inner.token_to_id(token_content(token))
-    return () if index is None else (index,)
-
-
-def token_content(token: object) -> str:
-    if isinstance(token, dict):
-        return str(token.get("content", ""))
-    return str(token or "")
-
-
 def gguf_vocabulary(path: Path) -> Vocabulary:
-    metadata = read_pairs(path, lambda name: name.startswith("tokenizer."))
+    return described_vocabulary(read_pairs(path, lambda name: name.startswith("tokenizer.")))
+
+
+def described_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    """Return what a GGUF header describes."""
     entries, special = gguf_entries(metadata), gguf_special(metadata)
     index = {entry: i for i, entry in enumerate(entries)}
     return Vocabulary(

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shared.config.folder_facts import CONFIG, FolderFacts, read_facts
 from shared.core.errors import ConfigError
 from shared.model.config import MOST_PARTS, ExpertConfig, LayerStyle, LlamaConfig, read_json
-from shared.model.hf_rope import context_of, rope_from_hf, ropes_by_layer
+from shared.model.hf_rope import rope_from_hf, ropes_by_layer
 from shared.model.quantized_scheme import scheme_of
 
 HF_ARCHITECTURES = {
@@ -53,7 +54,7 @@ WINDOWED, WHOLE = "sliding_attention", "full_attention"
 
 
 def config_from_hf(folder: Path) -> LlamaConfig:
-    """Read config.json, and generation_config.json's stop ids. Raises ConfigError."""
+    """Raise ConfigError for a folder that our program can't run."""
     raw = read_json(folder / "config.json")
     try:
         family = _family(folder, raw)
@@ -90,6 +91,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
+    facts = read_facts(folder)
     heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     num_layers = int(raw["num_hidden_layers"])
     if num_layers > MOST_PARTS:
@@ -99,7 +101,7 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
     return LlamaConfig(
         name=folder_name(folder),
         family=family,
-        vocab_size=int(raw["vocab_size"]),
+        vocab_size=vocab_size_of(folder, facts),
         hidden_size=hidden,
         intermediate_size=int(raw["intermediate_size"]),
         num_layers=num_layers,
@@ -108,9 +110,9 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
         head_dim=head_dim,
         rms_eps=float(raw["rms_norm_eps"]),
         rope=rope,
-        max_context=context_of(raw, rope),
+        max_context=facts.context_length,
         tie_embeddings=bool(raw.get("tie_word_embeddings", family == "gemma3")),
-        eos_ids=eos_ids_of(folder, raw.get("eos_token_id")),
+        eos_ids=facts.eos_ids,
         windows=_windows(raw, family, num_layers),
         local_rope=local_rope,
         score_scale=float(raw.get("query_pre_attn_scalar", 256)) ** -0.5 if family == "gemma3" else 0.0,
@@ -130,11 +132,11 @@ def folder_name(folder: Path) -> str:
     return repository.removeprefix("models--").replace("--", "/") or path.name
 
 
-def eos_ids_of(folder: Path, own: Any) -> tuple[int, ...]:
-    """Return the ids that end an answer. `own`: those of config.json, for a folder that says no others."""
-    generation = folder / "generation_config.json"
-    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
-    return _ids(own if eos is None else eos)
+def vocab_size_of(folder: Path, facts: FolderFacts) -> int:
+    """Raise ConfigError if no file says it, because the router would not know it either."""
+    if facts.vocab_size is None:
+        raise ConfigError(f"{folder / CONFIG} does not say vocab_size")
+    return facts.vocab_size
 
 
 def _biases(raw: Mapping[str, Any], family: str) -> tuple[str, ...]:
@@ -200,9 +202,3 @@ def _gemma_style(raw: Mapping[str, Any], hidden: int) -> LayerStyle:
         embed_scale=float(hidden) ** 0.5,
         logit_cap=float(raw.get("final_logit_softcapping") or 0.0),
     )
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(int(i) for i in value) if isinstance(value, list) else (int(value),)

@@ -48,12 +48,6 @@ def _check_one_of_two(folder: Path, raw: Mapping[str, Any]) -> None:
         raise ConfigError(f"{folder}: both rope_parameters and rope_scaling; remove the wrong one")
 
 
-def context_of(raw: Mapping[str, Any], rope: RopeConfig) -> int:
-    """In yarn files, max_position_embeddings is often the length before stretching."""
-    context = int(raw["max_position_embeddings"])
-    return max(context, int(rope.original_context * rope.factor)) if rope.kind == "yarn" else context
-
-
 def _one_rope(folder: Path, raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> RopeConfig:
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     if kind not in KINDS:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from shared.config.encoder_decoder import decoder_start_id
+from shared.config.folder_facts import read_facts
 from shared.core.errors import ConfigError
 from shared.model.config import read_json
+from shared.model.hf_config import vocab_size_of
 from shared.model.t5 import Attention, FeedForward, Stack, T5Config, T5Layer, T5Model, T5Weights
 from shared.model.tensor_files import TensorFiles
 
@@ -30,7 +31,6 @@ DEFAULT_CONTEXT = 1024  # freely chosen: relative positions have no limit
 def load_t5(folder: Path, max_context: int = 0, dtype: torch.dtype = torch.float32) -> T5Model:
     """Load on the CPU. `max_context`: tokens of input and answer together; 0: DEFAULT_CONTEXT. Raises ConfigError."""
     raw = read_json(folder / "config.json")
-    decoder_start_id(folder, raw)  # refuses a folder without the id, which the router needs
     config, files = config_of(folder, raw, max_context or DEFAULT_CONTEXT), _Taken(TensorFiles(folder), dtype)
     embed = files.take_tensor("shared.weight", config.vocab_size, config.hidden_size)
     head = files.take_tensor("lm_head.weight", *embed.shape) if files.has("lm_head.weight") else embed
@@ -53,10 +53,10 @@ def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Confi
     if kind not in FEED_FORWARDS:
         raise ConfigError(f"{folder}: feed_forward_proj is {kind!r}; it must be one of {', '.join(FEED_FORWARDS)}")
     is_gated, is_gelu = FEED_FORWARDS[kind]
-    eos = raw.get("eos_token_id", 1)
+    facts = read_facts(folder)
     try:
         return T5Config(
-            vocab_size=int(raw["vocab_size"]),
+            vocab_size=vocab_size_of(folder, facts),
             hidden_size=int(raw["d_model"]),
             num_heads=int(raw["num_heads"]),
             head_dim=int(raw["d_kv"]),
@@ -70,7 +70,7 @@ def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Confi
             is_gelu=is_gelu,
             # files without this field: outputs are scaled if embeddings are tied, as in T5 but not in v1.1
             scales_outputs=bool(raw.get("scale_decoder_outputs", raw.get("tie_word_embeddings", True))),
-            eos_ids=tuple(eos) if isinstance(eos, list) else (int(eos),),
+            eos_ids=facts.eos_ids,
             max_context=max_context,
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -141,11 +141,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "share_expert_dim": 32,
     },
 }
-# Families whose fields are those of a part of the config: what the other parts need.
+# Kinds that also see images, whose text part is one of FAMILIES.
+WITH_IMAGES: dict[str, dict[str, Any]] = {"gemma3": GEMMA}
+# Kinds whose fields are those of a part of the config: what the other parts need.
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 NESTED: dict[str, dict[str, Any]] = {
-    "step3p7": {
-        "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    }
+    "gemma3": {"vision_config": VISION | {"image_size": 28, "patch_size": 14}, "mm_tokens_per_image": 4},
+    "step3p7": {"vision_config": VISION},
 }
 
 
@@ -160,7 +162,7 @@ def write_config(family: str, folder: Path) -> None:
 
 def network_of(family: str, **changes: Any) -> transformers.PreTrainedModel:
     """Wide random weights: with narrow ones a wrong mask would hardly show."""
-    fields = SIZES | (FAMILIES | REFUSED)[family] | changes
+    fields = SIZES | (FAMILIES | WITH_IMAGES | REFUSED)[family] | changes
     if family in NESTED:
         fields = NESTED[family] | {"text_config": fields}
     config = transformers.CONFIG_MAPPING[family](**fields)

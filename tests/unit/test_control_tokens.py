@@ -23,7 +23,7 @@ from router.text.hashlm import HashTokenizer
 from router.text.interface import TextModel, VocabFacts
 from router.text.load import load_text_model
 from shared.config.text_settings import TextConfig
-from shared.config.vocab_bytes import byte_level_decoder
+from shared.config.vocab_bytes import byte_level_decoder, byte_table
 from shared.core.errors import InvalidRequest
 
 TURN = "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
@@ -78,7 +78,8 @@ def made(inner: tokenizers.Tokenizer, template: str = TURN) -> TextModel:
     size = inner.get_vocab_size(with_added_tokens=True)
     facts = VocabFacts(vocab_size=size, eos_ids=(), special_ids=frozenset(control), context_length=64)
     entries = [token.content for token in added.values()]
-    tokenizer = FastTokenizer(inner, entry_bytes=byte_level_decoder(), literal=entries, facts=facts, bos_id=None)
+    tokens = byte_table(inner.get_vocab(with_added_tokens=True), entries, byte_level_decoder(), size)
+    tokenizer = FastTokenizer(inner, tokens=tokens, facts=facts, bos_id=None)
     return TextModel(tokenizer, JinjaTemplate({"default": template}, {}, {}), ControlTokens(control.values()))
 
 

@@ -64,7 +64,7 @@ def replace_tensor(folder: Path, name: str, tensor: torch.Tensor) -> None:
         ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 1e4}}, "both rope_p"),
         ({"rope_scaling": ["linear"]}, "wrong field"),
         ({"architectures": {"Qwen2ForCausalLM": 1}}, "wrong field"),
-        ({"max_position_embeddings": 0}, "max_context is 0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0, not a whole number"),
     ],
 )
 def test_numbers_that_the_tensors_are_not_of(llama: Path, changes: dict[str, Any], named: str) -> None:

@@ -18,11 +18,12 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from shared.config.folder_facts import CONFIG, read_facts
 from shared.config.frozen import LIBRARY, LIBRARY_RANKS
 from shared.core.errors import BatonError, ConfigError
 from shared.device.group import RankGroup
 from shared.kernel.libraries import has_numba, has_triton
-from shared.model.hf_config import eos_ids_of, folder_name
+from shared.model.hf_config import folder_name, vocab_size_of
 from shared.model.interface import ModelSpec, StoredWeights
 from shared.model.library.attention import PagedAttention
 from shared.model.library.check import bytes_difference, check_logits
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from shared.model.library.compiled_attention import CompiledAttention
 
 SURVEYED = 8  # tokens of the survey
-MOST_POSITIONS = 1 << 26
 MOST_BOUND = 0.04  # of the check: four times 1 %
 LONGROPE = "longrope"
 
@@ -174,11 +174,10 @@ def checked_config(folder: Path) -> PreTrainedConfig:
 
 def max_context_of(folder: Path, config: PreTrainedConfig) -> int:
     """Return the number of positions that the network was made for."""
-    text = config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None)
-    if not isinstance(limit, int) or not SURVEYED <= limit <= MOST_POSITIONS:
-        raise ConfigError(f"{folder / 'config.json'} has no max_position_embeddings, or one that can't be")
-    ropes = getattr(text, "rope_parameters", None) or {}
+    limit = read_facts(folder).context_length
+    if limit < SURVEYED:
+        raise ConfigError(f"{folder / CONFIG}: max_position_embeddings is {limit}, and {SURVEYED} is the least")
+    ropes = getattr(config.get_text_config(), "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):  # one, or one for each kind of layer
         if isinstance(rope, dict) and rope.get("rope_type") == LONGROPE:
             # Longer texts have other frequencies, which the library takes for the whole step, and for all rows in it.
@@ -195,14 +194,17 @@ def context_of(options: LoadOptions, limit: int) -> int:
 def spec_of(
     folder: Path, config: PreTrainedConfig, files: TensorFiles, dtype: str, max_context: int, stored: StoredWeights
 ) -> ModelSpec:
-    text = config.get_text_config()
+    facts = read_facts(folder)
+    size, librarys = vocab_size_of(folder, facts), config.get_text_config().vocab_size
+    if size != librarys:  # then the router would take other ids for tokens than this node
+        raise ConfigError(f"{folder / CONFIG}: {LIBRARY_VERSION} reads a vocab_size of {librarys}, and Baton {size}")
     return ModelSpec(
         name=folder_name(folder),
-        vocab_size=text.vocab_size,
+        vocab_size=size,
         max_context=max_context,
         dtype=dtype,
         weights_hash=f"{files.content_hash()}{BY_LIBRARY}{LIBRARY_VERSION}",  # another version may round in another way
-        eos_ids=eos_ids_of(folder, text.eos_token_id),
+        eos_ids=facts.eos_ids,
         stored=stored,
         library=LIBRARY_VERSION,
     )
