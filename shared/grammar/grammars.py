@@ -10,10 +10,13 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 
+from shared.core.errors import InvalidRequest
 from shared.grammar.big_stack import one_thread
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.constraint import GrammarConstraint
+from shared.wire.fitting import no_grammar_because
 
 
 class Grammars:
@@ -65,3 +68,24 @@ class Grammars:
     def close(self) -> None:
         for thread in (self._compile_thread, self._mask_thread):
             thread.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class NoGrammars:
+    """What a node that follows no grammars has instead of Grammars. `why`: a clause for the clients of such nodes."""
+
+    why: str = "this node was started without them"
+    num_words: int = 0
+
+    @property
+    def version(self) -> str:
+        return no_grammar_because(self.why)
+
+    def constraint(self, grammar: str, emitted: Sequence[int] = ()) -> GrammarConstraint:
+        raise InvalidRequest(f"this node follows no grammars: {self.why}")
+
+    def close(self) -> None:
+        """Do nothing: there are no threads."""
+
+
+NO_GRAMMARS = NoGrammars()

@@ -21,7 +21,7 @@ from shared.engine.future_map import FutureMap
 from shared.engine.stages import FirstStage
 from shared.engine.transfer_jobs import TransferJobs
 from shared.engine.worker import Runner, Whole, Worker
-from shared.grammar.grammars import Grammars
+from shared.grammar.grammars import NO_GRAMMARS, Grammars, NoGrammars
 from shared.kv.cold_store import ColdStore
 from shared.kv.group_cache import make_cache
 from shared.kv.layout import PlaneSpec, page_windows
@@ -120,7 +120,7 @@ def assemble_core(
     mixed_chunk: MixedChunk | None = None,
     ranks: Ranks | None = None,
     stages: Sequence[Stage] = (),
-    grammars: Grammars | None = None,
+    grammars: Grammars | NoGrammars = NO_GRAMMARS,
     boundary: Boundary | None = None,
     graphs: GraphSpec | None = None,
 ) -> NodeCore:
@@ -128,7 +128,6 @@ def assemble_core(
 
     - widths, mixed_chunk: by default, each chooses the largest number of tokens that the settings allow.
     - ranks: the model's other ranks. The caller shares the pool with these ranks, and then seals the pool.
-    - grammars: with None, requests with a grammar are refused.
     - boundary: by default, the boundary of `settings.device`.
     """
     ends = () if stages else settings.layer_ends  # a pipeline doesn't report finished layers

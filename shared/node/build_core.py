@@ -14,7 +14,7 @@ from shared.config.processes import NodeProcessConfig
 from shared.core.overshoot import loop_depth
 from shared.device.streams import make_streams
 from shared.device.torch_cuda import TorchCuda
-from shared.grammar.grammars import Grammars
+from shared.grammar.grammars import NO_GRAMMARS, Grammars, NoGrammars
 from shared.node.adapters import check_lora_dir
 from shared.node.assemble import assemble_core, boundary_of
 from shared.node.build_memory import core_sizes, measured_plan, sched_settings
@@ -60,7 +60,9 @@ def build_core(
     made = make_streams(streams, on_thread_start=on_start, notify=notify, gpu=gpu, num_stages=num_stages)
     boundary = boundary_of(device, gpu)
 
-    def assemble(plan: MemoryPlan, grammars: Grammars | None = None, graphs: GraphSpec | None = None) -> NodeCore:
+    def assemble(
+        plan: MemoryPlan, grammars: Grammars | NoGrammars = NO_GRAMMARS, graphs: GraphSpec | None = None
+    ) -> NodeCore:
         return assemble_core(
             loaded.model,
             made,

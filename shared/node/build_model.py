@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shared.config.processes import WITHOUT_GPU, NodeParts, check_parts_on_gpu
+from shared.config.vocab_bytes import Vocabulary
 from shared.config.vocabulary import read_vocabulary
 from shared.core.errors import ConfigError
 from shared.device.gpu import Gpu
@@ -16,7 +17,7 @@ from shared.device.malloc import give_freed_memory_back
 from shared.device.torch_cuda import TorchCuda
 from shared.engine.drafter import Drafter
 from shared.grammar.compiler import GrammarCompiler
-from shared.grammar.grammars import Grammars
+from shared.grammar.grammars import Grammars, NoGrammars
 from shared.model.interface import Model, ModelSpec, Stage
 from shared.model.load import load_model, why_not_on_gpus, why_on_cpu
 from shared.model.packed_folder import PackedFolder
@@ -116,16 +117,32 @@ def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | Non
     return loaded
 
 
-def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callable[[], None]) -> Grammars | None:
-    if spec.has_encoder or parts.parallel.pp > 1:
-        return None
-    try:
-        vocabulary = read_vocabulary(parts.model.model)
-    except ConfigError as error:
-        log.warning("no structured output: the vocabulary can't be read", why=error.message)
-        return None
-    if not vocabulary.eos_ids or len(vocabulary.tokens) != spec.vocab_size:
-        counts = {"ends": len(vocabulary.eos_ids), "vocabulary": len(vocabulary.tokens), "model": spec.vocab_size}
-        log.warning("no structured output: the vocabulary does not fit the model", **counts)
-        return None
-    return Grammars(GrammarCompiler(vocabulary), vocabulary.eos_ids, notify)
+def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callable[[], None]) -> Grammars | NoGrammars:
+    """Clients learn the reason why there are none, so it names no files."""
+    why = why_no_grammars(parts, spec)
+    if not why:
+        try:
+            vocabulary = read_vocabulary(parts.model.model)
+        except ConfigError as error:
+            log.warning("no structured output: the tokenizer can't be read", why=error.message)
+            return NoGrammars("the model's tokenizer can't be read (the nodes' logs say why)")
+        why = why_unfit(vocabulary, spec)
+        if not why:
+            return Grammars(GrammarCompiler(vocabulary), vocabulary.eos_ids, notify)
+    log.warning("no structured output", why=why)
+    return NoGrammars(why)
+
+
+def why_no_grammars(parts: NodeParts, spec: ModelSpec) -> str:
+    """Return why no model of this kind follows grammars on this node; "" if it may."""
+    if spec.has_encoder:
+        return "models with an encoder have none"
+    return "nodes with --pp have none" if parts.parallel.pp > 1 else ""
+
+
+def why_unfit(vocabulary: Vocabulary, spec: ModelSpec) -> str:
+    """Return why no grammar can be compiled for this vocabulary; "" if one can."""
+    if not vocabulary.eos_ids:
+        return "no token ends this model's answers"
+    own, models = len(vocabulary.tokens), spec.vocab_size
+    return "" if own == models else f"the model has {models} tokens, and its tokenizer {own}"

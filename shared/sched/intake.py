@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from shared.core.errors import InvalidRequest, TooLarge
 from shared.core.request import Request
-from shared.grammar.grammars import Grammars
+from shared.grammar.grammars import Grammars, NoGrammars
 from shared.sched.queues import Queues
-from shared.wire.fitting import NO_GRAMMAR
-
-NO_GRAMMARS = "this node follows no grammars: it has --pp, or a model with an encoder or an unknown vocabulary"
 
 
 class Intake:
-    def __init__(self, queues: Queues, grammars: Grammars | None) -> None:
-        """`grammars`: None on a node that accepts no grammars."""
+    def __init__(self, queues: Queues, grammars: Grammars | NoGrammars) -> None:
         self._queues = queues
         self._grammars = grammars
 
@@ -34,15 +30,12 @@ class Intake:
 
     @property
     def grammar_version(self) -> str:
-        return self._grammars.version if self._grammars is not None else NO_GRAMMAR
+        return self._grammars.version
 
     def constrain(self, req: Request) -> None:
         """Start to compile the request's grammar, if any. Raise InvalidRequest if this node follows no grammars."""
         if req.sampling.grammar and req.constraint is None:
-            if self._grammars is None:
-                raise InvalidRequest(NO_GRAMMARS)
             req.constraint = self._grammars.constraint(req.sampling.grammar, req.output_ids)
 
     def close(self) -> None:
-        if self._grammars is not None:
-            self._grammars.close()
+        self._grammars.close()

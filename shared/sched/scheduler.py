@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from shared.engine.plan import Int64s, StepResult
 from shared.engine.stages import every_row
-from shared.grammar.grammars import Grammars
+from shared.grammar.grammars import NO_GRAMMARS, Grammars, NoGrammars
 from shared.kv.manager import KVManager
 from shared.sched.capacity import Capacity
 from shared.sched.draft_length import WidthChoice
@@ -39,10 +39,10 @@ class Scheduler:
         widths: WidthChoice,
         tier: ColdTier | None = None,
         choose_rows: Callable[[Int64s, Int64s], Int64s] = every_row,
-        grammars: Grammars | None = None,
+        grammars: Grammars | NoGrammars = NO_GRAMMARS,
         mixed_chunk: MixedChunk | None = None,
     ) -> None:
-        """`choose_rows`: see Stages.choose. `grammars`: None on a node that accepts no grammars."""
+        """`choose_rows`: see Stages.choose."""
         self.settings = settings
         self.queues = queues = Queues(kv, settings, tier)
         self.capacity = capacity = Capacity(kv, settings, queues)
@@ -50,7 +50,7 @@ class Scheduler:
         self.grants = Grants(kv, settings, queues, capacity, new_step)
         self.planner = Planner(kv, settings, queues, capacity, new_step, widths, choose_rows, mixed_chunk)
         self.results = Results(settings, queues)
-        self.masks = MaskMaker(queues.requests, grammars.num_words if grammars is not None else 0, queues.fail)
+        self.masks = MaskMaker(queues.requests, grammars.num_words, queues.fail)
 
     def process(self, result: StepResult) -> None:
         self.planner.observe(result)

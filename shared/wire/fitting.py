@@ -11,7 +11,8 @@ from shared.wire.versions import work_together
 REPORTED_ONLY = ("build", "grammar")  # `grammar` matters only to requests with a grammar; see Prealloc
 PREFILL = "prefill"
 NO_DRAFT_STATE = "none"
-NO_GRAMMAR = "none"
+NO_GRAMMAR = "none"  # of nodes that follow no grammars; after it comes the reason
+BECAUSE = ": "
 PLANE_SEPARATOR = ";"
 BY_LIBRARY = " by "  # in the name of weights that a library's layers run: then comes the library's version
 WINDOWS = "window "  # begins a page layout with windows; then the window of each page group
@@ -43,6 +44,16 @@ def apart(role: str, first: Fingerprint, other_role: str, second: Fingerprint) -
         return misfit(first, second) if role == PREFILL else misfit(second, first)
     name = misfit(first, second)
     return name and misfit(second, first) and name
+
+
+def no_grammar_because(why: str) -> str:
+    return f"{NO_GRAMMAR}{BECAUSE}{why}"
+
+
+def why_no_grammar(fingerprint: Fingerprint) -> str:
+    """Return why the node follows no grammars; "" if it follows some."""
+    name, _, why = fingerprint.grammar.partition(BECAUSE)
+    return (why or "its version does not say why") if name == NO_GRAMMAR else ""
 
 
 def runs_by_library(fingerprint: Fingerprint) -> bool:

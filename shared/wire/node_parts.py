@@ -23,7 +23,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
     page_layout: Text  # the planes of a page, in their order
     spec: Text  # identifies the draft state in pages and records, and the draft head's weights
     build: Text
-    grammar: Text  # llguidance's version and the vocabulary's digest; "none" without grammars
+    grammar: Text  # llguidance's version and the vocabulary's digest; without grammars "none" and why
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):

@@ -16,7 +16,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.streams import StreamSet, make_streams
 from shared.engine.drafter import Drafter
 from shared.engine.plan import StepResult
-from shared.grammar.grammars import Grammars
+from shared.grammar.grammars import Grammars, NoGrammars
 from shared.kv.pool import KVPool
 from shared.model.hashlm.draft import HashDraft
 from shared.model.hashlm.model import HashLM
@@ -175,7 +175,7 @@ def make_core(
     *,
     model: Model | None = None,
     ranks: Ranks | None = None,
-    grammars: Grammars | None = None,
+    grammars: Grammars | NoGrammars | None = None,
     widths: WidthChoice | None = None,
 ) -> NodeCore:
     """`ranks`: where the model is one rank's part. The others replace what the knobs name."""

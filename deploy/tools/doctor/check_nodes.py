@@ -30,7 +30,8 @@ ADVICE = {
     "spec": "start both with the same --spec flags and head; or the prefill node with --spec none",
     "build": "a rolling upgrade does this; finish it",
     "grammar": (
-        "requests with a grammar or tools fail there: use the same model folder, llguidance and kind of device on both"
+        "requests with a grammar or tools are not handed over between these: use the same model folder and llguidance "
+        "on both. Nodes with --pp follow no grammars"
     ),
 }
 
