@@ -38,7 +38,7 @@ from shared.wire.messages import Tokens as TokensMessage
 from shared.wire.peers import PeerUp, Received
 from shared.wire.zeromq.link import NodeLinks
 
-FINGERPRINT = Fingerprint(PROTOCOL_VERSION, 1, "m", "w", "int", 16, "paged", "none", "build", "none")
+FINGERPRINT = Fingerprint(PROTOCOL_VERSION, 1, "m", "w", "int", 16, "paged", "none", "build", "llguidance")
 CONTEXT = 1 << 17
 ROWS_TOTAL = 4096
 PAGES_TOTAL = 1 << 20

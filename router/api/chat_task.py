@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from router.api.answer_form import form_of, format_of, grammar_of_answer
+from router.api.answer_form import AnswerGrammar, form_of, format_of, grammar_of_answer
 from router.api.fields import GenerationFields
-from router.api.generation_plan import Contexts, GenerationPlan
+from router.api.generation_plan import AnswerForm, Contexts, GenerationPlan
 from router.api.parts import Parts
 from router.api.resolve import Resolver
+from router.api.unenforced import left_free
 from router.http.ignored import LOOSENED, MAX_PART_CHARS, PLACEHOLDERS, names_in_header
 from router.text.conversation import Conversation, JsonObject
 from router.tools.choice import NO_TOOLS, ToolChoice
@@ -44,22 +45,34 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
     form = form_of(resolver.text, row, task.choice, prompt, continued, fields.request_id)
     if row is not None and row.ids is CallIds.NAMED:
         form = replace(form, num_calls_before=num_calls(conversation.messages))
-    facts = resolver.text.tokenizer.facts
-    grammar = grammar_of_answer(
-        fields,
-        facts,
-        form,
-        task.choice,
-        allows_parallel=task.allows_parallel,
-        opens_objects=resolver.opens_objects,
-    )
+    grammar, free = grammar_or_free(task, fields, resolver, form)
     ids = resolver.truncated(ids, fields.truncate_prompt_tokens, wanted or 1, contexts.largest)
     resolver.check_length(ids, task.prompt_field, contexts.largest)
     size = resolver.size(ids)
     default = (contexts.common if contexts.common > size else contexts.largest) - size
     cap = resolver.cap(wanted, task.max_tokens_field, contexts.largest - size, default=default)
     headers = headers_of(task.parts.replaced, grammar.loosened)
-    return resolver.plan(fields, [(ids, "")], cap, task.num_logprobs, headers=headers, form=form, grammar=grammar.text)
+    prompts, num_logprobs = [(ids, "")], task.num_logprobs
+    return resolver.plan(
+        fields, prompts, cap, num_logprobs, headers=headers, form=form, grammar=grammar.text, unenforced=free
+    )
+
+
+def grammar_or_free(
+    task: ChatTask, fields: GenerationFields, resolver: Resolver, form: AnswerForm
+) -> tuple[AnswerGrammar, tuple[str, ...]]:
+    """Return the answer's grammar, and what `left_free` returns."""
+    if resolver.no_grammar:
+        return AnswerGrammar(""), left_free(fields, resolver.no_grammar, task.choice)
+    grammar = grammar_of_answer(
+        fields,
+        resolver.text.tokenizer.facts,
+        form,
+        task.choice,
+        allows_parallel=task.allows_parallel,
+        opens_objects=resolver.opens_objects,
+    )
+    return grammar, ()
 
 
 def num_calls(messages: Sequence[JsonObject]) -> int:

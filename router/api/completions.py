@@ -11,7 +11,6 @@ from router.api.fields import GenerationFields, NotNegative, Positive, RefusedFi
 from router.api.generation_plan import Contexts, GenerationPlan, ShowOptions
 from router.api.resolve import Resolver
 from router.api.shapes import NO_PROMPT, PromptShown, TokenNames, list_or_unset, shown_ids
-from router.api.structured import grammar_of
 from router.api.writer import AnswerFacts, Writer
 from router.text.interface import Tokenizer
 from shared.core.errors import InvalidRequest
@@ -65,8 +64,9 @@ class Completions:
             prompts.append((kept, echo))
         room = largest - max(resolver.size(ids) for ids, _ in prompts)
         cap = resolver.cap(wanted, "max_tokens", room, default=DEFAULT_TOKENS)
-        grammar = grammar_of(body, resolver.text.tokenizer.facts, opens_objects=resolver.opens_objects)
-        return resolver.plan(body, prompts, cap, num_logprobs, echoes_logprobs=bool(body.echo), grammar=grammar)
+        grammar, free = resolver.form(body)
+        scored = bool(body.echo)
+        return resolver.plan(body, prompts, cap, num_logprobs, echoes_logprobs=scored, grammar=grammar, unenforced=free)
 
     def skipped(self, body: CompletionRequest) -> Sequence[str]:
         return ()

@@ -29,6 +29,9 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   a tool's schema, such as a pattern with a look-ahead, this part is left out, and the header `x-baton-loosened-tools`
   names tool and part: `mail.properties.to.pattern`, or `mail` if the whole schema is left out. Only a tool with
   `strict: true` is refused, with a 400 that names both.
+- If [no node follows grammars](structured-output.md#where-no-node-follows-grammars), tools that the model may call and
+  JSON that is not strict are answered all the same. The header `x-baton-unenforced` names them: `tools`, `json`. On an
+  answer that is not streamed, `json;valid=no` says that its text is not JSON.
 - An object with `properties` takes others only if `additionalProperties` (or `unevaluatedProperties`) allows them. With
   the router's flag `--open-objects` it takes any others, as JSON Schema says.
 - A stop string ends text, not a call. If `max_tokens` cuts off a call before its arguments begin, nothing of it is

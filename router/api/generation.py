@@ -19,6 +19,7 @@ from router.api.generation_plan import GenerationPlan
 from router.api.marks import Marks
 from router.api.prompts import Prompts
 from router.api.stream_start import StreamStart
+from router.api.unenforced import free_header
 from router.api.writer import AnswerFacts, Counts, Times, Writer, ping_among_ids
 from router.certify.signing import AnswerSigner
 from router.dispatch.gateway import Gateway
@@ -257,6 +258,7 @@ class Generation:
                 totals[index].add(delta)
         is_long = self._plan.sampling.prompt_logprobs >= 0  # a long answer is written on a thread
         data = await asyncio.to_thread(self._writer.whole, totals) if is_long else self._writer.whole(totals)
+        connection.more_headers.update(free_header(self._plan.unenforced, totals))
         await connection.answer(200, data)
 
     async def _stream(self, connection: Connection, mailbox: Mailbox) -> None:

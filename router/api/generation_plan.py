@@ -92,6 +92,7 @@ class GenerationPlan:
     cache_salt: int = 0  # only prompts of one salt share cached pages
     rank: int = 0  # among the tenant's waiting requests: lower ranks start first
     headers: Mapping[bytes, bytes] = field(default_factory=dict)  # of the response: what was changed in the request
+    unenforced: tuple[str, ...] = ()  # what the answer need not follow, because no node follows grammars
     session: str = ""  # the client's name for requests that belong together, if no header has one
     keep_s: float = 0.0  # how long the client asks to keep the prompt's pages cached
     is_certified: bool = False  # whether each choice ends with a certificate

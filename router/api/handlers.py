@@ -139,7 +139,8 @@ class Handlers:
 
     def _resolver_for(self, connection: Connection) -> Resolver:
         max_chars = self._chars_per_token * self.max_context()
-        return replace(self._resolver.for_tenant(connection.tenant), max_chars=max_chars)
+        why = self._registry.why_no_grammar()
+        return replace(self._resolver.for_tenant(connection.tenant), max_chars=max_chars, no_grammar=why)
 
     def generating(self) -> dict[str, Handler]:
         return {api.table.path: partial(self._generate, api, self._parser(api.table)) for api in APIS}

@@ -42,7 +42,6 @@ from router.api.fields import (
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.ollama_writer import Loading, OllamaWriter, chat_part, generate_part
 from router.api.resolve import Cap, Resolver
-from router.api.structured import grammar_of
 from router.api.writer import AnswerFacts, Writer
 from router.text.conversation import Conversation, Scalar
 from router.tools.choice import parse_tool_choice
@@ -258,8 +257,8 @@ def raw_plan(body: OllamaGenerateRequest, prompt: str, resolver: Resolver, conte
     resolver.check_length(ids, "prompt", contexts.largest)
     room = contexts.largest - resolver.size(ids)
     cap = resolver.cap(num_predict(body), "num_predict", room, default=room)
-    grammar = grammar_of(fields, resolver.text.tokenizer.facts, opens_objects=resolver.opens_objects)
-    return resolver.plan(fields, [(ids, "")], cap, num_logprobs(body), grammar=grammar)
+    grammar, free = resolver.form(fields)
+    return resolver.plan(fields, [(ids, "")], cap, num_logprobs(body), grammar=grammar, unenforced=free)
 
 
 def load_plan(body: OllamaFields, resolver: Resolver) -> GenerationPlan:

@@ -16,6 +16,7 @@ from router.api.cache_hints import RETENTION_S
 from router.api.fields import GenerationFields, sampling_fields_of
 from router.api.generation_plan import PLAIN, AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.parts import Parts
+from router.api.structured import grammar_of
 from router.api.token_rules import (
     allowed_ids_of,
     bad_words_of,
@@ -24,6 +25,7 @@ from router.api.token_rules import (
     check_something_is_left,
     stop_ids_of,
 )
+from router.api.unenforced import free_header, left_free
 from router.http.errors import PromptTooLong
 from router.http.ignored import LOWERED
 from router.tenants.tenant import Tenant
@@ -60,7 +62,7 @@ class Resolver:
 
     `defaults`: for fields that a request lacks. `max_chars`: the most characters of a text. For longer texts a
     tokenizer would take gigabytes. `keeps_parts`: whether images may get a placeholder. `is_strict`: whether a
-    `max_tokens` beyond the room is refused, not lowered."""
+    `max_tokens` beyond the room is refused, not lowered. `no_grammar`: why no node follows grammars; "": one does."""
 
     model_name: str
     text: TextModel
@@ -73,6 +75,7 @@ class Resolver:
     is_strict: bool = False
     other_names: tuple[str, ...] = ()  # of the model, beside `model_name`
     opens_objects: bool = False  # whether objects of schemas take properties that the schema does not mention
+    no_grammar: str = ""
 
     def for_tenant(self, tenant: Tenant) -> Resolver:
         if tenant.adapters is None:
@@ -181,6 +184,12 @@ class Resolver:
 
     # ---- the plan
 
+    def form(self, body: GenerationFields) -> tuple[str, tuple[str, ...]]:
+        """Return the grammar of an answer without tools ("" allows any text), and what `left_free` returns."""
+        if self.no_grammar:
+            return "", left_free(body, self.no_grammar)
+        return grammar_of(body, self.text.tokenizer.facts, opens_objects=self.opens_objects), ()
+
     def plan(
         self,
         body: GenerationFields,
@@ -192,8 +201,9 @@ class Resolver:
         echoes_logprobs: bool = False,
         form: AnswerForm = PLAIN,
         grammar: str = "",
+        unenforced: Sequence[str] = (),
     ) -> GenerationPlan:
-        """`grammar`: the answer's grammar; "" allows any text."""
+        """`grammar`: the answer's grammar; "" allows any text. `unenforced`: see `left_free`."""
         prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
         echoes_logprobs = echoes_logprobs and num_logprobs >= 0
         scores = max(prompt_logprobs, num_logprobs if echoes_logprobs else -1)
@@ -225,7 +235,8 @@ class Resolver:
                 names_tokens_by_id=bool(body.return_tokens_as_token_ids),
                 form=form,
             ),
-            headers={**cap.headers, **(headers or {})},
+            headers={**cap.headers, **(headers or {}), **free_header(unenforced)},
+            unenforced=tuple(unenforced),
             is_certified=bool(body.certificate),
         )
 

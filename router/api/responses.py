@@ -192,7 +192,7 @@ def format_of(text: TextFields | None) -> ResponseFormat | None:
     wanted = text.format if text is not None else None
     if wanted is None:
         return None
-    described = JsonSchemaFormat(schema=wanted.schema) if wanted.schema is not None else None
+    described = JsonSchemaFormat(schema=wanted.schema, strict=wanted.strict) if wanted.schema is not None else None
     return ResponseFormat(type=wanted.type, json_schema=described)
 
 

@@ -90,9 +90,8 @@ class Attempts:
             Wanted(request.num_tokens, now, request.pages, request.asked.affinity),
             request.avoid,
             request.asked.most_tokens,
-            request.asked.adapter,
+            request.asked.needs,
             apart,
-            version=request.asked.version,
             on_one=request.asked.wants_scores,
         )
 

@@ -17,6 +17,7 @@ from router.fleet.slowness import Share, Slowness
 from router.fleet.strangers import Strangers
 from router.fleet.unconfirmed import Unconfirmed
 from shared.core.states import RowState
+from shared.wire.fitting import why_no_grammar
 from shared.wire.messages import AdapterOrder, CacheEvents, CacheReplay, Heartbeat, Hello, NodeLoad, Weights
 from shared.wire.others_load import NO_OTHERS, OthersLoad
 
@@ -45,6 +46,19 @@ class Report:
             taken = sum(load.rows.get(state, 0) for state in RowState if state is not RowState.FREE)
             self.num_sequences, self.waiting_tokens = taken + load.waiting, load.waiting_tokens
             self.num_running = load.rows.get(RowState.RUNNING, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What all nodes of a request must have: an adapter (its digest; "": none), a protocol of at least this version,
+    and grammars."""
+
+    adapter: str = ""
+    version: int = 0
+    has_grammar: bool = False
+
+
+NO_NEEDS = Needs()
 
 
 @dataclass(slots=True)
@@ -158,11 +172,17 @@ class RegisteredNode:
     def is_draining(self) -> bool:
         return self.leaving is not None and self.leaving.is_draining
 
-    def knows(self, adapter: str, version: int) -> bool:
-        """Return whether the node has an adapter (its digest; "": none) and at least this protocol version."""
-        if self.hello.fingerprint.protocol < version:
+    def meets(self, needs: Needs) -> bool:
+        if self.hello.fingerprint.protocol < needs.version:
             return False
-        return not adapter or any(own.digest == adapter for own in self.hello.adapters)
+        if needs.has_grammar and self.why_no_grammar:
+            return False
+        return not needs.adapter or any(own.digest == needs.adapter for own in self.hello.adapters)
+
+    @property
+    def why_no_grammar(self) -> str:
+        """Return why the node follows no grammars; "" if it follows some."""
+        return why_no_grammar(self.hello.fingerprint)
 
     def can_take(self, now: float) -> bool:
         return self.is_there and self.breaker.allows(now)
@@ -309,6 +329,11 @@ class Registry:
 
     def _contexts(self) -> list[int]:
         return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
+
+    def why_no_grammar(self) -> str:
+        """Return why no node follows grammars; "" if one does, or if there are no nodes."""
+        reasons = [node.why_no_grammar for node in self._nodes.values() if not node.is_silent]
+        return reasons[0] if reasons and all(reasons) else ""
 
     def weights(self) -> Weights | None:
         """Return what the oldest node says of its weights."""

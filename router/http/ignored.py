@@ -9,6 +9,7 @@ IGNORED = b"x-baton-ignored-fields"
 LOWERED = b"x-baton-lowered"  # a limit of the request that was lowered, with its old and its new value
 PLACEHOLDERS = b"x-baton-placeholders"  # parts of messages in whose place the model reads a placeholder
 LOOSENED = b"x-baton-loosened-tools"  # parts of tools' schemas that no grammar can enforce
+UNENFORCED = b"x-baton-unenforced"  # `tools` and `json`, if no node follows grammars
 MAX_PART_CHARS = 256  # length of a part's name
 MAX_NAMES = 16
 MAX_CHARS = 64  # length of one name

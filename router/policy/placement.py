@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from router.fleet.prompt_cost import MOST_LOCAL_TOKENS, Lacking, PendingWork, costs_less_on_decode
-from router.fleet.registry import RegisteredNode, Registry, fitting, not_held_back, of_role
+from router.fleet.registry import NO_NEEDS, Needs, RegisteredNode, Registry, fitting, not_held_back, of_role
 from router.policy.interface import Picked, Policy, Wanted
 from router.policy.least_load import prompt_tokens
 from router.requests.journal import OpenRequest
@@ -50,21 +50,19 @@ class Placer:
         wanted: Wanted,
         avoid: Collection[str] = (),
         most_tokens: int = 0,
-        adapter: str = "",
+        needs: Needs = NO_NEEDS,
         apart: Collection[str] = (),
         *,
-        version: int = 0,
         on_one: bool = False,
     ) -> Placement:
         """Choose a request's nodes. Raise NoNodes or AdapterMissing.
 
         - `avoid`: peers used only as a last resort, and then without a hand-off
         - `most_tokens`: prompt and longest answer; nodes that can't hold them are used only if no node can
-        - `adapter`: a digest that the nodes must have
-        - `version`: a protocol version that the nodes must have at least
+        - `needs`: of both nodes
         - `apart`: peers used only if their role has no other node
         - `on_one`: no hand-off"""
-        usable = self._able(wanted.now, most_tokens, adapter, version)
+        usable = self._able(wanted.now, most_tokens, needs)
         others = [node for node in usable if node.peer not in avoid] if avoid else usable
         prefills = without(of_role("prefill", others or usable), apart)
         decodes = without(of_role("decode", others or usable), apart)
@@ -128,7 +126,7 @@ class Placer:
         """Choose a node without our requests, else the node with the fewest sequences.
 
         Decode nodes are preferred: no other prompts wait there. `apart`: peers where another suspect runs alone."""
-        able = self._able(now, request.asked.most_tokens, request.asked.adapter, request.asked.version)
+        able = self._able(now, request.asked.most_tokens, request.asked.needs)
         if not able:
             raise NoNodes(NO_NODES)
         nodes = without(without(able, request.avoid), apart)
@@ -138,12 +136,14 @@ class Placer:
             return Placement(None, node, is_alone=bool(idle))
         return Placement(node, None, is_alone=bool(idle))
 
-    def _able(self, now: float, most_tokens: int, adapter: str, version: int) -> list[RegisteredNode]:
+    def _able(self, now: float, most_tokens: int, needs: Needs) -> list[RegisteredNode]:
         usable = self._registry.usable(now)
-        there = [node for node in usable if node.knows(adapter, version)] if adapter or version else usable
+        there = [node for node in usable if node.meets(needs)] if needs != NO_NEEDS else usable
         if usable and not there:
-            if adapter:
+            if needs.adapter:
                 raise AdapterMissing("no node that can take requests now has the adapter; try again")
+            if needs.has_grammar and all(node.why_no_grammar for node in usable):
+                raise NoNodes("no node that can take requests now follows grammars; try again")
             raise NoNodes("no node knows all parameters of this request: its version is older than the router's")
         if most_tokens <= self._registry.narrowest:
             return there
@@ -153,6 +153,7 @@ class Placer:
         asked, prefill = request.asked, request.attempt.prefill
         if prefill is None or not prefill.is_there:
             return []
+        needs = asked.needs
         return [
             node
             for node in among
@@ -160,7 +161,7 @@ class Placer:
             and node.can_take(now)
             and node.peer not in request.avoid
             and node.hello.max_context >= asked.most_tokens
-            and node.knows(asked.adapter, asked.version)
+            and node.meets(needs)
             and self.pairs.reachable(fitting([prefill], node), node, now)
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from router.fleet.registry import Needs
 from router.requests.journey import UNTRACED, Untraced
 from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.sampling_params import SamplingParams
@@ -34,9 +35,9 @@ class NewRequest:
         return len(self.prompt_ids) + self.sampling.max_tokens
 
     @property
-    def version(self) -> int:
-        """The first protocol that knows all of the request's parameters."""
-        return version_for(self.sampling)
+    def needs(self) -> Needs:
+        """The version is the first one that knows all of the request's parameters."""
+        return Needs(self.adapter, version_for(self.sampling), bool(self.sampling.grammar))
 
     @property
     def wants_scores(self) -> bool:

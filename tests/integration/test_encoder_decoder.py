@@ -116,6 +116,16 @@ def test_stops_echo_and_limits(cluster: Cluster, folder: Path, expected: list[tu
     assert len(ids_of(ask(cluster, prompt=[7] * 1000, max_tokens=23, ignore_eos=True))[0]) == 23
 
 
+def test_json_is_asked_for_but_not_enforced(cluster: Cluster) -> None:
+    """A model with an encoder follows no grammar. Who relies on one gets the reason."""
+    body = {"model": "tiny-t5", "prompt": TEXTS[0], "max_tokens": 5, "response_format": {"type": "json_object"}}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=HANG_GUARD_S)
+    assert answer.status_code == 200 and answer.headers["x-baton-unenforced"] == "json;valid=no"
+    body |= {"response_format": None, "guided_regex": "a+"}
+    refused = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=HANG_GUARD_S)
+    assert refused.status_code == 400 and "models with an encoder" in refused.json()["error"]["message"]
+
+
 def test_chat_is_refused(cluster: Cluster) -> None:
     body = {"model": "tiny-t5", "messages": [{"role": "user", "content": "hi"}]}
     refused = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=HANG_GUARD_S)

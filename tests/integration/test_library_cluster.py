@@ -3,6 +3,7 @@ however pages travel, with drafts, where memory is short, and after a node died.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,16 @@ from shared.kv.layout import page_bytes, page_windows
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 from tests.support.cluster import Cluster, baton_up
-from tests.support.library_families import FAMILIES, NUM_TOKENS, PROMPTS, Said, generate, save, write_tokenizer
+from tests.support.library_families import (
+    FAMILIES,
+    NUM_TOKENS,
+    PROMPTS,
+    VOCAB,
+    Said,
+    generate,
+    save,
+    write_tokenizer,
+)
 from tests.support.metrics_page import total
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.struck_stream import struck_stream
@@ -33,6 +43,7 @@ NAMED = (
     *("cohere2", "deepseek_v2", "deepseek_v3", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "glm4_moe"),
     *("gpt_oss", "ministral", "ministral3", "olmo3"),
 )
+SPACES = ("197", "198", "201")  # ids that a random model might write up to its limit
 LONG, LONGEST = 150, 216  # tokens of an answer, and of a row
 TIGHT = (
     *("--dtype", "float32", "--page-size", "8", "--chunk-size", "16", "--max-context", str(LONGEST)),
@@ -101,6 +112,35 @@ def test_latents_are_what_travels(served: Served) -> None:
     ask(served.cluster, list(range(100, 140)), temperature=0)
     served.cluster.eventually(lambda: total(served.cluster.metrics(), MOVED) >= before + need, "all parts are counted")
     assert total(served.cluster.metrics(), MOVED) == before + need
+
+
+def test_models_that_also_see_follow_tools_and_schemas(tmp_path: Path) -> None:
+    """Their vocabulary stands in a part of config.json, and is padded: no node once followed a grammar for them."""
+    folder = tmp_path / "tiny"
+    save("gemma3", folder, vocab_size=VOCAB + 20)
+    write_tokenizer(folder)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    schema = {"type": "object", "properties": {"a": {"enum": ["b", "c"]}}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    asked = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "temperature": 0,
+        "logit_bias": dict.fromkeys(SPACES, -99),
+    }
+    with baton_up(tmp_path / "up.log", "--model", str(folder), "--page-size", "8") as cluster:
+
+        def ask_chat(**fields: Any) -> dict[str, Any]:
+            answer = httpx.post(f"{cluster.url}/v1/chat/completions", json=asked | fields, timeout=HANG_GUARD_S)
+            assert answer.status_code == 200 and "x-baton-unenforced" not in answer.headers, answer.text
+            choice: dict[str, Any] = answer.json()["choices"][0]
+            return choice
+
+        form = {"type": "json_schema", "json_schema": {"schema": schema}}
+        assert json.loads(ask_chat(response_format=form)["message"]["content"])["a"] in ("b", "c")
+        assert ask_chat(response_format={"type": "json_object"}, max_tokens=20)["message"]["content"].startswith("{")
+        assert ask_chat(tools=tools, max_tokens=20)["finish_reason"] in ("stop", "length", "tool_calls")
+        (call,) = ask_chat(tools=tools, tool_choice="required", parallel_tool_calls=False)["message"]["tool_calls"]
+        assert call["function"]["name"] == "f" and json.loads(call["function"]["arguments"])["a"] in ("b", "c")
 
 
 @pytest.mark.parametrize("family", NAMED)

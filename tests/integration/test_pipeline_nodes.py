@@ -6,10 +6,11 @@ import asyncio
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 
 from shared.core import launcher
-from tests.support.cluster import ROOT, baton_up
+from tests.support.cluster import ROOT, Cluster, baton_up
 from tests.support.metrics_page import total
 from tests.support.mixed_clients import make_client, stream_all
 from tests.support.patience import HANG_GUARD_S
@@ -33,11 +34,21 @@ def test_streams_of_any_pair_are_the_oracles(flags: tuple[str, ...], tmp_path: P
         for client in clients:
             client.check()
         assert total(cluster.metrics(), "baton_handoff_bytes_total") > 0
+        check_json(cluster, is_enforced=flags != ("--pp", "2"))
         cluster.eventually(cluster.at_rest, "all pages and rows are back")
         assert cluster.pages_partition()
         said = cluster.log_path.read_text()
         wanted = {"--pp": 2, "--decode-pp": 2}
         assert any(f"stages={wanted[flag]}" in said for flag in flags if flag in wanted)
+
+
+def check_json(cluster: Cluster, *, is_enforced: bool) -> None:
+    """Stages follow no grammars; a node without them, of either role, computes such requests alone."""
+    body = {"prompt": "a" * 60, "max_tokens": 30, "response_format": {"type": "json_object"}}
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=HANG_GUARD_S)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-baton-unenforced") == (None if is_enforced else "json;valid=no")
+    assert answer.json()["choices"][0]["text"].startswith("{") == is_enforced
 
 
 def test_a_node_with_more_stages_than_layers_does_not_start() -> None:

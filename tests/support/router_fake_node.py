@@ -39,7 +39,7 @@ from shared.wire.zeromq.link import NodeLinks
 from tests.support.patience import HANG_GUARD_S
 
 EOS = 95
-FINGERPRINT = Fingerprint(PROTOCOL_VERSION, 1, "hashlm", "w", "int", 16, "paged", "none", "build", "none")
+FINGERPRINT = Fingerprint(PROTOCOL_VERSION, 1, "hashlm", "w", "int", 16, "paged", "none", "build", "llguidance")
 _epochs = itertools.count(1)
 
 

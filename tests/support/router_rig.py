@@ -29,7 +29,7 @@ from shared.wire.messages import (
 from shared.wire.peers import peer_name
 from shared.wire.taken import Taken
 
-FINGERPRINT = Fingerprint(PROTOCOL_VERSION, 1, "m", "w", "int", 16, "paged", "none", "build", "none")
+FINGERPRINT = Fingerprint(PROTOCOL_VERSION, 1, "m", "w", "int", 16, "paged", "none", "build", "llguidance")
 
 
 def hello(
