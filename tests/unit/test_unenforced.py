@@ -90,9 +90,7 @@ def plan_of(api: str, why: str = WHY, **fields: Any) -> GenerationPlan:
         ("raw", {"format": "json"}, ("json",)),
     ],
 )
-def test_what_no_node_enforces_is_answered_and_named(
-    api: str, fields: dict[str, Any], names: tuple[str, ...]
-) -> None:
+def test_what_no_node_enforces_is_answered_and_named(api: str, fields: dict[str, Any], names: tuple[str, ...]) -> None:
     plan = plan_of(api, **fields)
     assert (plan.sampling.grammar, plan.unenforced) == ("", names)
     assert plan.headers == ({UNENFORCED: ", ".join(names).encode()} if names else {})
