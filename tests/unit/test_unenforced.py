@@ -27,6 +27,7 @@ from router.policy.least_load import LeastLoad
 from router.policy.placement import Placer
 from router.text.hashlm import hash_text_model
 from router.tools.deltas import ContentText, ReasoningText
+from router.tools.formats import BY_NAME
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, NoNodes
 from shared.wire.fitting import NO_GRAMMAR, no_grammar_because
@@ -61,7 +62,7 @@ APIS: dict[str, tuple[GenerationApi[Any], dict[str, Any]]] = {
 
 def plan_of(api: str, why: str = WHY, **fields: Any) -> GenerationPlan:
     made, body = APIS[api]
-    resolver = Resolver("m", hash_text_model(), LimitsConfig(), tool_format="hermes", no_grammar=why)
+    resolver = Resolver("m", hash_text_model(), LimitsConfig(), calls=BY_NAME["hermes"], no_grammar=why)
     parsed = BodyParser(made.table).parse(json.dumps(body | fields).encode()).body
     return made.plan(parsed, resolver, Contexts(4096, 4096))
 
