@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.admin import AdminHandlers
 from router.api.admin_endpoint import AdminEndpoint
@@ -16,6 +18,19 @@ from router.api.openapi import OpenApi
 from router.api.playground import StaticPage
 from router.tenants.book import Tenants
 from router.tenants.tenant import CHANGE, DRAIN, SEE
+
+
+class PathRouter(Router):
+    """`slashed`: paths that are served with a slash at the end, too, as some clients send it. Paths for operators are
+    not: proxies bar these by their exact names."""
+
+    def __init__(self, routes: Iterable[Route], default: ASGIApp, slashed: Iterable[str]) -> None:
+        super().__init__(list(routes), redirect_slashes=False, default=default)
+        self._slashed = {f"{path}/": path for path in slashed}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = self._slashed.get(scope.get("path", ""))
+        await super().__call__(scope if path is None else {**scope, "path": path}, receive, send)
 
 
 def build_routes(rules: EndpointRules, handlers: Handlers, admin: AdminHandlers, operators: Tenants) -> Router:
@@ -42,12 +57,13 @@ def build_routes(rules: EndpointRules, handlers: Handlers, admin: AdminHandlers,
         Route("/", Endpoint(rules, "GET", StaticPage("index.html").page)),
         Route("/status", Endpoint(rules, "GET", StaticPage("status.html").page)),
     ]
-    missing = MissingPaths(route.path for route in (*generating, *others) if "{" not in route.path).handle
+    paths = [route.path for route in (*generating, *others) if "{" not in route.path]
+    missing = MissingPaths(paths).handle
     whole_server = Route("/*", Endpoint(rules, "*", missing))  # WHOLE_SERVER: there is only OPTIONS
-    return Router(
-        routes=[*generating, *others, *admin_routes(replace(rules, tenants=operators), admin), whole_server],
+    return PathRouter(
+        [*generating, *others, *admin_routes(replace(rules, tenants=operators), admin), whole_server],
         default=Endpoint(rules, "", missing),
-        redirect_slashes=False,
+        slashed=[path for path in paths if path not in ("/", "/metrics")],
     )
 
 

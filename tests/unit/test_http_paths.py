@@ -74,6 +74,23 @@ def test_a_path_names_its_methods(path: str, allowed: str, method: str) -> None:
     assert method == "OPTIONS" or f"takes {taken} only" in body.decode()
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/v1/messages/count_tokens", "/tokenize",
+                                  "/api/tags", "/openapi.json", "/health", "/ready", "/status"])  # fmt: skip
+def test_a_slash_at_the_end_changes_nothing(path: str) -> None:
+    for method in ("PUT", "DELETE", "OPTIONS"):  # handlers are mocks
+        with_slash, without = (asked(whole_router(), method, one, x_request_id="r") for one in (f"{path}/", path))
+        assert with_slash == without and without[0] == (200 if method == "OPTIONS" else 405)
+
+
+@pytest.mark.parametrize(
+    "path", ["/metrics/", "/admin/status/", "/admin/drain/", "/admin/", "//", "/v1/", "/tokenizer/"]
+)
+def test_a_slash_opens_no_path_that_a_proxy_bars_by_name(path: str) -> None:
+    """As `location = /metrics` in the chart's nginx does."""
+    status, _, body = asked(whole_router(), "GET", path)
+    assert status == 404 and b"there is nothing at" in body
+
+
 @pytest.mark.parametrize("refused", [False, True], ids=["the handler reads it", "it is refused"])
 def test_the_server_s_end_answers_who_has_sent_half_a_body(refused: bool) -> None:
     """uvicorn cancels what takes too long. Else it would log a traceback, and answer 500."""
@@ -138,7 +155,7 @@ def test_an_api_that_is_not_served_is_named(path: str, method: str) -> None:
     [
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
-        ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completions//", "did you mean /v1/chat/completions?"),
         ("/v1/model", "did you mean /v1/models?"),
         ("/healthz", "did you mean /health?"),
         ("/api/tag", "did you mean /api/tags?"),
