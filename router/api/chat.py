@@ -30,10 +30,11 @@ from router.api.fields import (
     NOT_YET,
     NOTHING,
     GenerationFields,
-    Positive,
+    Longest,
     RefusedField,
     ShortText,
     TopLogprobs,
+    check_some,
     generation_table,
 )
 from router.api.generation_plan import Contexts, GenerationPlan, ShowOptions
@@ -59,7 +60,7 @@ from shared.core.states import FinishReason
 
 class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    max_completion_tokens: Positive | None = None
+    max_completion_tokens: Longest | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     chat_template_kwargs: dict[str, Scalar] | None = None
@@ -111,6 +112,7 @@ class Chat:
     table = CHAT
 
     def plan(self, body: ChatRequest, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
+        check_some(body, "max_completion_tokens", "max_tokens")
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         tools, choice = declared_tools(body)

@@ -46,7 +46,7 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
     if row is not None and row.ids is CallIds.NAMED:
         form = replace(form, num_calls_before=num_calls(conversation.messages))
     grammar, free = grammar_or_free(task, fields, resolver, form)
-    ids = resolver.truncated(ids, fields.truncate_prompt_tokens, wanted or 1, contexts.largest)
+    ids = resolver.truncated(ids, fields.truncate_prompt_tokens, max(1, wanted or 1), contexts.largest)
     resolver.check_length(ids, task.prompt_field, contexts.largest)
     size = resolver.size(ids)
     default = (contexts.common if contexts.common > size else contexts.largest) - size

@@ -19,7 +19,6 @@ DEFAULT_TOKENS = 16  # OpenAI's default for completions only
 
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
-    max_tokens: NotNegative | None = None
     prompt: str | list[str | NotNegative | list[NotNegative]]
     echo: bool | None = None
     logprobs: TopLogprobs | bool | None = None
@@ -33,7 +32,7 @@ COMPLETIONS = generation_table(
     about={
         "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
         "echo": "the answer begins with the prompt; with logprobs, the prompt's tokens have theirs",
-        "max_tokens": "longest answer; default: 16; 0: only what other fields ask about the prompt",
+        "max_tokens": "longest answer; default: 16; 0: only what other fields ask about the prompt; -1: no limit",
         "logprobs": "the log-probability of every token, and of this many of the likeliest ones",
         "best_of": "must equal n",
         "add_special_tokens": "false: no begin token before a prompt that is text",
@@ -63,7 +62,7 @@ class Completions:
             echo = resolver.echo(kept, text, is_whole=kept == ids and not is_scored) if body.echo else ""
             prompts.append((kept, echo))
         room = largest - max(resolver.size(ids) for ids, _ in prompts)
-        cap = resolver.cap(wanted, "max_tokens", room, default=DEFAULT_TOKENS)
+        cap = resolver.cap(wanted, "max_tokens", room, default=DEFAULT_TOKENS if wanted is None else room)
         grammar, free = resolver.form(body)
         scored = bool(body.echo)
         return resolver.plan(body, prompts, cap, num_logprobs, echoes_logprobs=scored, grammar=grammar, unenforced=free)

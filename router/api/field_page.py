@@ -16,7 +16,9 @@ INTRODUCTION = """# The HTTP API, field by field
 
 Made from the parser's own tables (`python -m router.api.field_page`).
 
-- A field that is null counts as absent.
+- A field that is null counts as absent. Where an integer is meant, 8.0 is 8 (8.5 is refused). A text that is a number,
+  such as "0.7", is the number where only numbers are meant. With `--strict-fields` it is refused, as OpenAI's API does.
+- Empty stop strings ask for nothing. Half a surrogate pair in a text, such as `\\ud83d` alone, becomes U+FFFD.
 - "The model's" default is in its generation_config.json, or in `general.sampling` of its GGUF file.
   [`--sampling-defaults`](flags.md) names other values. `/v1/models` shows the values as `sampling_defaults`. They also
   hold for parameters that an endpoint has no field for.
@@ -24,7 +26,8 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   and `baton_ignored_fields_total` counts them. With `--strict-fields` unknown fields are refused.
 - A `max_tokens` (or other name of it) that does not fit after the prompt is lowered. The header `x-baton-lowered` has
   the field, the old and the new value: `max_tokens;from=32000;to=8150`. With `--strict-fields` it is refused with the
-  code `context_length_exceeded`, on which agents shorten their conversation.
+  code `context_length_exceeded`, on which agents shorten their conversation. -1 means no limit: neither the 16 tokens
+  of completions nor `--default-max-tokens` count.
 - Calls follow their tools' schemas, and answers the schema that the request names. If no grammar can follow a part of
   a tool's schema, such as a pattern with a look-ahead, this part is left out, and the header `x-baton-loosened-tools`
   names tool and part: `mail.properties.to.pattern`, or `mail` if the whole schema is left out. Only a tool with
@@ -74,6 +77,7 @@ Made from the parser's own tables (`python -m router.api.field_page`).
 - The server ignores `Upgrade`, and speaks HTTP/1.1 on plain connections. HTTP/1.0 clients get streams without chunks.
   Idle connections stay open for `--keep-alive-s`, which the header `Keep-Alive: timeout=` announces. A client that
   closes its sending side before it has its answer counts as gone.
+- A slash at the end of a path changes nothing, except at `/metrics` and below `/admin`.
 - Paths answer `OPTIONS` and errors of 405 with `Allow`. A 404 names the path that was meant, or all paths. Known APIs
   that are not served (embeddings, reranking, audio, images, files, batches) are refused by name, with a 404.
 - `usage` shows how many of a prompt's tokens were cached. A node reports this number when it ends an answer. At a stop

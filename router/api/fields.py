@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from router.api.cache_hints import ABOUT_KEY, ABOUT_RETENTION, Retention
+from shared.core.errors import InvalidRequest
 from shared.core.sampling_params import BY_NAME, MAX_GRAMMAR_CHARS, MAX_TOP_LOGPROBS, PARAMETERS
 
 
@@ -36,6 +37,8 @@ TopK = Annotated[int, limits("top_k")]
 Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
+NO_LIMIT = -1
+Longest = Annotated[int, Meta(ge=NO_LIMIT)]  # tokens of an answer; `check_some` refuses 0 where it has no meaning
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 ShortText = Annotated[str, Meta(max_length=512)]
@@ -122,7 +125,7 @@ class AnswerFields(Body, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Positive | None = None
-    max_tokens: Positive | None = None
+    max_tokens: Longest | None = None
 
 
 # digests of streams depend on the order; new parameters come last
@@ -147,6 +150,13 @@ else:
         kw_only=True,
         module=__name__,
     )
+
+
+def check_some(body: Body, *names: str) -> None:
+    """Raise InvalidRequest if one of these limits on the answer leaves no token of it."""
+    for name in names:
+        if getattr(body, name) == 0:
+            raise InvalidRequest(f"{name}: Expected `int` >= 1, or -1 for no limit", param=name)
 
 
 def sampling_fields_of(body: Body) -> dict[str, Any]:
@@ -197,7 +207,7 @@ ABOUT_GENERATION = {
     "stream": "server-sent events instead of one answer",
     "stream_options": "`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk",
     "n": "answers to each prompt; default: 1",
-    "max_tokens": "longest answer; default: the rest of the context",
+    "max_tokens": "longest answer; default and -1: the rest of the context",
     **{one.name: one.about for one in REQUESTED},
     "logit_bias": "token id -> number added to its logit",
     "allowed_token_ids": "no other token is drawn, not even the end of the answer",

@@ -19,7 +19,7 @@ from router.api.fields import (
     FieldTable,
     GenerationFields,
     JsonSchemaFormat,
-    NotNegative,
+    Longest,
     Priority,
     RefusedField,
     ResponseFormat,
@@ -82,7 +82,7 @@ class PromptFields(Body, frozen=True, kw_only=True):
 
 
 class MessagesRequest(PromptFields, frozen=True, kw_only=True):
-    max_tokens: NotNegative
+    max_tokens: Longest
     stream: bool | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -122,7 +122,7 @@ MESSAGES = FieldTable(
     MessagesRequest,
     about=ABOUT_PROMPT
     | {
-        "max_tokens": "longest answer, at most the rest of the context; 0: only read the prompt",
+        "max_tokens": "longest answer, at most the rest of the context; 0: only read the prompt; -1: no limit",
         "stream": "server-sent events instead of one answer",
         "temperature": ABOUT_GENERATION["temperature"],
         "top_p": ABOUT_GENERATION["top_p"],

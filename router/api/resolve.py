@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from router.api.cache_hints import RETENTION_S
-from router.api.fields import GenerationFields, sampling_fields_of
+from router.api.fields import NO_LIMIT, GenerationFields, sampling_fields_of
 from router.api.generation_plan import PLAIN, AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.parts import Parts
 from router.api.structured import grammar_of
@@ -44,6 +44,8 @@ TOO_MANY = "this model's maximum context length is exceeded"
 MOST_SHOWN = 1 << 63
 MOST_NAMES = 20  # in an error
 DEFAULTED = tuple(one.name for one in fields(SamplingValues))
+# Nodes take no 0, which OpenAI's API takes. The likeliest token of any vocabulary has a larger share than this.
+LEAST_TOP_P = 1e-9
 GONE = "gone"  # stands for a digest if the adapter's last node has just left
 
 
@@ -114,8 +116,8 @@ class Resolver:
         stops = _stops(body)
         if len(stops) > limits.max_stop_strings:
             raise InvalidRequest(f"stop holds more than {limits.max_stop_strings} strings", param="stop")
-        if any(not 1 <= len(stop) <= limits.max_stop_chars for stop in stops):
-            raise InvalidRequest(f"a stop string must have 1 to {limits.max_stop_chars} characters", param="stop")
+        if any(len(stop) > limits.max_stop_chars for stop in stops):
+            raise InvalidRequest(f"stop: a stop string has at most {limits.max_stop_chars} characters", param="stop")
 
     # ---- prompts
 
@@ -172,6 +174,8 @@ class Resolver:
         """Raise PromptTooLong if strict: agents then shorten their conversation."""
         if wanted is None:
             return Cap(min(default, room, self.limits.default_max_tokens or room))
+        if wanted == NO_LIMIT:
+            return Cap(min(default, room))
         if wanted <= room:
             return Cap(wanted)
         if self.is_strict:
@@ -291,7 +295,8 @@ class Resolver:
     def _numbers(self, body: GenerationFields) -> dict[str, Any]:
         own = {name: value for name, value in sampling_fields_of(body).items() if value is not None}
         numbers = {name: getattr(self.defaults, name) for name in DEFAULTED} | own
-        return numbers | {"top_k": min(max(0, numbers["top_k"]), self.text.tokenizer.facts.vocab_size)}
+        top_k = min(max(0, numbers["top_k"]), self.text.tokenizer.facts.vocab_size)
+        return numbers | {"top_k": top_k, "top_p": max(LEAST_TOP_P, numbers["top_p"])}
 
 
 def chars_per_token(tokenizer: Tokenizer) -> int:
@@ -312,9 +317,9 @@ def _salt(text: str | None) -> int:
 
 
 def _stops(body: GenerationFields) -> tuple[str, ...]:
-    if body.stop is None:
-        return ()
-    return (body.stop,) if isinstance(body.stop, str) else tuple(dict.fromkeys(body.stop))
+    """Leave out empty strings: forms send what their user left empty."""
+    given = (body.stop,) if isinstance(body.stop, str) else body.stop or ()
+    return tuple(dict.fromkeys(filter(None, given)))
 
 
 def _usage_shown(body: GenerationFields) -> UsageShown:

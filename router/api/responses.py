@@ -13,6 +13,7 @@ from router.api.chat_task import ChatTask, named_as, plan_of
 from router.api.fields import (
     ABOUT_GENERATION,
     ABOUT_PRIORITY,
+    NO_LIMIT,
     NOT_YET,
     NOTHING,
     Body,
@@ -20,7 +21,7 @@ from router.api.fields import (
     FieldTable,
     GenerationFields,
     JsonSchemaFormat,
-    Positive,
+    Longest,
     Priority,
     RefusedField,
     ResponseFormat,
@@ -28,6 +29,7 @@ from router.api.fields import (
     ShortText,
     Temperature,
     TopP,
+    check_some,
     sampling_fields_of,
 )
 from router.api.generation_plan import Contexts, GenerationPlan
@@ -74,7 +76,7 @@ class ResponsesRequest(Body, frozen=True, kw_only=True):
     model: str | None = None
     input: str | Annotated[list[InputItem], Meta(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: Positive | None = None
+    max_output_tokens: Longest | None = None
     stream: bool | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -100,7 +102,7 @@ RESPONSES = FieldTable(
         "model": "the served model or one of its adapters; default: the model",
         "input": "a text, or the conversation as items: messages, reasoning, calls and their outputs",
         "instructions": "text before the conversation",
-        "max_output_tokens": "longest answer, at most the rest of the context, which is the default",
+        "max_output_tokens": "longest answer, at most the rest of the context, which is the default; -1: no limit",
         "stream": "server-sent events instead of one answer",
         "temperature": ABOUT_GENERATION["temperature"],
         "top_p": ABOUT_GENERATION["top_p"],
@@ -148,6 +150,7 @@ class Responses:
     table = RESPONSES
 
     def plan(self, body: ResponsesRequest, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
+        check_some(body, "max_output_tokens")
         if LOGPROBS in (body.include or ()):
             raise InvalidRequest(f"include: {LOGPROBS} is not served here; ask /v1/chat/completions", param="include")
         tools = parse_tools(body.tools).tools
@@ -202,7 +205,7 @@ def echo_of(body: ResponsesRequest, sampling: SamplingParams) -> dict[str, objec
     shown = {name: value for name in TextFormat.__struct_fields__ if (value := getattr(wanted, name, None)) is not None}
     return {
         "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
+        "max_output_tokens": None if body.max_output_tokens == NO_LIMIT else body.max_output_tokens,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": {"effort": effort, "summary": None},

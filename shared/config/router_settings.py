@@ -51,8 +51,8 @@ class RouterConfig:
     )
     strict_fields: bool = option(
         False,
-        "refuse unknown fields of requests, and a max_tokens that does not fit after the prompt; else response headers "
-        "name the fields, and the lowered limit",
+        "refuse unknown fields of requests, numbers that are sent as texts, and a max_tokens that does not fit after "
+        "the prompt; else response headers name the fields, and the lowered limit",
     )
     unsupported_parts: str = option(
         "placeholder",

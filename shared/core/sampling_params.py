@@ -122,8 +122,9 @@ class SamplingParams:
     top_p: float = parameter(
         NEUTRAL.top_p,
         nodes=Bounds(gt=0, le=1),
-        clients=Bounds(gt=0, le=1),
-        about="draw only from the likeliest tokens that together have this probability; default: the model's, else 1",
+        clients=Bounds(ge=0, le=1),
+        about="draw only from the likeliest tokens that together have this probability; 0: only from the likeliest; "
+        "default: the model's, else 1",
         step=Step.FILTER,
         other=0.9,
     )

@@ -89,11 +89,11 @@ RESPONSES_ROWS = [
             (32_000, sampling("max_tokens", 1000 - len("user: hi assistant: "))),
             (None, sampling("max_tokens", 1000 - len("user: hi assistant: "))),
         ),
-        (0, -1, 1.5, "x"),
+        (0, -2, 1.5, "x"),
     ),
     Row("stream", ((True, show("stream", True)), (None, show("stream", False))), ("yes", 1, {})),
     Row("temperature", ((0, sampling("temperature", 0.0)), (None, sampling("temperature", 1.0))), (-1, 3, "x")),
-    Row("top_p", ((0.5, sampling("top_p", 0.5)),), (0, 2, "x")),
+    Row("top_p", ((0.5, sampling("top_p", 0.5)),), (-1, 2, "x")),
     Row(
         "tools",
         (([TOOL, OTHER_TOOL], calls("f", "g")), ([HOSTED, TOOL], calls("f")), ([HOSTED], calls()), ([], calls())),

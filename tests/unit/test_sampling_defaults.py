@@ -104,7 +104,7 @@ def test_a_file_replaces_what_the_model_says(tmp_path: Path) -> None:
         ("temperature", 2.1),
         ("temperature", "1"),
         ("temperature", float("nan")),
-        ("top_p", 0),
+        ("top_p", -0.1),
         ("top_k", 1.5),
         ("min_p", -1),
         ("repetition_penalty", 0),
