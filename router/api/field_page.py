@@ -31,7 +31,9 @@ Made from the parser's own tables (`python -m router.api.field_page`).
 - Calls follow their tools' schemas, and answers the schema that the request names. If no grammar can follow a part of
   a tool's schema, such as a pattern with a look-ahead, this part is left out, and the header `x-baton-loosened-tools`
   names tool and part: `mail.properties.to.pattern`, or `mail` if the whole schema is left out. Only a tool with
-  `strict: true` is refused, with a 400 that names both.
+  `strict: true` is refused, with a 400 that names both. The same holds for numbers that llguidance would round: bounds,
+  `const` and `enum` beyond 2^53 (but 10^17 and the maximum 2^63 - 1 are exact), and a `multipleOf` beyond 100,000. In
+  an answer's schema they get a 400 that names them.
 - If [no node follows grammars](structured-output.md#where-no-node-follows-grammars), tools that the model may call and
   JSON that is not strict are answered all the same. The header `x-baton-unenforced` names them: `tools`, `json`. On an
   answer that is not streamed, `json;valid=no` says that its text is not JSON.

@@ -11,6 +11,7 @@ from typing import Any
 
 from llguidance import LLMatcher, grammar_from
 
+from router.text.schema_numbers import check_numbers
 from shared.core.errors import InvalidRequest
 from shared.core.sampling_params import MAX_GRAMMAR_CHARS
 from shared.grammar.compiler import check_grammar
@@ -87,5 +88,6 @@ def of_lark(text: str) -> str:
 def checked(grammar: str) -> str:
     if len(grammar) > MAX_GRAMMAR_CHARS:
         raise InvalidRequest(f"more than {MAX_GRAMMAR_CHARS} characters")
+    check_numbers(grammar)
     check_grammar(grammar)
     return grammar
