@@ -27,6 +27,7 @@ from deploy.tools.plan import command as plan
 from deploy.tools.prove import command as prove
 from shared.config import core_plan
 from shared.config.flags import Values, add_flags, given_values
+from shared.config.home import prepare_home
 from shared.config.load import load
 from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
@@ -185,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         make_parser().print_help()
         return 0
+    prepare_home()
     try:
         return run(args.command, args)
     except ConfigError as error:

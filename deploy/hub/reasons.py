@@ -13,6 +13,7 @@ from shared.core.errors import ConfigError
 
 UNAUTHORIZED, FORBIDDEN, TOO_MANY, SERVER_ERRORS = 401, 403, 429, 500
 LONGEST_REASON = 200
+NOT_WRITTEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 AGAIN = "run it again: whole files are kept"
 
 
@@ -106,7 +107,8 @@ def trouble_here(error: BaseException, hub: Hub) -> str:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"the disk of {hub.cache} is full; free some, or set HF_HOME to a larger disk"
         if isinstance(cause, OSError) and cause.errno is not None:
-            return f"{cause.strerror}: {cause.filename or hub.cache}"
+            remedy = "; set HF_HOME to a folder that can be written" if cause.errno in NOT_WRITTEN else ""
+            return f"{cause.strerror}: {cause.filename or hub.cache}{remedy}"
     return f"the download failed ({first_line(error)}); {AGAIN}"
 
 

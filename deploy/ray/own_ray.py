@@ -18,6 +18,7 @@ import psutil
 from deploy.cluster.local import free_port
 from shared.config import ray_settings
 from shared.config.core_plan import usable_cores
+from shared.config.home import can_write
 from shared.core.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -25,6 +26,7 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.2
 SHOWN_LOG_CHARS = 2000
+RECORD = "ray.json"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 START_FIELD = 19  # start time's index among /proc/PID/stat's fields after the name
 BIRTH_TOLERANCE_S = 10.0
@@ -73,7 +75,7 @@ def record_of(address: str, cluster: str, pid: int) -> RayRecord:
 
 
 def record_path() -> Path:
-    return Path.home() / ".baton" / "ray.json"
+    return Path.home() / ".baton" / RECORD
 
 
 def read_record() -> RayRecord | None:
@@ -84,9 +86,19 @@ def read_record() -> RayRecord | None:
 
 
 def write_record(record: RayRecord) -> None:
-    path = record_path()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(record)), "utf-8")
+    (own_folder() / RECORD).write_text(json.dumps(asdict(record)), "utf-8")
+
+
+def own_folder() -> Path:
+    """Make the folder. Raise ConfigError if it can't be written: `down` finds a cluster by its record there."""
+    folder = record_path().parent
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; set HOME to a folder that can be written") from None
+    if not can_write(folder):
+        raise ConfigError(f"{folder} can't be written; set HOME to a folder that can")
+    return folder
 
 
 def forget_record() -> None:
@@ -99,8 +111,7 @@ def start(cluster: str, num_cpus: float) -> RayRecord:
     Ray counts cores without assigning them. If more are reserved than exist, processes share them.
     """
     port = free_port(LOOPBACK)
-    log = record_path().with_name("ray-head.log")
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log = own_folder() / "ray-head.log"
     cpus = max(len(usable_cores()), int(num_cpus) + 1)
     flags = ["--head", "--block", f"--port={port}", f"--node-ip-address={LOOPBACK}", f"--num-cpus={cpus}"]
     command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *flags, "--include-dashboard=false"]

@@ -96,6 +96,7 @@ def shipped(checkout: Path) -> dict[str, Any]:
 
 def up(config: RayClusterConfig) -> int:
     plan.check_config(config)
+    head.own_folder()
     fetched = with_pinned_model if config.ray.address else with_local_model
     config = replace(config, nodes=fetched(config.nodes))
     record = reach(config)

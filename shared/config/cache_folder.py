@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shared.config.home import can_write, private_folder
+
 
 def packed_folder() -> Path:
     return baton_folder() / "packed"
 
 
 def kernels_folder() -> Path:
-    return baton_folder() / "kernels"
+    """Return a folder that can be written, a temporary one if need be. Raise OSError if there is none."""
+    folder = baton_folder() / "kernels"
+    return folder if can_write(folder) else private_folder() / "kernels"
 
 
 def baton_folder() -> Path:

@@ -12,12 +12,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 from numba.core import config
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 from shared.config.cache_folder import kernels_folder
+from shared.config.home import private_name
 from shared.core.launcher import is_checkout
 
 
@@ -61,12 +64,24 @@ class KeptCode(FunctionCache):
 def keep_code(compiled: Any, function: Any) -> None:
     """Let `compiled`, which numba made from the function, load and save its code on disk."""
     settings: Any = config
-    if not settings.CACHE_DIR and not is_checkout():
-        settings.CACHE_DIR = str(kernels_folder())
     try:
+        if not settings.CACHE_DIR and not is_own_checkout():
+            settings.CACHE_DIR = str(chosen_folder())
         compiled._cache = KeptCode(function)
     except (RuntimeError, OSError) as error:
         tell_not_kept(error)
+
+
+def is_own_checkout() -> bool:
+    return is_checkout() and os.access(Path(__file__).parent, os.W_OK)
+
+
+def chosen_folder() -> Path:
+    folder = kernels_folder()
+    if folder.is_relative_to(private_name()):
+        why = "no home folder can be written; set XDG_CACHE_HOME to a folder that lasts"
+        logging.getLogger(__name__).warning("compiled kernels are kept in %s: %s", folder, why)
+    return folder
 
 
 def tell_not_kept(error: Exception) -> None:

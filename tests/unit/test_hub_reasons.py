@@ -143,7 +143,10 @@ def test_a_cache_that_is_no_folder(rig: HubRig) -> None:
     rig.state.add(NAME, SMALL)
     rig.hub.cache.parent.mkdir()
     rig.hub.cache.touch()
-    assert "Not a directory" in rig.refusal() or "File exists" in rig.refusal()
+    said = rig.refusal()
+    assert (
+        "Not a directory" in said or "File exists" in said
+    ) and "; set HF_HOME to a folder that can be written" in said
 
 
 def test_a_server_that_is_no_hub(rig: HubRig) -> None:

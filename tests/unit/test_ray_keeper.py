@@ -177,6 +177,17 @@ def test_the_record_tells_a_process_from_a_later_one_of_its_pid(home):
     assert head.read_record() is None
 
 
+def test_a_cluster_begins_only_where_its_record_can_be_kept(home, monkeypatch):
+    assert head.own_folder() == home / ".baton"
+    monkeypatch.setattr(head, "can_write", lambda path: False)
+    with pytest.raises(cli.ConfigError, match=r"\.baton can't be written; set HOME"):
+        head.own_folder()
+    (home / ".baton").rmdir()
+    (home / ".baton").touch()
+    with pytest.raises(cli.ConfigError, match=r"\.baton: File exists; set HOME"):
+        head.own_folder()
+
+
 @pytest.mark.skipif(not head.BOOT_ID.exists(), reason="this system has no ids of boots")
 def test_a_stepped_clock_hides_no_running_ray_but_a_boot_does(monkeypatch):
     record = head.record_of("127.0.0.1:1", "baton", os.getpid())
