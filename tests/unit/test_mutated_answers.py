@@ -14,7 +14,7 @@ from tests.support.template_turns import answers_of, calls_of, names, speech
 from tests.support.tool_cases import CASES, TOOLS
 from tests.support.tool_formats import WRITTEN
 
-NUM_SPLITS, NUM_MUTATED = 20, 40  # of each recorded answer; of each format
+NUM_SPLITS, NUM_MUTATED = 8, 40  # of each recorded answer; of each format
 MANY_SPLITS, MANY_MUTATED = 150, 10_000
 BEFORE, BEHIND = ("Kestrel", "Osprey"), ("Heron", "Plover")  # words that no format writes
 PIECES = [
