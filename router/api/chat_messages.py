@@ -29,10 +29,10 @@ class ContentPart(AnyPart, frozen=True, kw_only=True):
 
 
 class CalledFunction(Body, frozen=True, kw_only=True):
-    """`arguments`: JSON text, or an object."""
+    """`arguments`: JSON text, an object, or whatever else a client made of a model's call."""
 
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: Any = ""
 
 
 class CustomCall(Body, frozen=True, kw_only=True):

@@ -27,7 +27,6 @@ class Block(AnyPart, frozen=True, kw_only=True):
     data: Any = None
     id: ShortText | None = None
     name: ShortText | None = None
-    input: dict[str, Any] | None = None
     tool_use_id: ShortText | None = None
     content: str | list[ResultBlock] | dict[str, Any] | None = None
     is_error: bool | None = None
@@ -104,7 +103,7 @@ def _add_own(turns: Turns, message: HistoryMessage, path: str, parts: Parts) -> 
             case "redacted_thinking":
                 continue
             case "tool_use":
-                turns.add_call(block.id or "", _name_of(block, where), block.input or {})
+                turns.add_call(block.id or "", _name_of(block, where), block.input)
             case _:
                 turns.add_own("content", parts.text_of(block, where, is_newest=False))
 

@@ -90,7 +90,7 @@ class OllamaFields(Body, frozen=True, kw_only=True):
 
 class OllamaFunction(Body, frozen=True, kw_only=True):
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: Any = ""
     index: Any = None
 
 

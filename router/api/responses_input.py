@@ -43,7 +43,7 @@ class InputItem(Body, frozen=True, kw_only=True):
     content: str | list[InputPart] | None = None
     call_id: ShortText | None = None
     name: ShortText | None = None
-    arguments: str | dict[str, Any] | None = None
+    arguments: Any = None
     input: Any = None
     action: Any = None
     actions: Any = None
@@ -98,7 +98,7 @@ def _add(turns: Turns, item: InputItem, path: str, parts: Parts, *, is_newest: b
         _add_thought(turns, item, path)
     elif item.type == "function_call":
         call_id = _needed(item.call_id, item.type, f"{path}.call_id")
-        turns.add_call(call_id, _needed(item.name, item.type, f"{path}.name"), item.arguments or "")
+        turns.add_call(call_id, _needed(item.name, item.type, f"{path}.name"), item.arguments)
     elif item.type == "function_call_output" or (_is_output(item) and item.call_id is not None):
         call_id = _needed(item.call_id, item.type, f"{path}.call_id")
         turns.add_results([(call_id, _output_text(item, f"{path}.output", parts))])
@@ -146,7 +146,6 @@ def _thought(part: InputPart, path: str) -> str:
 
 
 def _arguments(item: InputItem) -> object:
-    """Return an object, or JSON text."""
     given = next((value for value in (item.arguments, item.action, item.actions, item.operation) if value), None)
     if given is None:
         return {"input": item.input or ""}

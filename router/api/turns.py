@@ -48,7 +48,7 @@ class Turns:
         self._own[name] = self._own.get(name, "") + text
 
     def add_call(self, call_id: str, name: str, arguments: object) -> None:
-        """`arguments`: JSON text, or an object."""
+        """`arguments`: see `as_object`."""
         function = {"name": name, "arguments": arguments}
         self._calls.append({"id": call_id, "type": "function", "function": function})
 

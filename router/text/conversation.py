@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from router.text.call_arguments import as_object
 
 Scalar = str | int | float | bool | None
 JsonObject = Mapping[str, object]
@@ -34,7 +35,7 @@ def normalized(conversation: Conversation) -> Conversation:
     """Return a conversation as templates expect it.
 
     Nulls are dropped. The reasoning text is named both `thinking` and `reasoning_content`. Tool arguments become
-    mappings."""
+    mappings, whatever the client sent."""
     if all(_is_plain(message) for message in conversation.messages):
         return conversation
     return replace(conversation, messages=[_normalized(message) for message in conversation.messages])
@@ -61,25 +62,6 @@ def _call_with_mapping(call: object) -> object:
     if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
         return call
     function = call["function"]
-    if not isinstance(function.get("arguments"), str):
-        return call
-    return {**call, "function": {**function, "arguments": _mapping(function["arguments"])}}
-
-
-def _mapping(arguments: str) -> object:
-    """Parse a JSON object. Return other text unchanged, because a model may have written it."""
-    if not arguments.strip():
-        return {}
-    try:
-        parsed = json.loads(arguments)
-        if "\\ud" in arguments.lower():
-            parsed = _without_half_characters(parsed)
-    except (ValueError, RecursionError):
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
-
-
-def _without_half_characters(parsed: object) -> object:
-    """Replace lone surrogates, which JSON can escape and no tokenizer can read."""
-    text = json.dumps(parsed, ensure_ascii=False)
-    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    given = function.get("arguments")
+    arguments = as_object(given)
+    return call if arguments is given else {**call, "function": {**function, "arguments": arguments}}

@@ -67,8 +67,8 @@ def as_hugging_face_gets_it(messages: Sequence[Mapping[str, Any]]) -> list[dict[
                 try:
                     parsed = json.loads(arguments) if arguments.strip() else {}
                 except ValueError:
-                    continue
-                call["function"]["arguments"] = parsed if isinstance(parsed, dict) else arguments
+                    parsed = arguments
+                call["function"]["arguments"] = parsed if isinstance(parsed, dict) else {"arguments": parsed}
     return copied
 
 

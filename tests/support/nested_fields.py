@@ -41,7 +41,7 @@ CALL_FIELDS: Fields = {
 }
 FUNCTION_FIELDS: Fields = {
     "name": (("f",), (1,)),
-    "arguments": (("{}", {}, {"a": 1}), (1, [1])),
+    "arguments": (("{}", {}, {"a": 1}, "{cut", [1], 1, None), ()),
 }
 STREAM_FIELDS: Fields = {
     "include_usage": ((True, False, None), ("x", 1)),

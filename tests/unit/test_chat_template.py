@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from router.text import template_sandbox
+from router.text.call_arguments import MAX_DEPTH, WHOLE, as_object
 from router.text.chat_prompt import chat_text
 from router.text.chat_template import JinjaTemplate
 from router.text.conversation import Conversation, Scalar, normalized
@@ -76,12 +78,40 @@ def test_tool_arguments_become_mappings() -> None:
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 
     source = "{{ messages[0].tool_calls[0].function.arguments }}{{ messages[0].content is defined }}"
-    for given, shown in {'{"a": 1}': "{'a': 1}", " ": "{}", "{cut": "{cut", "[1]": "[1]", "5": "5"}.items():
-        assert text(source, called(given)) == shown + "False"
-    assert text(source, called({"a": 1})) == "{'a': 1}False"
-    deep = "[" * 100_000
-    assert text(source, called(deep)) == deep + "False"
+    rows = [
+        ('{"a": 1}', {"a": 1}),
+        ('{"a": "line\nend"}', {"a": "line\nend"}),
+        (" ", {}),
+        ("null", {}),
+        (None, {}),
+        ("{cut", {"arguments": "{cut"}),
+        ('{"city": "Ro', {"arguments": '{"city": "Ro'}),
+        ("Rome", {"arguments": "Rome"}),
+        ('"Rome"', {"arguments": "Rome"}),
+        ("[1]", {"arguments": [1]}),
+        (["Rome"], {"arguments": ["Rome"]}),
+        ("5", {"arguments": 5}),
+        (5, {"arguments": 5}),
+    ]
+    for given, shown in rows:
+        assert text(source, called(given)) == f"{shown}False"
+    kept = {"a": [1]}
+    (message,) = normalized(Conversation([called(kept)])).messages
+    assert message["tool_calls"][0]["function"]["arguments"] is kept  # type: ignore[index]
     assert text("{{ messages | length }}", {"tool_calls": [1, {"function": None}]}) == "1"
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1, 10_000])
+def test_deep_arguments_are_one_text(depth: int) -> None:
+    """Templates write objects by recursion."""
+    sent = '{"a": ' * (depth - 1) + "[1]" + "}" * (depth - 1)
+    arguments: Any = as_object(sent)
+    if depth > MAX_DEPTH:
+        assert arguments == {WHOLE: sent}
+    else:
+        assert json.dumps(arguments) == sent
+        assert as_object({"b": arguments}) == {WHOLE: json.dumps({"b": arguments})}
+        assert as_object(arguments) is arguments
 
 
 @pytest.mark.parametrize(
@@ -91,7 +121,7 @@ def test_tool_arguments_become_mappings() -> None:
         (r'{"a": ["x\ude00y", "\ud83d\ud83d\ude00"]}', {"a": ["x\ufffdy", "\ufffd\U0001f600"]}),
         (r'{"\uD83D": {"b": NaN}}', {"\ufffd": {"b": math.nan}}),
         (r'{"a": "\\ud83d \ud83d\ude00"}', {"a": r"\ud83d " + "\U0001f600"}),
-        (r'{"a": "\ud83d"', r'{"a": "\ud83d"'),
+        (r'{"a": "\ud83d"', {"arguments": r'{"a": "\ud83d"'}),
     ],
 )
 def test_arguments_hold_no_half_characters(sent: str, shown: object) -> None:
