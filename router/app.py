@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import secrets
 import socket
 import time
@@ -187,6 +188,7 @@ async def serve_all(
         operators=keys.operators,
         desk=desk,
         signer=Signer(keys.tenants.now.stream_secret or keys.operators.now.stream_secret),  # equal on all routers
+        once=LogOnce(log, interval_s=math.inf),
         answers=answers,
         tracer=tracer,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,11 +13,15 @@ from router.api.generation_plan import AnswerForm, Contexts, GenerationPlan
 from router.api.parts import Parts
 from router.api.resolve import Resolver
 from router.api.unenforced import left_free
-from router.http.ignored import LOOSENED, MAX_PART_CHARS, PLACEHOLDERS, names_in_header
+from router.http.ignored import LOOSENED, LOST, MAX_PART_CHARS, NORMALIZED, PLACEHOLDERS, names_in_header
 from router.text.conversation import Conversation, JsonObject
+from router.text.normal_form import Form
 from router.tools.choice import NO_TOOLS, ToolChoice
 from router.tools.format_row import CallIds
 from shared.core.errors import InvalidRequest
+from shared.observe.log_once import LogOnce
+
+NUMBERS = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +45,18 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
     resolver.check_shared(fields)
     conversation, wanted = task.conversation, task.max_tokens
     row = format_of(resolver.text, resolver.calls, task.choice)
-    ids, prompt = resolver.chat_prompt(conversation)
+    prompt = resolver.chat_prompt(conversation)
     continued = str(conversation.messages[-1].get("content")) if conversation.continue_final_message else ""
-    form = form_of(resolver.text, row, task.choice, prompt, continued, fields.request_id)
+    form = form_of(resolver.text, row, task.choice, prompt.text, continued, fields.request_id)
     if row is not None and row.ids is CallIds.NAMED:
         form = replace(form, num_calls_before=num_calls(conversation.messages))
     grammar, free = grammar_or_free(task, fields, resolver, form)
-    ids = resolver.truncated(ids, fields.truncate_prompt_tokens, max(1, wanted or 1), contexts.largest)
+    ids = resolver.truncated(prompt.ids, fields.truncate_prompt_tokens, max(1, wanted or 1), contexts.largest)
     resolver.check_length(ids, task.prompt_field, contexts.largest)
     size = resolver.size(ids)
     default = (contexts.common if contexts.common > size else contexts.largest) - size
     cap = resolver.cap(wanted, task.max_tokens_field, contexts.largest - size, default=default)
-    headers = headers_of(task.parts.replaced, grammar.loosened)
+    headers = headers_of(task.parts.replaced, grammar.loosened) | form_headers(prompt.form)
     prompts, num_logprobs = [(ids, "")], task.num_logprobs
     return resolver.plan(
         fields, prompts, cap, num_logprobs, headers=headers, form=form, grammar=grammar.text, unenforced=free
@@ -84,6 +89,22 @@ def headers_of(replaced: Sequence[str], loosened: Sequence[str]) -> dict[bytes, 
     """Name what the model does not read, and what calls need not follow."""
     headers = {PLACEHOLDERS: names_in_header(replaced)} if replaced else {}
     return headers | ({LOOSENED: names_in_header(loosened, MAX_PART_CHARS)} if loosened else {})
+
+
+def form_headers(form: Form) -> dict[bytes, bytes]:
+    """Name the steps that rewrote the conversation, and the texts that the model does not read even so."""
+    headers = {NORMALIZED: names_in_header(form.steps)} if form.steps else {}
+    return headers | ({LOST: names_in_header(form.lost)} if form.lost else {})
+
+
+def tell_form(once: LogOnce, headers: Mapping[bytes, bytes]) -> None:
+    """Log what `form_headers` say. Places count without their numbers, so that there are few kinds of lines."""
+    if NORMALIZED in headers:
+        steps = headers[NORMALIZED].decode()
+        once.info((NORMALIZED, steps), "a conversation was rewritten for the chat template", steps=steps)
+    if LOST in headers:
+        parts = ",".join(sorted({NUMBERS.sub("", place) for place in headers[LOST].decode().split(",")}))
+        once.warning((LOST, parts), "the chat template drops texts of conversations", parts=parts)
 
 
 @contextlib.contextmanager

@@ -50,6 +50,11 @@ Made from the parser's own tables (`python -m router.api.field_page`).
   they stand in an earlier message, in an answer, in a tool's result, or in the message behind one: the client can't
   take them back. The header `x-baton-placeholders` names them. In the newest message of a person, and in `system`, they
   are refused. With [`--unsupported-parts refuse`](flags.md) they are refused everywhere.
+- The prompt has all texts of a conversation, whatever the order of its roles. If the chat template drops a text or
+  refuses the conversation, the router rewrites it, and the header `x-baton-normalized` names the steps:
+  `systems-merged,turns-joined` ([which steps there are](serving.md#texts-that-templates-drop)). The header
+  `x-baton-lost-texts` names messages that the template drops in any form. Arguments of past calls may be an object,
+  JSON text, or any other text, such as JSON that `max_tokens` cut.
 - A client's insertion for billing or caching at the beginning of a system prompt's block (`x-anthropic-...-header:` and
   `key=value` pairs that end with `;`) is cut, because it differs in each request, and nothing behind it could be
   cached.

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from router.api.answer_span import AnswerSpan, BodyTimes, begin_answer, refusals_traced
 from router.api.chat import Chat
+from router.api.chat_task import tell_form
 from router.api.completions import Completions
 from router.api.endpoint import Handler, keys_of, until_hang_up
 from router.api.fields import B, FieldTable, known_fields
@@ -46,6 +47,7 @@ from router.tenants.book import Tenants
 from router.tenants.tenant import Tenant
 from router.tools.declared import skipped_tools
 from shared.core.errors import BatonError, InvalidRequest
+from shared.observe.log_once import LogOnce
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 from shared.observe.tracer import Tracer
 
@@ -104,10 +106,13 @@ class Handlers:
         operators: Tenants,
         desk: Desk,
         signer: Signer,
+        once: LogOnce,
         answers: AnswerSigner | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`answers`: signs certificates of answers; None if the router has no key for them."""
+        """`once` logs each kind of event once. `answers`: signs certificates of answers; None if the router has no key
+        for them."""
+        self._once = once
         self._signer, self._answers = signer, answers
         self._tracer = tracer
         self._kept = KeptAnswers(time.monotonic)
@@ -180,6 +185,7 @@ class Handlers:
             asked.drop_raw()
             headers = connection.more_headers
             headers.update(plan.headers)
+            tell_form(self._once, headers)
             bill = self._desk.charge(connection.tenant, plan.cost, headers.update)
         with bill:
             generation = Generation(
@@ -284,15 +290,18 @@ class Handlers:
             return msgspec.json.encode(make(self._parsed(parser, raw, connection, skipped)))
 
         await self._work.turn()
-        await connection.answer(200, await self._work.in_time(raw, work, connection.body_hold))
+        data = await self._work.in_time(raw, work, connection.body_hold)
+        tell_form(self._once, connection.more_headers)
+        await connection.answer(200, data)
 
     async def count_tokens(self, connection: Connection) -> None:
-        make = partial(counted, resolver=self._resolver_for(connection))
+        make = partial(counted, resolver=self._resolver_for(connection), headers=connection.more_headers)
         await self._answer(connection, self._count_tokens, make, lambda body: skipped_tools(body.tools, FUNCTIONS))
 
     async def tokenize(self, connection: Connection) -> None:
-        resolver = self._resolver_for(connection)
-        await self._answer(connection, self._tokenize, lambda body: tokenized(body, resolver, self.max_context()))
+        resolver, headers = self._resolver_for(connection), connection.more_headers
+        make = partial(tokenized, resolver=resolver, max_context=self.max_context(), headers=headers)
+        await self._answer(connection, self._tokenize, make)
 
     async def detokenize(self, connection: Connection) -> None:
         resolver = self._resolver_for(connection)

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from router.api.cache_hints import ABOUT_CONTROL, asked_s, marks_of, marks_of_messages
 from router.api.chat_messages import thinking_kwargs
-from router.api.chat_task import ChatTask, named_as, plan_of
+from router.api.chat_task import ChatTask, form_headers, named_as, plan_of
 from router.api.fields import (
     ABOUT_GENERATION,
     ABOUT_PRIORITY,
@@ -206,10 +206,13 @@ def cache_marks_of(body: MessagesRequest) -> Iterator[tuple[str, object]]:
     yield from marks_of_messages(body.messages)
 
 
-def counted(body: CountTokensRequest, resolver: Resolver) -> dict[str, int]:
+def counted(body: CountTokensRequest, resolver: Resolver, headers: dict[bytes, bytes]) -> dict[str, int]:
+    """Add to the response's headers what was done to the conversation."""
     resolver.check_model(body.model)
     with named_as(OWN_NAMES):
-        return {"input_tokens": len(resolver.chat_ids(conversation_of(body, tools_of(body.tools), resolver.parts())))}
+        prompt = resolver.chat_prompt(conversation_of(body, tools_of(body.tools), resolver.parts()))
+    headers.update(form_headers(prompt.form))
+    return {"input_tokens": len(prompt.ids)}
 
 
 def conversation_of(body: PromptFields, tools: Sequence[Tool], parts: Parts) -> Conversation:

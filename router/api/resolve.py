@@ -29,7 +29,7 @@ from router.api.unenforced import free_header, left_free
 from router.http.errors import PromptTooLong
 from router.http.ignored import LOWERED
 from router.tenants.tenant import Tenant
-from router.text.chat_prompt import ids_and_text
+from router.text.chat_prompt import ChatPrompt, chat_prompt
 from router.text.conversation import Conversation
 from router.text.interface import TextModel, Tokenizer, decode_ids
 from router.tools.format_row import ToolFormat
@@ -121,11 +121,8 @@ class Resolver:
 
     # ---- prompts
 
-    def chat_ids(self, conversation: Conversation) -> list[int]:
-        return self.chat_prompt(conversation)[0]
-
-    def chat_prompt(self, conversation: Conversation) -> tuple[list[int], str]:
-        return ids_and_text(self.text, conversation, lambda text: self._check_chars(text, "messages"))
+    def chat_prompt(self, conversation: Conversation) -> ChatPrompt:
+        return chat_prompt(self.text, conversation, lambda text: self._check_chars(text, "messages"))
 
     def prompt_ids(self, text: str, *, add_special: bool, field: str = "prompt") -> list[int]:
         self._check_chars(text, field)

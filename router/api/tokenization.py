@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from router.api.chat_messages import ABOUT_TEMPLATE, ChatMessage, conversation_of
+from router.api.chat_task import form_headers
 from router.api.fields import Body, FieldTable, NotNegative, RefusedField, ShortText
 from router.api.resolve import Resolver
 from router.api.shapes import token_text
@@ -71,8 +72,11 @@ DETOKENIZE = FieldTable(
 )
 
 
-def tokenized(body: TokenizeRequest, resolver: Resolver, max_context: int) -> dict[str, object]:
-    ids = ids_of(body, resolver)
+def tokenized(
+    body: TokenizeRequest, resolver: Resolver, max_context: int, headers: dict[bytes, bytes]
+) -> dict[str, object]:
+    """Add to the response's headers what was done to a conversation."""
+    ids = ids_of(body, resolver, headers)
     pieces = pieces_of(ids, resolver) if body.with_pieces or body.return_token_strs else []
     answer: dict[str, object] = {"count": len(ids), "max_model_len": max_context, "tokens": ids}
     if body.return_token_strs:
@@ -89,14 +93,16 @@ def pieces_of(ids: list[int], resolver: Resolver) -> list[str]:
     return [token_text(resolver.text.tokenizer, i) for i in ids]
 
 
-def ids_of(body: TokenizeRequest, resolver: Resolver) -> list[int]:
+def ids_of(body: TokenizeRequest, resolver: Resolver, headers: dict[bytes, bytes]) -> list[int]:
     resolver.check_model(body.model)
     given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise InvalidRequest("send one of prompt and messages", param="prompt")
     if body.messages is not None:
         tools = parse_tools(body.tools or []).tools
-        return resolver.chat_ids(conversation_of(body.messages, body, tools, resolver.parts()))
+        prompt = resolver.chat_prompt(conversation_of(body.messages, body, tools, resolver.parts()))
+        headers.update(form_headers(prompt.form))
+        return prompt.ids
     if body.content is not None:
         return resolver.prompt_ids(body.content, add_special=bool(body.add_special), field="content")
     return resolver.prompt_ids(body.prompt or "", add_special=body.add_special_tokens is not False)

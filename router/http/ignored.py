@@ -8,6 +8,8 @@ from urllib.parse import quote
 IGNORED = b"x-baton-ignored-fields"
 LOWERED = b"x-baton-lowered"  # a limit of the request that was lowered, with its old and its new value
 PLACEHOLDERS = b"x-baton-placeholders"  # parts of messages in whose place the model reads a placeholder
+NORMALIZED = b"x-baton-normalized"  # steps that rewrote the conversation, because the template did not take it
+LOST = b"x-baton-lost-texts"  # parts of messages that the template drops, whatever the form of the conversation
 LOOSENED = b"x-baton-loosened-tools"  # parts of tools' schemas that no grammar can enforce
 UNENFORCED = b"x-baton-unenforced"  # `tools` and `json`, if no node follows grammars
 MAX_PART_CHARS = 256  # length of a part's name

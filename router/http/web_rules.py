@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from router.http.connection import Connection, Header
 from router.http.errors import HostNotAllowed, MediaTypeRefused
-from router.http.ignored import IGNORED, LOOSENED, LOWERED, PLACEHOLDERS, UNENFORCED
+from router.http.ignored import IGNORED, LOOSENED, LOST, LOWERED, NORMALIZED, PLACEHOLDERS, UNENFORCED
 from router.http.kept_answers import REPLAYED
 from shared.config.endpoints import is_loopback
 from shared.config.http_settings import ANY
@@ -21,7 +21,7 @@ UNITS = (b"requests", b"tokens")
 KEPT_S = b"600"  # browsers may cache a preflight's answer for this time
 RATES = b", ".join(b"x-ratelimit-%b-%b" % (what, unit) for what in (b"limit", b"remaining", b"reset") for unit in UNITS)
 PLAIN = b"x-request-id, request-id, retry-after, retry-after-ms"
-SHOWN = b", ".join((PLAIN, IGNORED, PLACEHOLDERS, LOWERED, LOOSENED, UNENFORCED, RATES, REPLAYED))
+SHOWN = b", ".join((PLAIN, IGNORED, PLACEHOLDERS, NORMALIZED, LOST, LOWERED, LOOSENED, UNENFORCED, RATES, REPLAYED))
 VARIES = (b"vary", b"Origin")
 MAX_SHOWN = 100
 

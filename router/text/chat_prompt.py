@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from router.text.control_tokens import Placeholders, conversation_strings
 from router.text.conversation import Conversation, normalized
-from router.text.interface import TextModel
+from router.text.interface import RenderingFailed, TextModel
+from router.text.normal_form import Form, Renderer
 from shared.core.errors import InvalidRequest
+
+CONTINUE = "continue_final_message"
+Check = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """`form`: the form of the conversation that was rendered."""
+
+    ids: list[int]
+    text: str
+    form: Form
 
 
 def chat_ids(model: TextModel, conversation: Conversation) -> list[int]:
     """Return the prompt's ids. Raise InvalidRequest if template or tokenizer refuses the conversation."""
-    return ids_and_text(model, conversation)[0]
+    return chat_prompt(model, conversation).ids
 
 
-def ids_and_text(
-    model: TextModel, conversation: Conversation, check: Callable[[str], None] = lambda text: None
-) -> tuple[list[int], str]:
+def chat_prompt(model: TextModel, conversation: Conversation, check: Check = lambda text: None) -> ChatPrompt:
     """Call `check` with the text before it is encoded."""
-    pieces = chat_pieces(model, conversation)
+    pieces, form = pieces_and_form(model, conversation, check)
     text = "".join(pieces)
     check(text)
     try:
         if model.control_tokens is None:
-            return model.tokenizer.encode(text, add_special=False), text
-        return model.tokenizer.encode_pieces(pieces), text
+            return ChatPrompt(model.tokenizer.encode(text, add_special=False), text, form)
+        return ChatPrompt(model.tokenizer.encode_pieces(pieces), text, form)
     except InvalidRequest as error:
         raise InvalidRequest(error.message, param="messages") from error
 
@@ -37,23 +49,31 @@ def chat_text(model: TextModel, conversation: Conversation) -> str:
 
 
 def chat_pieces(model: TextModel, conversation: Conversation) -> list[str]:
-    """Return the prompt in pieces. Pieces with an odd index are the client's plain text."""
-    chat = normalized(conversation)
-    if model.control_tokens is None and not chat.continue_final_message:
-        return [model.template.render(chat)]
-    texts = conversation_strings(chat)
-    hides = model.control_tokens is not None and model.control_tokens.occur_in(texts)
-    if not hides and not chat.continue_final_message:
-        return [model.template.render(chat)]
-    placeholders = Placeholders([*texts, *model.template.sources.values()])
+    return pieces_and_form(model, conversation)[0]
+
+
+def pieces_and_form(
+    model: TextModel, conversation: Conversation, check: Check = lambda text: None
+) -> tuple[list[str], Form]:
+    """Return the prompt in pieces, and the form of the conversation that was rendered. Pieces with an odd index are
+    the client's plain text."""
+    given = chat = normalized(conversation)
+
+    @functools.cache
+    def placeholders() -> Placeholders:
+        return Placeholders([*conversation_strings(given), *model.template.sources.values()])
+
+    hides = model.control_tokens is not None and model.control_tokens.occur_in(conversation_strings(given))
     if model.control_tokens is not None and hides:
-        chat = model.control_tokens.hide(chat, placeholders)
-    if not chat.continue_final_message:
-        return placeholders.pieces(model.template.render(chat))
-    return placeholders.pieces(_render_unfinished(model, chat, placeholders.unused()))
+        chat = model.control_tokens.hide(given, placeholders())
+    render = model.template.render
+    if chat.continue_final_message:
+        render = functools.partial(_render_unfinished, model, placeholders().unused())
+    text, form = Renderer(render, check, lambda: placeholders().unused()).with_all_texts(chat)
+    return (placeholders().pieces(text) if hides else [text]), form
 
 
-def _render_unfinished(model: TextModel, chat: Conversation, mark: str) -> str:
+def _render_unfinished(model: TextModel, mark: str, chat: Conversation) -> str:
     """Render up to the end of the last message, which a temporary mark and a space show. If the template has trimmed
     the space, remove white space before the mark too.
     """
@@ -66,7 +86,7 @@ def _render_unfinished(model: TextModel, chat: Conversation, mark: str) -> str:
     rendered = model.template.render(replace(chat, messages=[*chat.messages[:-1], {**last, "content": content}]))
     before, found, after = rendered.rpartition(mark)
     if not found or ending.strip() not in rendered:
-        raise _cannot("can't be used: the chat template changes the last message")
+        raise RenderingFailed(f"{CONTINUE} can't be used: the chat template changes the last message", param=CONTINUE)
     return before if after.startswith(" ") else before.rstrip()
 
 
@@ -83,4 +103,4 @@ def _with_mark(content: object, mark: str) -> tuple[object, str]:
 
 
 def _cannot(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"continue_final_message {reason}", param="continue_final_message")
+    return InvalidRequest(f"{CONTINUE} {reason}", param=CONTINUE)

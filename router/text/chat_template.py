@@ -8,7 +8,8 @@ from types import MappingProxyType, TracebackType
 import jinja2
 
 from router.text.conversation import Conversation, Scalar
-from router.text.template_sandbox import BUDGET, RenderBudget, TemplateRefusal, TemplateSandbox
+from router.text.interface import RenderingFailed
+from router.text.template_sandbox import BUDGET, RenderBudget, TemplateRefusal, TemplateSandbox, TemplateTooLong
 from shared.core.errors import ConfigError, InvalidRequest
 
 DEFAULT = "default"
@@ -17,6 +18,7 @@ CPU_LIMIT_S = 2.0  # CPU seconds of one rendering
 MAX_REASON_CHARS = 300
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+HOPELESS = (TemplateTooLong, MemoryError)  # no other form of the messages may cost as much again
 TEMPLATE_TEXT = frozenset({"chat_template", "tokenize"})  # arguments that change the template or the result's type
 
 
@@ -72,7 +74,8 @@ class JinjaTemplate:
         try:
             return "".join(template.root_render_func(template.new_context(values)))
         except Exception as error:  # templates are programs and may raise anything
-            raise InvalidRequest(_reason(template, error), param="messages") from error
+            kind = InvalidRequest if isinstance(error, HOPELESS) else RenderingFailed
+            raise kind(_reason(template, error), param="messages") from error
 
     def _checked(self, kwargs: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
         for name, value in kwargs.items():

@@ -104,12 +104,12 @@ class ControlTokens:
         return replace(
             conversation,
             messages=[
-                _mapped(message, of_assistant if message.get("role") == "assistant" else of_others)
+                mapped_strings(message, of_assistant if message.get("role") == "assistant" else of_others)
                 for message in conversation.messages
             ],
-            tools=_mapped(conversation.tools, of_others),
-            documents=_mapped(conversation.documents, of_others),
-            kwargs=_mapped(conversation.kwargs, of_others),
+            tools=mapped_strings(conversation.tools, of_others),
+            documents=mapped_strings(conversation.documents, of_others),
+            kwargs=mapped_strings(conversation.kwargs, of_others),
         )
 
     def _ends_within(self, text: str) -> bool:
@@ -126,29 +126,29 @@ def guarded(options: TextConfig, spellings: Iterable[str]) -> ControlTokens | No
 def conversation_strings(conversation: Conversation) -> list[str]:
     found: list[str] = []
     for part in (conversation.messages, conversation.tools, conversation.documents, conversation.kwargs):
-        _collect(part, found)
+        collect_strings(part, found)
     return found
 
 
-def _collect(value: object, found: list[str]) -> None:
+def collect_strings(value: object, found: list[str]) -> None:
     if isinstance(value, str):
         found.append(value)
     elif isinstance(value, dict | Mapping):
         found.extend(value)
         for item in value.values():
-            _collect(item, found)
+            collect_strings(item, found)
     elif isinstance(value, list | tuple):
         for item in value:
-            _collect(item, found)
+            collect_strings(item, found)
 
 
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+def mapped_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict | Mapping):
-        return {change(key): _mapped(item, change) for key, item in value.items()}
+        return {change(key): mapped_strings(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_mapped(item, change) for item in value]
+        return [mapped_strings(item, change) for item in value]
     return value
 
 

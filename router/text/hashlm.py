@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from router.text.calls_in_text import calls_as_json, content_of
 from router.text.conversation import Conversation
 from router.text.interface import TextModel, VocabFacts
 from shared.config.vocabulary import HASHLM_EOS, HASHLM_FIRST_CHAR
@@ -36,19 +37,16 @@ class HashTokenizer:
 
 
 class PlainTemplate:
-    """Writes `role: content` for each message, for models without a template."""
+    """Writes `role: content` and the calls of each message, for models without a template."""
 
     sources: Mapping[str, str] = MappingProxyType({})
 
     def render(self, conversation: Conversation) -> str:
-        turns = [f"{message.get('role')}: {_text(message.get('content'))}" for message in conversation.messages]
+        turns = [
+            " ".join([f"{message.get('role')}: {content_of(message)}", *calls_as_json(message, ensure_ascii=True)])
+            for message in conversation.messages
+        ]
         return " ".join([*turns, "assistant: "] if conversation.add_generation_prompt else turns)
-
-
-def _text(content: object) -> str:
-    if not isinstance(content, list):
-        return "" if content is None else str(content)
-    return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
 
 
 def hash_text_model() -> TextModel:

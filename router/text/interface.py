@@ -9,6 +9,12 @@ from typing import Protocol
 
 from router.text.control_tokens import ControlTokens
 from router.text.conversation import Conversation
+from shared.core.errors import InvalidRequest
+
+
+class RenderingFailed(InvalidRequest):
+    """The template refuses these messages, or fails on them. It may take them in another form."""
+
 
 new_decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -52,7 +58,7 @@ class ChatTemplate(Protocol):
         ...
 
     def render(self, conversation: Conversation) -> str:
-        """Render a normalized conversation. Raise InvalidRequest if the template refuses it."""
+        """Render a normalized conversation. Raise RenderingFailed if the template refuses it."""
         ...
 
 

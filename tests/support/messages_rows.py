@@ -64,7 +64,7 @@ MESSAGES_ROWS = [
             (user(), prompt_is("user:  assistant: ")),
             (
                 assistant({"type": "thinking", "thinking": "hm", "signature": "s"}, text("a"), text("b"), CALL),
-                prompt_is("user: hi assistant: ab user: go on assistant: "),
+                prompt_is('user: hi assistant: ab {"name": "f", "arguments": {"a": 1}} user: go on assistant: '),
             ),
             (
                 assistant({"type": "redacted_thinking", "data": "x"}, text("a")),

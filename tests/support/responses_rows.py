@@ -22,6 +22,8 @@ TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "prope
 OTHER_TOOL = {"type": "function", "name": "g", "parameters": None}
 HOSTED = {"type": "web_search"}
 CALL = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
+CALLED = '{"name": "f", "arguments": {}}'
+LEFT_OUT = "[input_file left out: this model reads text only]"
 RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "4 C"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
 
@@ -66,13 +68,16 @@ RESPONSES_ROWS = [
             ([said("developer", "d"), said("user", "u")], prompt_is("system: d user: u assistant: ")),
             (
                 [said("user", "u"), THOUGHT, OWN, CALL, RESULT, said("user", "v")],
-                prompt_is("user: u assistant: a tool: 4 C user: v assistant: "),
+                prompt_is(f"user: u assistant: a {CALLED} tool: 4 C user: v assistant: "),
             ),
             (
                 [said("user", "u"), CALL, {**RESULT, "output": [{"type": "input_file"}]}],
-                prompt_is("user: u assistant:  tool: [input_file left out: this model reads text only] assistant: "),
+                prompt_is(f"user: u assistant:  {CALLED} tool: {LEFT_OUT} assistant: "),
             ),
-            ([said("user", "u"), CALL, CALL, RESULT], prompt_is("user: u assistant:  tool: 4 C assistant: ")),
+            (
+                [said("user", "u"), CALL, CALL, RESULT],
+                prompt_is(f"user: u assistant:  {CALLED} {CALLED} tool: 4 C assistant: "),
+            ),
             ([said("user", "u"), OWN, OWN, said("user", "v")], prompt_is("user: u assistant: aa user: v assistant: ")),
         ),
         BAD_INPUTS,

@@ -18,6 +18,7 @@ from router.text.control_tokens import ControlTokens
 from router.text.conversation import Conversation
 from router.text.hashlm import HashTokenizer
 from router.text.interface import TextModel
+from router.text.normal_form import Renderer
 from shared.core.errors import InvalidRequest
 from tests.support.chat_cases import as_hugging_face_gets_it, conversation
 
@@ -37,6 +38,12 @@ class OneMoment(datetime):
 def one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "datetime", OneMoment)
     monkeypatch.setattr(transformers.utils.chat_template_utils, "datetime", OneMoment)
+
+
+@pytest.fixture(autouse=True)
+def no_other_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare what the templates make of the conversation itself."""
+    monkeypatch.setattr(Renderer, "_forms", lambda renderer, native: iter(()))
 
 
 def hugging_face(sources: dict[str, str]) -> transformers.PreTrainedTokenizerFast:

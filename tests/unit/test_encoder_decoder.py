@@ -127,7 +127,7 @@ def test_echo_is_what_the_client_sent(text: TextModel) -> None:
 
 
 def test_tokens_of_a_text_are_those_without_the_start(text: TextModel) -> None:
-    ids = ids_of(TokenizeRequest(prompt="moon"), Resolver("t5", text, LimitsConfig()))
+    ids = ids_of(TokenizeRequest(prompt="moon"), Resolver("t5", text, LimitsConfig()), {})
     assert ids[-1] == EOS and PAD not in ids
 
 

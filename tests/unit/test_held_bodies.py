@@ -44,7 +44,7 @@ class Site:
 
     def __init__(self, max_context: int = 0) -> None:
         metrics, tenants = RequestMetrics(CollectorRegistry()), Tenants()
-        self.gateway, self.tenant_metrics = Mock(), Mock()
+        self.gateway, self.tenant_metrics, self.once = Mock(), Mock(), Mock()
         self.gateway.open.side_effect = NoNodes("none")
         self.budget = BodyBudget(1 << 20)
         self.handlers = Handlers(
@@ -58,6 +58,7 @@ class Site:
             operators=tenants,
             desk=Desk(tenants, self.tenant_metrics, Mock()),
             signer=Signer(""),
+            once=self.once,
         )
         self._rules = EndpointRules(Logger("r", Mock()), metrics, tenants, 1, 10.0, bodies=self.budget)
         self.sent: list[dict[str, object]] = []

@@ -386,9 +386,9 @@ def run(table: Table, body: dict[str, Any], parsers: dict[Table, BodyParser[Any]
 
 
 OTHERS: dict[Table, Callable[[Any], object]] = {
-    TOKENIZE: lambda body: tokenized(body, RESOLVER, CONTEXT),
+    TOKENIZE: lambda body: tokenized(body, RESOLVER, CONTEXT, {}),
     DETOKENIZE: lambda body: detokenized(body, RESOLVER),
-    COUNT_TOKENS: lambda body: counted(body, RESOLVER),
+    COUNT_TOKENS: lambda body: counted(body, RESOLVER, {}),
     SHOW: lambda body: shown_model(body, CARDS, RESOLVER),
 }
 

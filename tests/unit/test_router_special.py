@@ -34,7 +34,7 @@ USER = {"messages": [{"role": "user", "content": "hi"}]}
 def begins(table: FieldTable[Any], **body: Any) -> bool:
     parsed = BodyParser(table).parse(json.dumps(body).encode()).body
     if table is TOKENIZE:
-        return ids_of(parsed, RESOLVER)[0] == BEGIN
+        return ids_of(parsed, RESOLVER, {})[0] == BEGIN
     api: Any = Chat() if table is CHAT else Completions()
     return api.plan(parsed, RESOLVER, CONTEXTS).jobs[0].ids[0] == BEGIN
 
