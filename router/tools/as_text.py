@@ -7,13 +7,17 @@ user       <tool_response>...</tool_response>
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from router.text.calls_in_text import content_of, with_calls, with_results, with_text_arguments
+from router.text.chat_texts import all_found
 from router.text.conversation import Conversation, JsonObject
 from router.text.interface import ChatTemplate, RenderingFailed
+from router.tools.reasoning import ThoughtTags, thought_tags
+from shared.core.errors import InvalidRequest
 
 HERMES_EXAMPLE = """\
 <tool_call>
@@ -43,6 +47,33 @@ class ToolsAsText:
         return self.own.sources
 
     def render(self, conversation: Conversation) -> str:
+        """Results may be turns of the user here, behind which many templates drop thoughts. If this one would keep them
+        before a result, write them into the content."""
+        prompt = self._rendered(conversation)
+        tags = thought_tags(self.sources)
+        if self.keeps_calls or tags is None or tags.channels is not None:
+            return prompt
+        thoughts = open_thoughts(conversation.messages)
+        if shows(prompt, thoughts):
+            return prompt
+        with contextlib.suppress(InvalidRequest):
+            kept = self._with_told(conversation, thoughts, tags)
+            return kept if shows(kept, thoughts) else prompt
+        return prompt
+
+    def _with_told(self, conversation: Conversation, thoughts: Mapping[int, str], tags: ThoughtTags) -> str:
+        """Return "" if the template drops thoughts even before a result."""
+        first = min(thoughts)
+        begun = replace(conversation, messages=conversation.messages[: first + 1])
+        if thoughts[first].strip() not in self._rendered(begun):
+            return ""
+        told = [
+            _with_told_thought(message, thoughts[i], tags) if i in thoughts else message
+            for i, message in enumerate(conversation.messages)
+        ]
+        return self._rendered(replace(conversation, messages=told))
+
+    def _rendered(self, conversation: Conversation) -> str:
         has_system = any("system" in source for source in self.sources.values())
         try:
             return self.own.render(self._with_functions(conversation, has_system=has_system))
@@ -56,6 +87,25 @@ class ToolsAsText:
         if self.keeps_calls:
             return with_functions(conversation, self.example, has_system=has_system)
         return as_text(conversation, has_system=has_system)
+
+
+def open_thoughts(messages: Sequence[JsonObject]) -> dict[int, str]:
+    """Return the thoughts before calls behind the user's last turn, by the message's index."""
+    last = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=-1)
+    return {
+        i: str(message["reasoning_content"])
+        for i, message in enumerate(messages)
+        if i > last and message.get("tool_calls") and message.get("reasoning_content")
+    }
+
+
+def shows(prompt: str, thoughts: Mapping[int, str]) -> bool:
+    return all_found([{"role": "user", "content": thought} for thought in thoughts.values()], prompt)
+
+
+def _with_told_thought(message: JsonObject, thought: str, tags: ThoughtTags) -> JsonObject:
+    others = {name: value for name, value in message.items() if name not in ("reasoning_content", "thinking")}
+    return {**others, "content": f"{tags.opening.rstrip()}\n{thought}\n{tags.closing}\n\n{content_of(message)}"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -374,6 +374,29 @@ def test_an_answer_is_continued_in_every_form() -> None:
     assert rendered(CHAT, system(), **more) == ("s:Qs1", Form())
 
 
+KEEPS_OPEN_THOUGHTS = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content and loop.index0 > ns.last %}"
+    "<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}|{% endfor %}"
+)
+
+
+def test_thoughts_of_an_open_turn_are_kept_where_calls_are_text() -> None:
+    """A result is a turn of the user there, behind which this template would drop them."""
+    template = ToolsAsText(JinjaTemplate({"default": KEEPS_OPEN_THOUGHTS}, {}, {}))
+
+    def shown(*messages: Message) -> str:
+        return template.render(normalized(Conversation(messages, tools=[TOOL])))
+
+    thinking = called(city("Qc1"), text="Qa1", reasoning_content="T1")
+    assert "assistant:<think>\nT1\n</think>\n\nQa1\n<tool_call>" in shown(user(), thinking, result())
+    assert "T1" not in shown(user(), thinking, result(), user("Qu2"))
+    assert shown(user(), called(city("Qc1")), result()).count("think") == 0
+    dropping = ToolsAsText(JinjaTemplate({"default": "<think>" + NO_CALLS}, {}, {}))
+    assert "T1" not in dropping.render(normalized(Conversation([user(), thinking, result()])))
+
+
 def test_tools_reach_a_template_that_refuses_the_system() -> None:
     source = LOOP + "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TURN + END
     model = TextModel(HashTokenizer(), ToolsAsText(JinjaTemplate({"default": source}, {}, {})))
