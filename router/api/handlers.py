@@ -110,11 +110,9 @@ class Handlers:
         answers: AnswerSigner | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`once` logs each kind of event once. `answers`: signs certificates of answers; None if the router has no key
-        for them."""
-        self._once = once
+        """`once` logs each kind of event once. `answers` signs certificates; None if the router has no key for them."""
         self._signer, self._answers = signer, answers
-        self._tracer = tracer
+        self._tracer, self._once = tracer, once
         self._kept = KeptAnswers(time.monotonic)
         self._resolver = resolver
         self._tokenizer = resolver.text.tokenizer
@@ -262,11 +260,7 @@ class Handlers:
         return BodyParser(table, strict=self._strict_fields)
 
     def _parsed(
-        self,
-        parser: BodyParser[B],
-        raw: bytes,
-        connection: Connection,
-        skipped: Callable[[B], Sequence[str]],
+        self, parser: BodyParser[B], raw: bytes, connection: Connection, skipped: Callable[[B], Sequence[str]]
     ) -> B:
         check_shape(raw, self._max_json_depth)
         parsed = parser.parse(raw)

@@ -42,6 +42,7 @@ def _step(rewrite: Callable[[Conversation], Conversation], *mends: str) -> FormS
 GENTLE = (
     _step(rewriting.contents_as_text, *EVERYTHING),
     _step(rewriting.blanks_filled),
+    _step(rewriting.tools_described),
     _step(rewriting.systems_merged, "system"),
     _step(rewriting.stray_results_as_user, "tool"),
     _step(rewriting.turns_joined, "user", "assistant"),

@@ -53,6 +53,26 @@ def blanks_filled(chat: Conversation) -> Conversation:
     return _changed(chat, messages)
 
 
+def tools_described(chat: Conversation) -> Conversation:
+    """Give functions and their arguments empty descriptions, which gpt-oss's template and others read."""
+    tools = [_described(tool) for tool in chat.tools or ()]
+    return chat if tools == list(chat.tools or ()) else replace(chat, tools=tools)
+
+
+def _described(tool: JsonObject) -> JsonObject:
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return tool
+    parameters = function.get("parameters")
+    if isinstance(parameters, Mapping) and isinstance(parameters.get("properties"), Mapping):
+        properties = {
+            name: {"description": "", **one} if isinstance(one, Mapping) else one
+            for name, one in parameters["properties"].items()
+        }
+        function = {**function, "parameters": {**parameters, "properties": properties}}
+    return {**tool, "function": {"description": "", **function}}
+
+
 # ---- the order of turns
 
 

@@ -20,6 +20,7 @@ from router.text.normal_form import AS_SENT, GENTLE, STRONG, Form, FormStep
 from router.tools.detect import speech_of
 from shared.core.errors import InvalidRequest
 from tests.support.odd_histories import HISTORIES, TOOL, user
+from tests.support.template_turns import speech
 
 FOLDER = Path(__file__).parents[1] / "data" / "templates"
 TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
@@ -29,10 +30,7 @@ USUAL = ("plain", "talk", "call", "work", "two calls")
 SHOWS_SIX = "baton-features"  # a template of ours, which breaks off after six turns
 UNABLE = {  # they fail with or without tools, in transformers too
     "llama-cpp-deepseek-r1",
-    "CohereForAI-c4ai-command-r-plus-tool_use",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
-    "fireworks-ai-llama-3-firefunction-v2",
 }
 
 
@@ -119,3 +117,24 @@ def test_a_step_drops_no_text_and_changes_a_copy(step: FormStep, title: str) -> 
 
 def thoughts_in(chat: Conversation) -> list[object]:
     return [message["reasoning_content"] for message in chat.messages if message.get("reasoning_content")]
+
+
+BARE_TOOLS = [
+    {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
+    {
+        "type": "function",
+        "function": {
+            "name": "find",
+            "parameters": {"type": "object", "properties": {"a": {"type": "string"}, "b": {}}},
+        },
+    },
+]
+
+
+@pytest.mark.parametrize("name", sorted(set(TEMPLATES) - {"llama-cpp-deepseek-r1"}))
+def test_tools_need_no_descriptions(name: str) -> None:
+    """gpt-oss's template and five others read them from every function and argument."""
+    chat = Conversation([{"role": "user", "content": "Hi"}], tools=BARE_TOOLS)
+    pieces, form = pieces_and_form(speech(name).text, chat)
+    assert "Hi" in "".join(pieces) and not form.lost
+    assert form.steps in ((), ("tools-described",))
