@@ -46,6 +46,7 @@ from router.tenants.keys_file import ADMIN_FLAG, read_admins, read_keys
 from router.text.load import load_text_model
 from router.tools.detect import Speech, speech_of
 from router.tools.reasoning import thought_tags
+from router.tools.response_template import Kind
 from shared.config import shipped_model
 from shared.config.http_settings import ANY
 from shared.config.processes import RouterProcessConfig
@@ -122,6 +123,15 @@ def run(config: RouterProcessConfig) -> int:
 
 def tell_speech(log: Logger, speech: Speech) -> None:
     """Say at start how the model calls tools and thinks, and warn if its calls can't be read."""
+    if speech.problem:
+        log.warning("the model's response_template is not used", problem=speech.problem)
+    if speech.template is not None:
+        log.info(
+            "answers are read by the model's response_template: tool_choice can only be auto or none",
+            thoughts=speech.template.thinks,
+            calls=speech.template.region(Kind.CALLS) is not None,
+        )
+        return
     tags = thought_tags(speech.text.template.sources)
     thoughts = tags.opening.strip() if tags is not None else "none"
     if speech.calls is None and speech.text.template.sources:
@@ -243,6 +253,7 @@ def make_resolver(
         is_strict=config.router.strict_fields,
         other_names=tuple(others),
         opens_objects=config.text.open_objects,
+        template=speech.template,
     )
 
 

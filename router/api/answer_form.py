@@ -18,28 +18,38 @@ from router.text.interface import TextModel, Tokenizer, VocabFacts
 from router.tools.choice import ChoiceMode, ToolChoice
 from router.tools.closed_objects import prepared
 from router.tools.declared import Tool
+from router.tools.deltas import DeltaSink
 from router.tools.format_row import ToolFormat
 from router.tools.grammar import behind_thought, tool_grammar, with_body
 from router.tools.loosened import loosened
-from router.tools.reasoning import framed, thought_of
+from router.tools.reasoning import Thought, framed, thought_of
+from router.tools.response_template import ResponseTemplate
+from router.tools.template_reader import TemplateReader
 from shared.core.errors import InvalidRequest
 
+ONLY_READ = (
+    "calls of this model are read as its response_template says, which can't enforce them; the operator can name a "
+    "format with --tool-format"
+)
 UNKNOWN_FORMAT = "the format of this model's calls is not known; the operator can name one with --tool-format"
 
 
-def format_of(text: TextModel, calls: ToolFormat | None, choice: ToolChoice) -> ToolFormat | None:
+def format_of(
+    text: TextModel, calls: ToolFormat | None, choice: ToolChoice, template: ResponseTemplate | None = None
+) -> ToolFormat | None:
     """Return the model's format of tool calls, or None if no calls are read: none are allowed, or the template reads
     tools in a format that we don't know, so that calls are content.
 
-    `calls`: the model's format, if it is known. Raise InvalidRequest for a model without a template, and for a choice
-    that must be enforced in an unknown format.
+    `calls`: the model's format, if it is known. `template`: else its own description of its answers. Raise
+    InvalidRequest for a model without a chat template, and for a choice that must be enforced in an unknown format.
     """
     if choice.mode is ChoiceMode.NONE or calls is not None:
         return calls if choice.mode is not ChoiceMode.NONE else None
     if not text.template.sources:
         raise InvalidRequest(f"tools: the model has no chat template, so {UNKNOWN_FORMAT}", param="tools")
     if choice.mode is not ChoiceMode.AUTO:
-        raise InvalidRequest(f"tool_choice can only be auto or none: {UNKNOWN_FORMAT}", param="tool_choice")
+        why = UNKNOWN_FORMAT if template is None else ONLY_READ
+        raise InvalidRequest(f"tool_choice can only be auto or none: {why}", param="tool_choice")
     return None
 
 
@@ -66,6 +76,25 @@ def form_of(
         thought=thought,
         markers=special_tokens(text.tokenizer, wanted),
         request_id=request_id or secrets.token_hex(12),
+        is_in_thought=thought is not None and thought.is_open,
+    )
+
+
+def described_form(
+    text: TextModel, template: ResponseTemplate, choice: ToolChoice, prompt: str, request_id: str | None
+) -> AnswerForm:
+    """Return the form of an answer that the model's response template describes."""
+    opened = template.opened_by(prompt)
+    is_in_thought = TemplateReader(template, {}, DeltaSink(), opened).is_thinking
+    tags = template.tags
+    return AnswerForm(
+        tools=choice.tools if choice.mode is not ChoiceMode.NONE else (),
+        thought=Thought(tags, is_in_thought) if tags is not None else None,
+        markers=special_tokens(text.tokenizer, template.markers),
+        request_id=request_id or secrets.token_hex(12),
+        template=template,
+        opened=opened,
+        is_in_thought=is_in_thought,
     )
 
 
@@ -92,6 +121,12 @@ def grammar_of_answer(
     if form.row is None:
         if asked and form.thought is not None and not writes_marks(asked, form):
             asked = grammars.checked(behind_thought(asked, form.thought, form.markers))
+        elif asked and form.thought is None and form.is_in_thought:
+            raise InvalidRequest(
+                "the prompt opens a thought, and the model's response_template does not say in words how it ends, so "
+                "no grammar can follow it",
+                param="response_format",
+            )
         return AnswerGrammar(asked)
     if fields.ignore_eos:
         raise InvalidRequest("ignore_eos can't be true where tools may be called", param="ignore_eos")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from router.api.answer_form import AnswerGrammar, form_of, format_of, grammar_of_answer
+from router.api.answer_form import AnswerGrammar, described_form, form_of, format_of, grammar_of_answer
 from router.api.fields import GenerationFields
 from router.api.generation_plan import AnswerForm, Contexts, GenerationPlan
 from router.api.parts import Parts
@@ -44,10 +44,13 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
     If the prompt fills this context, the largest context of all nodes is the limit."""
     resolver.check_shared(fields)
     conversation, wanted = task.conversation, task.max_tokens
-    row = format_of(resolver.text, resolver.calls, task.choice)
+    row = format_of(resolver.text, resolver.calls, task.choice, resolver.template)
     prompt = resolver.chat_prompt(conversation)
     continued = str(conversation.messages[-1].get("content")) if conversation.continue_final_message else ""
-    form = form_of(resolver.text, row, task.choice, prompt.text, continued, fields.request_id)
+    if resolver.template is not None:
+        form = described_form(resolver.text, resolver.template, task.choice, prompt.text, fields.request_id)
+    else:
+        form = form_of(resolver.text, row, task.choice, prompt.text, continued, fields.request_id)
     if row is not None and row.ids is CallIds.NAMED:
         form = replace(form, num_calls_before=num_calls(conversation.messages))
     grammar, free = grammar_or_free(task, fields, resolver, form)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
 
-from router.api.generation_plan import ShowOptions
+from router.api.generation_plan import AnswerForm, ShowOptions
 from router.certify.record import GivenCertificate
 from router.text.detokenizer import Detokenizer
 from router.text.interface import Tokenizer
@@ -54,6 +54,10 @@ class Delta:
         self.certificate = more.certificate or self.certificate
 
 
+def reader_of(form: AnswerForm) -> AnswerReader:
+    return AnswerReader(form.row, form.tools, form.thought, form.markers, template=form.template, opened=form.opened)
+
+
 class ChoiceText:
     """`num_tokens`: tokens that a client pays for, including the stop token."""
 
@@ -63,8 +67,8 @@ class ChoiceText:
         self._detokenizer = Detokenizer(
             tokenizer, shows_special=show.shows_special, shown_ids=frozenset(form.markers.values())
         )
-        self._reader = None if form.is_plain else AnswerReader(form.row, form.tools, form.thought, form.markers)
-        self._is_thinking = form.thought is not None and form.thought.is_open
+        self._reader = None if form.is_plain else reader_of(form)
+        self._is_thinking = form.is_in_thought
         self.num_reasoning = 0  # reasoning tokens
         raw = [stop for stop in show.stops if form.is_plain or has_tag(stop, form.thought)]
         self._matcher = StopMatcher(raw, keeps=show.keeps_stop)

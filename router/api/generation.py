@@ -78,7 +78,7 @@ def session_of(connection: Connection) -> str:
 
 def count_tokens(plan: GenerationPlan, choices: Sequence[ChoiceText], cached: Sequence[int]) -> Counts:
     """Return a request's counts so far. `cached`: the cached tokens of each prompt."""
-    thinks = plan.show.form.thought is not None
+    thinks = plan.show.form.thinks
     return Counts(
         prompt=sum(len(job.ids) for job in plan.jobs),
         answer=sum(choice.num_tokens for choice in choices),

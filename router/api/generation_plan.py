@@ -11,6 +11,7 @@ from router.tools.call_ids import call_id
 from router.tools.declared import Tool
 from router.tools.format_row import CallIds, ToolFormat
 from router.tools.reasoning import Thought
+from router.tools.response_template import ResponseTemplate
 from shared.core.sampling_params import SamplingParams
 
 
@@ -41,6 +42,9 @@ class PromptJob:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
+    """`template`: the model's own description of its answers, instead of `row`. `thought` is then what grammars need
+    of it, if it can be said by tags. `opened`: what the prompt holds of the answer."""
+
     row: ToolFormat | None = None
     tools: tuple[Tool, ...] = ()
     is_named: bool = False  # the client forces one tool by name; finish_reason is then `stop`, as at OpenAI
@@ -48,6 +52,9 @@ class AnswerForm:
     markers: Mapping[str, int] = field(default_factory=dict)  # ids of special tokens around calls and reasoning
     request_id: str = ""  # call ids are made from this id
     num_calls_before: int = 0  # in the conversation; only ids that show a call's number need it
+    template: ResponseTemplate | None = None
+    opened: str = ""
+    is_in_thought: bool = False  # whether the answer begins inside a thought
 
     def call_id(self, call: int, name: str, choice: int = 0) -> str:
         kind = self.row.ids if self.row is not None else CallIds.LONG
@@ -57,7 +64,11 @@ class AnswerForm:
     @property
     def is_plain(self) -> bool:
         """Whether all text is content: no reasoning, no calls."""
-        return not self.tools and self.thought is None
+        return not self.tools and not self.thinks and self.template is None
+
+    @property
+    def thinks(self) -> bool:
+        return self.thought is not None or (self.template is not None and self.template.thinks)
 
 
 PLAIN = AnswerForm()

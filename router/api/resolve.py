@@ -33,6 +33,7 @@ from router.text.chat_prompt import ChatPrompt, chat_prompt
 from router.text.conversation import Conversation
 from router.text.interface import TextModel, Tokenizer, decode_ids
 from router.tools.format_row import ToolFormat
+from router.tools.response_template import ResponseTemplate
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
@@ -78,6 +79,7 @@ class Resolver:
     other_names: tuple[str, ...] = ()  # of the model, beside `model_name`
     opens_objects: bool = False  # whether objects of schemas take properties that the schema does not mention
     no_grammar: str = ""
+    template: ResponseTemplate | None = None  # how the model describes its answers, if `calls` is not known
 
     def for_tenant(self, tenant: Tenant) -> Resolver:
         if tenant.adapters is None:

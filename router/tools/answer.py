@@ -30,6 +30,8 @@ from router.tools.reading import (
     skip_space,
 )
 from router.tools.reasoning import Thought, ThoughtTags
+from router.tools.response_template import ResponseTemplate
+from router.tools.template_reader import TemplateReader
 
 
 class AnswerReader:
@@ -41,16 +43,22 @@ class AnswerReader:
         whole_marks: Collection[str] = (),
         *,
         is_lenient: bool = True,
+        template: ResponseTemplate | None = None,
+        opened: str = "",
     ) -> None:
         """`row`: the format of calls; with None, no calls are read. A call of a tool outside `tools` counts as
         content. `whole_marks`: marks that are one token. `is_lenient`: whether an answer that is one JSON object may be
-        a call without its marks."""
+        a call without its marks. `template`: the model's own description of its answers, which then counts instead of
+        `row` and `thought`; `opened`: what the prompt holds of the answer."""
         self._source = Source(whole_marks)
         self._sink = DeltaSink()
         self._row = row
         self._tools = {tool.name: tool for tool in tools}
         self._is_lenient = is_lenient
-        self._reading = self._answer(thought)
+        if template is not None:
+            self._reading = TemplateReader(template, self._tools, self._sink, opened, whole_marks).read(self._source)
+        else:
+            self._reading = self._answer(thought)
         next(self._reading, None)
 
     @property

@@ -24,6 +24,7 @@ from router.tools.format_row import ToolFormat
 from router.tools.formats import BY_NAME, FORMATS
 from router.tools.json_calls import NamedJsonCalls
 from router.tools.reasoning import framed
+from router.tools.response_template import ResponseTemplate, response_template_of
 from shared.core.errors import ConfigError, InvalidRequest
 
 AS_TEXT = BY_NAME["hermes"]  # the form of calls that most models have seen
@@ -47,11 +48,15 @@ PROBE = Tool(
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """`calls`: None if the model's format of calls is not known. `source`: what told the format, for logs."""
+    """`calls`: None if no row of the table is the model's format of calls. `source`: what told the format, for logs.
+
+    `template`: the model's own description of its answers, if there is no row. `problem`: why it is of no use."""
 
     text: TextModel
     calls: ToolFormat | None
     source: str
+    template: ResponseTemplate | None = None
+    problem: str = ""
 
 
 def speech_of(text: TextModel, asked: str = "") -> Speech:
@@ -72,7 +77,7 @@ def speech_of(text: TextModel, asked: str = "") -> Speech:
     if any(map(READS_TOOLS.search, sources.values())):
         if asked:
             return Speech(text, BY_NAME[asked], "--tool-format")
-        return Speech(text, found, source if found is not None else "nothing")
+        return Speech(text, found, source) if found is not None else described_speech(text)
     row = found if found is not None and rendered.keeps_calls else AS_TEXT
     if asked and asked != row.name:
         raise ConfigError(
@@ -83,6 +88,17 @@ def speech_of(text: TextModel, asked: str = "") -> Speech:
     example = rendered.example if keeps_calls else HERMES_EXAMPLE
     template = ToolsAsText(text.template, example, keeps_calls=keeps_calls)
     return Speech(replace(text, template=template), row, "tools as text: the chat template reads none")
+
+
+def described_speech(text: TextModel) -> Speech:
+    """Return the speech of a model that no row of the table knows."""
+    described = text.about.get("response_template")
+    if described is None:
+        return Speech(text, None, "nothing")
+    try:
+        return Speech(text, None, "response_template", response_template_of(described))
+    except ConfigError as error:
+        return Speech(text, None, "nothing", problem=str(error))
 
 
 def signed_row(text: TextModel) -> ToolFormat | None:
