@@ -219,7 +219,7 @@ def _compiled(scope: str, pattern: str, literals: tuple[str, ...], texts: tuple[
         whole = regex.compile(pattern, regex.DOTALL)
         undecided = regex.compile(f"(?:{_looking(pattern)})(?!)", regex.DOTALL)
     except (regex.error, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{scope} is no regular expression: {error}") from error
+        raise ConfigError(f"{scope} is not a regular expression: {error}") from error
     return Mark(whole, undecided, literals, texts)
 
 

@@ -3,7 +3,7 @@
     prompt ... <|assistant|><think>\\n | so the town ... </think> It is <call>{...}</call>
                anchor       read first | the answer
 
-A region of calls that can't be read, or that calls a tool nobody declared, is content as it was written.
+A region of calls that can't be read, or that calls a tool outside the declared ones, is content as it was written.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class TemplateReader:
         else:
             self._captures |= captures
             self._written.append(own)
-            self._leave(is_cut=self._is_cut and match.start() == len(self._text))  # `$` is no mark that was written
+            self._leave(is_cut=self._is_cut and match.start() == len(self._text))  # `$` matches no written mark
 
     def _leave(self, *, is_cut: bool = False) -> None:
         """End the region: the text outside all regions follows. `is_cut`: whether the region may be incomplete."""

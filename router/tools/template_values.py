@@ -59,11 +59,11 @@ def calls_of(
     *,
     transforms_each: bool,
 ) -> list[WholeCall]:
-    """Raise ValueError if a parsed value is not calls of these tools."""
+    """Raise ValueError if a parsed value holds other things than calls of these tools."""
     try:
         if transforms_each:
             if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-                raise ValueError("it is no list of objects")
+                raise ValueError("it is not a list of objects")
             value = [_filled(transform, {**captures, **item}) for item in value]
         elif transform is not None:
             value = _filled(transform, {**captures, "content": value})
@@ -94,14 +94,14 @@ def _filled(transform: object, scope: Mapping[str, object]) -> object:
 def _call(value: object, tools: Mapping[str, Tool]) -> WholeCall:
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict):
-        raise ValueError("it is no call")
+        raise ValueError("it is not a call")
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or name not in tools:
         raise ValueError("there is no such tool")
     if isinstance(arguments, str):
         arguments = read_json(arguments)
     if not isinstance(arguments, dict):
-        raise ValueError("the arguments are no object")
+        raise ValueError("the arguments are not an object")
     typed = {key: _typed(item, kinds_of_property(key, tools[name].schema)) for key, item in arguments.items()}
     text = json.dumps(typed, ensure_ascii=False, allow_nan=False)
     # JSON can escape half a surrogate pair, but text can't contain it
@@ -185,7 +185,7 @@ def _xml_inline(scope: str, args: Args, depth: int) -> Parser:
     try:
         tags = regex.compile(args.get("tag_pattern"), regex.DOTALL)
     except (regex.error, TypeError, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{scope}: tag_pattern is no regular expression: {error}") from error
+        raise ConfigError(f"{scope}: tag_pattern is not a regular expression: {error}") from error
     if "key" not in tags.groupindex:
         raise ConfigError(f"{scope}: tag_pattern needs a group called key")
 
@@ -223,9 +223,9 @@ def _python_calls(scope: str, args: Args, depth: int) -> Parser:
         try:
             next(_python_list(source, tools, sink), None)
         except NotACall as error:
-            raise ValueError("it is no list of calls") from error
+            raise ValueError("it is not a list of calls") from error
         if sink.is_in_call or source.text[source.at :].strip():
-            raise ValueError("it is no list of calls")
+            raise ValueError("it is not a list of calls")
         calls = whole_answer(sink.taken()).calls
         return [{"name": call.name, "arguments": read_json(call.arguments)} for call in calls]
 

@@ -1,4 +1,4 @@
-"""Answers of models that bring `response_template`: what is read, held against transformers' own parser."""
+"""Answers of models that bring `response_template`: the reader, compared with transformers' own parser."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ WRONG = [
     ({"start_anchor": "a", "fields": {"content": {}, "thinking": {}}}, "only one field"),
     (field("citations", open="a"), "'citations' is not supported"),
     (field("content", close="a", close_pattern="a"), "both close"),
-    (field("content", close_pattern="("), "no regular expression"),
+    (field("content", close_pattern="("), "not a regular expression"),
     (field("content", close_pattern="a" * 3000), "at most"),
     (field("content", close=["a", ""]), "none empty"),
     (field("content", closes="a"), "closes"),
