@@ -46,7 +46,7 @@ from router.tenants.keys_file import ADMIN_FLAG, read_admins, read_keys
 from router.text.load import load_text_model
 from router.tools.detect import Speech, speech_of
 from router.tools.reasoning import thought_tags
-from router.tools.response_template import Kind
+from router.tools.response_template import RegionKind
 from shared.config import shipped_model
 from shared.config.http_settings import ANY
 from shared.config.processes import RouterProcessConfig
@@ -129,7 +129,7 @@ def tell_speech(log: Logger, speech: Speech) -> None:
         log.info(
             "answers are read by the model's response_template: tool_choice can only be auto or none",
             thoughts=speech.template.thinks,
-            calls=speech.template.region(Kind.CALLS) is not None,
+            calls=speech.template.region(RegionKind.CALLS) is not None,
         )
         return
     tags = thought_tags(speech.text.template.sources)

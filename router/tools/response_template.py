@@ -45,13 +45,16 @@ ESCAPED = re.compile(r"\\([^a-zA-Z0-9])")
 Match = Any  # the package regex has no types
 
 
-class Kind(Enum):
+class RegionKind(Enum):
     THINKING = "thinking"
     CONTENT = "content"
     CALLS = "tool_calls"
 
 
-KINDS = {kind.value: kind for kind in Kind} | {"reasoning": Kind.THINKING, "reasoning_content": Kind.THINKING}
+KINDS = {kind.value: kind for kind in RegionKind} | {
+    "reasoning": RegionKind.THINKING,
+    "reasoning_content": RegionKind.THINKING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Mark:
     literals: tuple[str, ...]
     texts: tuple[str, ...]  # which may hold special tokens
 
-    def find(self, text: str, start: int) -> Match | None:
+    def first_in(self, text: str, start: int) -> Match | None:
         """Raise TimeoutError for a pattern that takes too long."""
         return self.pattern.search(text, start, timeout=PATTERN_S)
 
@@ -76,7 +79,7 @@ class Mark:
 class Region:
     """`opens`: None for the region that takes all text outside the others. `join`: the text between two of a kind."""
 
-    kind: Kind
+    kind: RegionKind
     opens: Mark | None
     closes: Mark | None
     strips: bool = True
@@ -104,18 +107,18 @@ class ResponseTemplate:
 
     @property
     def thinks(self) -> bool:
-        return self.region(Kind.THINKING) is not None
+        return self.region(RegionKind.THINKING) is not None
 
     @property
     def tags(self) -> ThoughtTags | None:
         """The marks of a thought, if they are texts: grammars need them."""
-        thinking, content = self.region(Kind.THINKING), self.region(Kind.CONTENT)
+        thinking, content = self.region(RegionKind.THINKING), self.region(RegionKind.CONTENT)
         opening, closing = (_first_text(mark) for mark in (thinking.opens, thinking.closes)) if thinking else ("", "")
         if not opening or not closing:
             return None
         return ThoughtTags(opening, closing, content=_first_text(content.opens) if content is not None else "")
 
-    def region(self, kind: Kind) -> Region | None:
+    def region(self, kind: RegionKind) -> Region | None:
         return next((region for region in self.regions if region.kind is kind), None)
 
     def opened_by(self, prompt: str) -> str:
@@ -166,12 +169,12 @@ def _region(name: str, field: object) -> Region:
         raise ConfigError(f"{scope}: join must be a text")
     opens, closes = _mark(scope, field, "open"), _mark(scope, field, "close")
     parser = field.get("content", "text")
-    if KINDS[name] is not Kind.CALLS:
+    if KINDS[name] is not RegionKind.CALLS:
         if parser != "text" or "transform" in field:
             raise ConfigError(f"{scope} must be text, without transform")
         return Region(KINDS[name], opens, closes, strips=bool(args.get("strip", True)), join=join)
     return Region(
-        Kind.CALLS,
+        RegionKind.CALLS,
         opens,
         closes,
         parser=parser_of(scope, parser, args),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
 from router.tools.reading import Reading, Source
-from router.tools.response_template import Kind, Mark, Match, Region, ResponseTemplate
+from router.tools.response_template import Mark, Match, Region, RegionKind, ResponseTemplate
 from router.tools.template_values import calls_of
 
 MAX_MARK_CHARS = 1024  # of a pattern's match, and of the text held back for one
@@ -48,7 +48,7 @@ class _Shown:
         if join is not None and self.has_begun:
             self.held, self._drops_space = join, True
 
-    def add(self, text: str, show: Callable[[str], None], *, strips: bool) -> None:
+    def add_text(self, text: str, show: Callable[[str], None], *, strips: bool) -> None:
         text = text.lstrip() if strips and self._drops_space else text
         if not text:
             return
@@ -59,6 +59,8 @@ class _Shown:
 
 
 class TemplateReader:
+    """It has many fields because it reads on at any character: the text, the region, and what each kind has shown."""
+
     def __init__(
         self,
         template: ResponseTemplate,
@@ -81,7 +83,7 @@ class TemplateReader:
         self._body: list[str] = []  # of a region of calls
         self._written: list[str] = []  # the same with its marks, without the prompt's part
         self._outside: list[str] | None = []  # text in no region, until one begins
-        self._shown = {kind: _Shown() for kind in Kind}
+        self._shown = {kind: _Shown() for kind in RegionKind}
         self._num_still = 0
         self._has_ended = False
         self._is_cut = False
@@ -94,7 +96,7 @@ class TemplateReader:
 
     @property
     def is_thinking(self) -> bool:
-        return self._region is not None and self._region.kind is Kind.THINKING
+        return self._region is not None and self._region.kind is RegionKind.THINKING
 
     def read(self, source: Source) -> Reading[None]:
         while True:
@@ -132,7 +134,7 @@ class TemplateReader:
         except TimeoutError:
             self._is_lost = True
         if self._is_lost:
-            is_call = self._region is not None and self._region.kind is Kind.CALLS
+            is_call = self._region is not None and self._region.kind is RegionKind.CALLS
             written = "".join(self._written) if is_call else ""
             self._show_as_written(written + self._own_text(len(self._text)))
             self._written, self._body, self._outside = [], [], None
@@ -166,9 +168,9 @@ class TemplateReader:
         return [(one, one.opens, True) for one in self._template.regions if one.opens is not None] + closing
 
     def _match(self, mark: Mark) -> Match | None:
-        match = mark.find(self._text, self._at)
+        match = mark.first_in(self._text, self._at)
         while match is not None and match.end() - match.start() > MAX_MARK_CHARS:
-            match = mark.find(self._text, match.start() + 1)
+            match = mark.first_in(self._text, match.start() + 1)
         return match
 
     def _undecided_from(self, mark: Mark) -> int:
@@ -192,14 +194,14 @@ class TemplateReader:
         if region is None:
             if self._outside is not None:
                 self._outside.append(own)
-        elif region.kind is Kind.CALLS:
+        elif region.kind is RegionKind.CALLS:
             self._body.append(text)
             self._written.append(own)
         else:
-            self._shown[region.kind].add(own, self._show_of(region.kind), strips=region.strips)
+            self._shown[region.kind].add_text(own, self._show_of(region.kind), strips=region.strips)
 
-    def _show_of(self, kind: Kind) -> Callable[[str], None]:
-        return self._sink.reasoning if kind is Kind.THINKING else self._sink.content
+    def _show_of(self, kind: RegionKind) -> Callable[[str], None]:
+        return self._sink.reasoning if kind is RegionKind.THINKING else self._sink.content
 
     def _pass_mark(self, found: _Found) -> None:
         match = found.match
@@ -221,7 +223,7 @@ class TemplateReader:
     def _leave(self, *, is_cut: bool = False) -> None:
         """End the region: the text outside all regions follows. `is_cut`: whether the region may be incomplete."""
         region = self._region
-        if region is not None and region.kind is Kind.CALLS and (self._is_inside or "".join(self._body).strip()):
+        if region is not None and region.kind is RegionKind.CALLS and (self._is_inside or "".join(self._body).strip()):
             self._show_calls(region, is_cut)
         self._region, self._is_inside = self._template.implicit, False
         self._captures, self._body, self._written = {}, [], []
@@ -248,4 +250,4 @@ class TemplateReader:
             self._sink.end_call()
 
     def _show_as_written(self, text: str) -> None:
-        self._shown[Kind.CONTENT].add(text, self._sink.content, strips=False)
+        self._shown[RegionKind.CONTENT].add_text(text, self._sink.content, strips=False)
