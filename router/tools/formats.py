@@ -222,6 +222,7 @@ FORMATS = (
         JsonCalls("arguments"),
         begins=("<|message_sep|>\n\nfunction call<|role_sep|>\n", "function call<|role_sep|>\n"),
     ),
+    ToolFormat("function_call", JsonCalls("arguments"), begins=("<function_call>",)),
     ToolFormat("gigachat31", JsonCalls("arguments"), begins=("<|function_call|>",)),
     ToolFormat(
         "internlm",

@@ -37,7 +37,9 @@ SPOKEN = """
 How these families call tools and think, as their published templates tell: each template's own rendering of a call, a
 thought and an answer reads back as the same message, in random pieces (`tests/unit/test_published_templates.py`), and a
 random model, bound by the format's grammar, calls through a cluster (`tests/integration/test_call_formats.py`). "As
-text" means that the template reads no tools, so they are written into the chat.
+text" means that the template reads no tools, so they are written into the chat. What a family's template can't show or
+tests can't have (licences) is told in the last column. Formats that SGLang or vLLM read and Baton does not: Inkling,
+Beam and K2 Horizon (`<ifm|tool_call>`); of ERNIE 4.5 the `<response>` around a text.
 
 | family | calls | thoughts begin with | templates of the tests, or why there is none |
 |---|---|---|---|

@@ -237,6 +237,7 @@ WRITTEN: dict[str, Written] = {
         invokes(f"<{DSML}tool_calls>", f"</{DSML}tool_calls>", DSML, ' string="true"', ' string="false"'), DSML
     ),
     "dots": invokes("<dots_function_call>", "</dots_function_call>", ""),
+    "function_call": in_json(f"<function_call> {NAMED}", between="\n"),
     "function_gemma": in_braces(
         "<start_function_call>",
         "<end_function_call>",
