@@ -88,7 +88,7 @@ class TemplateReader:
         self._has_ended = False
         self._is_cut = False
         self._is_lost = False  # a pattern took too long: all other text is content
-        self._read(opened)
+        self._read_more(opened)
         self._own_at, self._sink, self._written = len(self._text), sink, []
         for shown in self._shown.values():
             shown.held = ""
@@ -100,13 +100,13 @@ class TemplateReader:
 
     def read(self, source: Source) -> Reading[None]:
         while True:
-            self._read(source.take_text(len(source.text)))
+            self._read_more(source.take_text(len(source.text)))
             if source.has_ended:
                 self._finish(is_cut=source.is_cut)
                 return
             yield
 
-    def _read(self, text: str) -> None:
+    def _read_more(self, text: str) -> None:
         for start in range(0, len(text), SLICE_CHARS):
             self._text += text[start : start + SLICE_CHARS]
             self._read_marks()

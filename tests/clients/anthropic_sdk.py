@@ -119,7 +119,7 @@ def around(tally: Tally, client: anthropic.Anthropic) -> None:
         assert raw.headers["request-id"] == "mine-17" and raw.headers["x-baton-ignored-fields"] == "novel"
     with tally.check("errors by type"):
         refused(anthropic.NotFoundError, "not_found_error", lambda: greedy(tally, client, model="other"))
-        refused(anthropic.BadRequestError, "invalid_request_error", lambda: greedy(tally, client, max_tokens=-1))
+        refused(anthropic.BadRequestError, "invalid_request_error", lambda: greedy(tally, client, max_tokens=-2))
         wrong: Any = {"extra_body": {"temperature": 3}, "stream": True}
         refused(anthropic.BadRequestError, "invalid_request_error", lambda: greedy(tally, client, **wrong))
         refused(anthropic.NotFoundError, "not_found_error", lambda: client.messages.batches.list())

@@ -57,8 +57,8 @@ def chat(tally: Tally, prefix: str, text: str) -> None:
         assert litellm.completion(**{**asked, "messages": more_messages}).choices[0].message.content
     with tally.check(f"{prefix}/: errors by type"):
         refused(litellm.NotFoundError, {**asked, "model": f"{prefix}/other"})
-        refused(litellm.BadRequestError, {**asked, "max_tokens": -1})
-        refused(litellm.BadRequestError, {**asked, "max_tokens": -1, "stream": True})
+        refused(litellm.BadRequestError, {**asked, "max_tokens": -2})
+        refused(litellm.BadRequestError, {**asked, "max_tokens": -2, "stream": True})
 
 
 def refused(kind: type[Exception], asked: dict[str, Any]) -> None:

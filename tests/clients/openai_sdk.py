@@ -210,7 +210,7 @@ def around(tally: Tally, client: openai.OpenAI) -> None:
         assert raw.parse()._request_id == "mine-17"
     with tally.check("errors by type"):
         refused(openai.NotFoundError, "model", lambda: greedy(tally, client, model="other"))
-        refused(openai.BadRequestError, "max_tokens", lambda: greedy(tally, client, max_tokens=-1))
+        refused(openai.BadRequestError, "max_tokens", lambda: greedy(tally, client, max_tokens=-2))
         refused(openai.BadRequestError, "temperature", lambda: greedy(tally, client, temperature=3, stream=True))
         refused(openai.NotFoundError, None, lambda: client.embeddings.create(model=tally.model, input="x"))
     with tally.check("a stream hung up"):

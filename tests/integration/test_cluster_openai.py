@@ -224,7 +224,7 @@ def test_models_health_and_errors(client: openai.OpenAI, cluster: Cluster) -> No
     assert model.id == "hashlm"
     assert httpx.get(f"{cluster.url}/health", timeout=HANG_GUARD_S).status_code == 200
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="hashlm", prompt="x", max_tokens=-1)
+        client.completions.create(model="hashlm", prompt="x", max_tokens=-2)
     assert "max_tokens" in str(caught.value)
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="no-such-model", prompt="x")

@@ -19,6 +19,7 @@ from router.api.responses import Responses
 from router.app import make_resolver
 from router.http.ignored import LOWERED
 from router.text.hashlm import hash_text_model
+from router.tools.detect import Speech
 from shared.config.load import load
 from shared.config.processes import RouterProcessConfig
 from shared.config.settings import LimitsConfig
@@ -84,5 +85,5 @@ def test_an_answer_without_a_limit_gets_the_router_s(most: int, wanted: int | No
 @pytest.mark.parametrize(("model", "given", "expected"), [("smollm2", 0, 1024), ("smollm2", 7, 7), ("hashlm", 0, 0)])
 def test_only_the_shipped_model_has_a_limit_of_its_own(model: str, given: int, expected: int) -> None:
     config = load(RouterProcessConfig, {"model": {"model": model}, "limits": {"default_max_tokens": given}})
-    made = make_resolver(config, Mock(), TEXT, NEUTRAL)
+    made = make_resolver(config, Mock(), Speech(TEXT, None, ""), NEUTRAL)
     assert made.limits.default_max_tokens == expected

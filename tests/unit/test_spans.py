@@ -169,7 +169,7 @@ def too_long(site: Site) -> None:
 GOOD_BODY = b'{"prompt": "x"}'
 REFUSALS: list[tuple[bytes, Callable[[Site], None] | None, int, str]] = [
     (b"{", None, 400, "invalid_request_error"),
-    (b'{"prompt": "x", "max_tokens": -1}', None, 400, "invalid_request_error"),
+    (b'{"prompt": "x", "max_tokens": -2}', None, 400, "invalid_request_error"),
     (b'{"prompt": "x", "guided_regex": "("}', None, 400, "invalid_request_error"),
     (b" " * 1025, too_long, 413, "body_too_large"),
     (GOOD_BODY, above_limit, 429, "rate_limit_exceeded"),
