@@ -74,7 +74,7 @@ def speech_of(text: TextModel, asked: str = "") -> Speech:
     source = "the chat template's rendering of a call"
     if found is None:
         found, source = signed_row(text), "words of the chat template, or special tokens"
-    if any(map(READS_TOOLS.search, sources.values())):
+    if any(map(READS_TOOLS.search, sources.values())) and rendered.takes_tools():
         if asked:
             return Speech(text, BY_NAME[asked], "--tool-format")
         return Speech(text, found, source) if found is not None else described_speech(text)
@@ -87,7 +87,7 @@ def speech_of(text: TextModel, asked: str = "") -> Speech:
     keeps_calls = row is found and rendered.keeps_calls
     example = rendered.example if keeps_calls else HERMES_EXAMPLE
     template = ToolsAsText(text.template, example, keeps_calls=keeps_calls)
-    return Speech(replace(text, template=template), row, "tools as text: the chat template reads none")
+    return Speech(replace(text, template=template), row, "tools as text: the chat template takes none")
 
 
 def described_speech(text: TextModel) -> Speech:
@@ -125,6 +125,10 @@ class Rendered:
         self.example = ""
         self.keeps_calls = False
         self.wants_text = False
+
+    def takes_tools(self) -> bool:
+        """Whether the template renders a question with a tool. If it fails even on that, every such request would."""
+        return self._render(USER) is not None or self._render(USER, add_generation_prompt=True) is not None
 
     def row(self) -> ToolFormat | None:
         """Return the first row that reads the rendered call back."""

@@ -28,10 +28,7 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 WORD = re.compile(r"Q[a-z]\d")
 USUAL = ("plain", "talk", "call", "work", "two calls")
 SHOWS_SIX = "baton-features"  # a template of ours, which breaks off after six turns
-UNABLE = {  # they fail with or without tools, in transformers too
-    "llama-cpp-deepseek-r1",
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
-}
+UNABLE = {"NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use"}  # it fails without tools, in transformers too
 
 
 def template(name: str) -> ChatTemplate:
@@ -131,7 +128,7 @@ BARE_TOOLS = [
 ]
 
 
-@pytest.mark.parametrize("name", sorted(set(TEMPLATES) - {"llama-cpp-deepseek-r1"}))
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_tools_need_no_descriptions(name: str) -> None:
     """gpt-oss's template and five others read them from every function and argument."""
     chat = Conversation([{"role": "user", "content": "Hi"}], tools=BARE_TOOLS)

@@ -10,7 +10,7 @@ from router.text.chat_template import JinjaTemplate
 from router.text.conversation import Conversation
 from router.text.hashlm import HashTokenizer, hash_text_model
 from router.text.interface import TextModel
-from router.tools.detect import speech_of
+from router.tools.detect import PROBE, speech_of
 from router.tools.format_row import CallIds
 from router.tools.formats import BY_NAME, FORMATS
 from router.tools.reasoning import BRACKETS, THINK, Thought, thought_of, thought_tags
@@ -79,7 +79,7 @@ EXPECTED: dict[str, tuple[str | None, str | None]] = {  # format of calls; tag t
     "inclusionai-ling-3.0-flash": ("glm", "<think>"),
     "internlm2.5-tools-vllm": ("internlm", None),
     "internlm3-8b-instruct": ("hermes", None),
-    "llama-cpp-deepseek-r1": ("deepseek_v3", "<think>"),
+    "llama-cpp-deepseek-r1": ("hermes", "<think>"),
     "llama-cpp-rwkv-world": ("hermes", "<think>"),
     "meetkai-functionary-medium-v3.1": ("functionary", None),
     "meetkai-functionary-medium-v3.2": ("functionary_v32", None),
@@ -154,7 +154,15 @@ def test_a_name_wins() -> None:
 
 def test_a_template_that_raises_is_no_reason_not_to_start() -> None:
     for source in ("{{ raise_exception('no') }}{{ tools }}", "{% for i in range(10**9) %}x{% endfor %}{{ tools }}"):
-        assert speech_of(with_template(source)).calls is None
+        assert speech_of(with_template(source)).calls is BY_NAME["hermes"]
+
+
+def test_a_template_that_fails_on_any_tool_gets_tools_as_text() -> None:
+    source = "{% if tools %}{{ raise_exception('no') }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    spoken = speech_of(with_template(source))
+    assert spoken.calls is BY_NAME["hermes"]
+    chat = Conversation([{"role": "user", "content": "Hi"}], tools=[PROBE.for_template()])
+    assert "get_weather" in spoken.text.template.render(chat)
 
 
 def with_template(source: str) -> TextModel:
