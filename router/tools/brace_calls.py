@@ -216,6 +216,7 @@ class _Values:
         self._quote = markers.rule(quote)
         self._root = tool.schema
         self._is_strict = tool.is_strict
+        self._num_objects = 0
         string = f"{self._quote} brace_text"
         self.rules = {
             "KEYWORD": regex(BARE_KEY.pattern),
@@ -238,7 +239,8 @@ class _Values:
         properties = properties_of(schema)
         if takes_others(schema):
             return '(brace_pair ("," brace_pair)*)?'
-        prefix = f"{self._prefix}_{len(self.rules)}"
+        self._num_objects += 1
+        prefix = f"{self._prefix}_o{self._num_objects}"
         for index, (key, value) in enumerate(properties.items()):
             if BARE_KEY.fullmatch(key) is None:
                 raise InvalidRequest(f"{owner}: this model can't write a parameter called {key[:64]!r}", param="tools")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from router.tools.call_shape import CallRules, CallShape, Markers, json_rule, regex
 from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
+from router.tools.literals import json_string
 from router.tools.reading import (
     SPACE,
     NotACall,
@@ -167,7 +168,7 @@ class ChannelReader:
         while True:
             text = source.text[source.at : source.at + MAX_HEADER_CHARS]
             end = text.find(message)
-            if not self._may_be_header(text if end < 0 else text[:end]):
+            if not self._may_be_header(text if end < 0 else text[:end]) or self._is_two(text[: max(end, 0)]):
                 break
             if end >= 0:
                 source.at += end + len(message)
@@ -181,6 +182,11 @@ class ChannelReader:
         if source.is_cut and source.text[source.at :].isspace():
             source.at = len(source.text)  # of a header that was cut off
         return ""
+
+    def _is_two(self, header: str) -> bool:
+        """Whether a text before another header was taken for a header: words stand before the first mark."""
+        words = header.partition("<|")[0].split()
+        return len(words) > 3
 
     def _may_be_header(self, text: str) -> bool:
         """Whether a mark of a header begins the text, or the text begins such a mark."""
@@ -229,9 +235,9 @@ class ChannelReader:
         else:
             written: list[str] = []
             mark = yield from copy_until(source, self._marks, written.append)
-            arguments = "".join(written).strip()
-            sink.arguments(arguments or ("{}" if mark else ""))
-            if mark or (arguments and not source.is_cut):
+            body = "".join(written).strip()
+            sink.arguments(f'{{"arguments": {json_string(body)}}}' if body else "{}" if mark else "")
+            if mark or (body and not source.is_cut):
                 sink.end_call()
         if mark in self._channels.starts:
             source.at -= len(mark)

@@ -31,6 +31,7 @@ AS_TEXT = BY_NAME["hermes"]  # the form of calls that most models have seen
 READS_TOOLS = re.compile(r"\{[{%](?:(?![}%]\}).)*\btools\b", re.DOTALL)  # in code, not in a sentence of the prompt
 USER: JsonObject = {"role": "user", "content": "What is the weather in Rome?"}
 TEXT = "I look."
+MAX_TURN_CHARS = 8192  # a longer turn with a call shows no format; to look through it would hold up the start
 ARGUMENTS: dict[str, Any] = {"city": "Rome", "days": 2}
 PROBE = Tool(
     "get_weather",
@@ -165,16 +166,20 @@ class Rendered:
 
     def _end_of_call(self, row: ToolFormat, rendered: str) -> int:
         """Return how many characters the row's reader takes for the call; 0 if it does not find the call."""
+        is_there = row.may_begin_bare or not row.begins or any(begin in rendered for begin in row.begins)
+        if not is_there or len(rendered) > MAX_TURN_CHARS or not self._reads_back(row, rendered):
+            return 0
         reader = AnswerReader(row, [PROBE], framed(row.shape), is_lenient=False)
-        deltas = []
-        end = 0
         for at, char in enumerate(rendered):
-            deltas += reader.feed(char)
-            if reader.num_calls and not reader.is_in_call and not end:
-                end = at + 1
-        deltas += reader.finish()
-        calls = whole_answer(deltas).calls
-        return end if end and [_parsed(call) for call in calls] == [(PROBE.name, ARGUMENTS)] else 0
+            reader.feed(char)
+            if reader.num_calls and not reader.is_in_call:
+                return at + 1
+        return 0
+
+    def _reads_back(self, row: ToolFormat, rendered: str) -> bool:
+        reader = AnswerReader(row, [PROBE], framed(row.shape), is_lenient=False)
+        calls = whole_answer([*reader.feed(rendered), *reader.finish()]).calls
+        return [_parsed(call) for call in calls] == [(PROBE.name, ARGUMENTS)]
 
 
 def _called(arguments: object, content: str | None) -> JsonObject:

@@ -16,6 +16,7 @@ from router.tools.call_shape import (
 )
 from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
+from router.tools.literals import json_string, read_json
 from router.tools.reading import (
     MAX_NAME_CHARS,
     NAME_CHARS,
@@ -174,14 +175,44 @@ def _members(source: Source, sink: DeltaSink) -> Reading[None]:
         yield from skip_any_space(source)
         yield from found(source, ":")
         yield from skip_any_space(source)
-        is_object = (yield from peek(source)) == "{"
-        if "".join(key).strip('"') in ARGUMENTS and is_object and not has_arguments:
-            has_arguments = True
+        first = yield from peek(source)
+        if "".join(key).strip('"') not in ARGUMENTS or has_arguments:
+            yield from _value(source, nowhere)
+            continue
+        has_arguments = True
+        if first == "{":
             if not (yield from copy_json(source, sink.arguments)):
                 return
-            sink.end_call()
         else:
-            yield from _value(source, nowhere)
+            value: list[str] = []
+            yield from _value(source, value.append)
+            if not (yield from peek(source)):
+                return  # it may be cut off
+            sink.arguments(_object_in("".join(value)))
+        sink.end_call()
+
+
+def _object_in(value: str) -> str:
+    """Return the JSON object in a JSON string, as OpenAI's API writes arguments. Keep any other value under a name."""
+    try:
+        inner = read_json(value)
+        if isinstance(inner, str) and isinstance(read_json(inner), dict):
+            return inner
+    except ValueError:
+        pass
+    return (
+        "{}"
+        if value.strip('" ') in ("", "null")
+        else f'{{"arguments": {value if _is_json(value) else json_string(value)}}}'
+    )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        read_json(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _string_among(source: Source, names: Collection[str]) -> Reading[str]:

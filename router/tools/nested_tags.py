@@ -56,14 +56,15 @@ class NestedTags:
 
     def _end_of_member(self, text: str, start: int, name: str) -> int:
         """Members with this name may lie inside the member."""
-        same, closing = f"{self.opens}{name}{self.behind}", self.end_of(name)
-        at = start
+        closing = self.end_of(name)
+        num_open, at = 1, start
         while (end := text.find(closing, at)) >= 0:
-            if text.count(same, start, end) == text.count(closing, start, end):
+            num_open += self.num_begun(text[at:end], name) - 1
+            if num_open == 0:
                 return end
             at = end + len(closing)
         return len(text)
 
-    def is_whole(self, text: str, name: str) -> bool:
-        """Whether `text`, up to an end mark of `name`, holds as many begins as ends of members with this name."""
-        return text.count(f"{self.opens}{name}{self.behind}") == text.count(self.end_of(name))
+    def num_begun(self, text: str, name: str) -> int:
+        """Return how many members with this name begin in the text."""
+        return text.count(f"{self.opens}{name}{self.behind}")

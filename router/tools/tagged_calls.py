@@ -305,16 +305,18 @@ class TaggedCalls:
         """Read a value that may hold members, also with its own name."""
         nested = self._nested
         end = nested.end_of(key)
-        value = ""
+        value: list[str] = []
+        num_open = 1
         while True:
             inside: list[str] = []
             if not (yield from copy_until(source, (end,), inside.append)):
                 return
-            value += "".join(inside)
-            if nested.is_whole(value, key):
+            value += inside
+            num_open += nested.num_begun("".join(inside), key) - 1
+            if num_open == 0:
                 break
-            value += end
-        sink.arguments(before + nested.as_json(value, properties_of(tool.schema).get(key), tool.schema))
+            value.append(end)
+        sink.arguments(before + nested.as_json("".join(value), properties_of(tool.schema).get(key), tool.schema))
 
 
 def _copy_list_or_object(source: Source, value: list[str], end: str) -> Reading[bool]:

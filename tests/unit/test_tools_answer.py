@@ -285,3 +285,36 @@ def test_reasoning_streams() -> None:
     assert reader.feed("am\n</th") == [ReasoningText(" am")]
     assert reader.feed("ink>\n") == []
     assert reader.feed("\nYes") == [ContentText("Yes")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("hermes", '{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\"}"}', {"city": "Rome"}),
+        ("hermes", '{"name": "get_weather", "arguments": [1, 2]}', {"arguments": [1, 2]}),
+        ("hermes", '{"name": "get_weather", "arguments": "Rome"}', {"arguments": "Rome"}),
+        ("hermes", '{"name": "get_weather", "arguments": null}', {}),
+        ("harmony", "<|channel|>commentary to=functions.get_weather<|message|>Rome<|call|>", {"arguments": "Rome"}),
+        ("harmony", "<|channel|>commentary to=functions.get_weather<|message|><|call|>", {}),
+    ],
+)
+def test_arguments_that_are_no_object_are_kept(name: str, text: str, arguments: dict[str, object]) -> None:
+    text = text if name == "harmony" else f"<tool_call>\n{text}\n</tool_call>"
+    for pieces in ([text], text):
+        (call,) = whole_answer(deltas_of(reader_of(name), pieces)).calls
+        assert json.loads(call.arguments) == arguments
+
+
+def test_words_before_a_header_are_no_header() -> None:
+    text = "to=stop is how you do it. <|channel|>final<|message|>x"
+    for pieces in ([text], text):
+        whole = whole_answer(deltas_of(reader_of("harmony"), pieces))
+        assert whole == WholeAnswer("to=stop is how you do it. x", "", ())
+
+
+def test_many_nested_tags_take_time_in_proportion() -> None:
+    mark = "]<]minimax[>["
+    deep = f"{mark}<at>" * 5000 + f"{mark}</at>" * 5000
+    text = f'{mark}<tool_call>{mark}<invoke name="get_weather">{deep}{mark}</invoke>{mark}</tool_call>after'
+    whole = read("minimax_m3", text)  # a hang guard ends a reader that counts all marks at each mark
+    assert whole.content == "after" and len(whole.calls) == 1 and isinstance(json.loads(whole.calls[0].arguments), dict)

@@ -387,3 +387,17 @@ def test_many_tools_make_a_grammar_of_one_rule_each() -> None:
         grammar = tool_grammar(row, ToolChoice(ChoiceMode.AUTO, tools))
         assert grammar is not None and grammar.startswith("start: ")
         assert sum(line.startswith("rest_") for line in grammar.splitlines()) == 128
+
+
+def test_an_object_in_braces_may_hold_objects(plain: Matcher) -> None:
+    inner = {
+        "type": "object",
+        "properties": {"p": {"type": "integer"}},
+        "required": ["p"],
+        "additionalProperties": False,
+    }
+    tool = tool_of({"properties": {"o": inner, "q": inner}, "required": ["o"], "additionalProperties": False})
+    grammar = tool_grammar(BY_NAME["gemma4"], ToolChoice(ChoiceMode.REQUIRED, (tool,)))
+    assert plain.takes(grammar, "<|tool_call>call:f{o:{p:1}}<tool_call|>")
+    assert plain.takes(grammar, "<|tool_call>call:f{o:{p:1},q:{p:2}}<tool_call|>")
+    assert not plain.goes_on_to(grammar, "<|tool_call>call:f{o:{o")
