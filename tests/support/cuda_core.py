@@ -20,7 +20,7 @@ from shared.device.streams import make_streams
 from shared.engine.boundary import PinnedCopies
 from shared.engine.drafter import Drafter
 from shared.grammar.compiler import GrammarCompiler
-from shared.grammar.grammars import Grammars
+from shared.grammar.grammars import NO_GRAMMARS, Grammars
 from shared.kernel.flash_infer import LibraryAttention
 from shared.model.interface import Model
 from shared.model.kernels import Formats
@@ -151,7 +151,7 @@ def make_core(
         needs_cpu_seq_lens=kind.exact, layer_ends=kind.layer_ends,
     )  # fmt: skip
     sizes = CoreSizes(60, max_running, prefix_cache=kind.cache, shared_memory=shared_memory)
-    how = {"drafter": _drafter(kind, model, kernels), "grammars": _grammars() if kind.grammars else None}
+    how = {"drafter": _drafter(kind, model, kernels), "grammars": _grammars() if kind.grammars else NO_GRAMMARS}
     if gpu is None:
         return assemble_core(model, make_streams("inline"), settings, sizes, **how)
     boundary = PinnedCopies(gpu.device, lambda size: gpu.pinned((size,), torch.uint8))
