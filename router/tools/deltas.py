@@ -26,7 +26,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of a call's arguments. The pieces of a complete call form a JSON object, if the model wrote valid JSON."""
+    """A piece of a call's arguments. The pieces of a complete call form a JSON object, if the model wrote one."""
 
     index: int
     text: str
