@@ -14,7 +14,7 @@ from router.api.fields import GenerationFields
 from router.api.generation_plan import AnswerForm
 from router.api.structured import blamed_on, grammar_of
 from router.text import grammars
-from router.text.interface import TextModel, Tokenizer, VocabFacts
+from router.text.interface import TextModel, Tokenizer, VocabFacts, special_spellings
 from router.tools.choice import ChoiceMode, ToolChoice
 from router.tools.closed_objects import prepared
 from router.tools.declared import Tool
@@ -183,5 +183,5 @@ def grammar_of_calls(form: AnswerForm, choice: ToolChoice, body: str, *, allows_
 @functools.lru_cache(maxsize=64)
 def special_tokens(tokenizer: Tokenizer, marks: Collection[str]) -> Mapping[str, int]:
     """Return the special tokens in these marks, by their text."""
-    spelled = {tokenizer.token_bytes(i).decode(errors="replace"): i for i in tokenizer.facts.special_ids}
-    return {text: token_id for text, token_id in spelled.items() if text and any(text in mark for mark in marks)}
+    spelled = special_spellings(tokenizer).items()
+    return {text: token_id for text, token_id in spelled if text and any(text in mark for mark in marks)}

@@ -9,7 +9,6 @@ No node follows grammars if all nodes have --pp, or a model with an encoder, or 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
 from router.api.choice_text import Delta
@@ -18,6 +17,7 @@ from router.api.structured import MAKERS
 from router.http.ignored import UNENFORCED
 from router.tools.choice import NO_TOOLS, ChoiceMode, ToolChoice
 from router.tools.deltas import ContentText
+from router.tools.literals import read_json
 from shared.core.errors import InvalidRequest
 
 TOOLS, JSON = "tools", "json"  # names in the header
@@ -64,11 +64,7 @@ def is_json_or_call(answer: Delta) -> bool:
         return True
     text = answer.text or "".join(part.text for part in answer.parts if isinstance(part, ContentText))
     try:
-        json.loads(text, parse_constant=_no_json)
-    except (ValueError, RecursionError):
+        read_json(text)
+    except ValueError:
         return False
     return True
-
-
-def _no_json(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")

@@ -70,6 +70,11 @@ class TextModel:
     about: Mapping[str, object] = field(default_factory=dict)  # members of tokenizer_config.json, for /tokenizer_info
 
 
+def special_spellings(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the special tokens' ids by their text."""
+    return {tokenizer.token_bytes(i).decode(errors="replace"): i for i in sorted(tokenizer.facts.special_ids)}
+
+
 def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """Return a finished sequence's text, without special tokens and without an incomplete last character."""
     facts = tokenizer.facts

@@ -28,6 +28,7 @@ from router.tools.reading import (
     peek,
     skip_any_space,
     skip_space,
+    tried,
 )
 from router.tools.reasoning import Thought, ThoughtTags
 from router.tools.response_template import ResponseTemplate
@@ -146,7 +147,7 @@ class _TagReader:
             return False
         if (yield from self._try_group(may_be_bare=self._row.may_begin_bare)):
             return True
-        return is_lenient and (yield from self._try_bare_object())
+        return is_lenient and (yield from tried(self._source, self._bare_object()))
 
     def _inside(self, tags: ThoughtTags) -> Reading[None]:
         """Read a thought, and blank lines behind it. Calls may stand in it, if the model forgot to close it."""
@@ -181,64 +182,46 @@ class _TagReader:
         return False
 
     def _try_group(self, *, may_be_bare: bool) -> Reading[bool]:
-        self._source.mark()
-        try:
-            yield from skip_space(self._source)
-            yield from self._group(may_be_bare)
-        except NotACall:
-            self._source.rewind()
-            return False
-        return True
+        return (yield from tried(self._source, self._group(may_be_bare)))
 
     def _group(self, may_be_bare: bool) -> Reading[None]:
         row, source = self._row, self._source
         assert row is not None
+        yield from skip_space(source)
         if not (yield from self._found_any(row.begins)) and not may_be_bare:
             raise NotACall
         yield from skip_space(source)
         yield from expect(source, row.opens)
         yield from skip_space(source)
         yield from row.shape.read(source, self._tools, self._sink)
-        while row.separator is not None and (yield from self._next_call(row.separator)):
+        while row.separator is not None and (yield from tried(source, self._next_call(row.separator))):
             pass
         if row.closes:
             yield from self._skip_mark((row.closes,))
         yield from self._skip_mark(row.ends)
 
-    def _next_call(self, separator: str) -> Reading[bool]:
-        source = self._source
-        source.mark()
-        try:
-            yield from skip_space(source)
-            yield from expect(source, separator)
-            yield from skip_space(source)
-            assert self._row is not None
-            yield from self._row.shape.read(source, self._tools, self._sink)
-        except NotACall:
-            source.rewind()
-            return False
-        return True
+    def _next_call(self, separator: str) -> Reading[None]:
+        assert self._row is not None
+        yield from skip_space(self._source)
+        yield from expect(self._source, separator)
+        yield from skip_space(self._source)
+        yield from self._row.shape.read(self._source, self._tools, self._sink)
 
-    def _try_bare_object(self) -> Reading[bool]:
+    def _bare_object(self) -> Reading[None]:
         """Read an answer that is one JSON object, perhaps in a code fence, with a declared tool's name and arguments.
 
         Small models forget the tag."""
         source = self._source
-        source.mark()
-        try:
+        yield from skip_space(source)
+        is_fenced = yield from found(source, "```")
+        if is_fenced:
+            yield from found(source, "json")
             yield from skip_space(source)
-            is_fenced = yield from found(source, "```")
-            if is_fenced:
-                yield from found(source, "json")
-                yield from skip_space(source)
-            name = yield from JsonCalls("arguments").read_name(source, self._tools)
-            yield from skip_space(source)
-            yield from expect(source, ",")
-            yield from skip_space(source)
-            yield from self._expect_arguments()
-        except NotACall:
-            source.rewind()
-            return False
+        name = yield from JsonCalls("arguments").read_name(source, self._tools)
+        yield from skip_space(source)
+        yield from expect(source, ",")
+        yield from skip_space(source)
+        yield from self._expect_arguments()
         source.commit()
         self._sink.begin_call(name)
         if (yield from copy_json(source, self._sink.arguments)):
@@ -246,7 +229,6 @@ class _TagReader:
             yield from skip_any_space(source)
             yield from found(source, "}")
             yield from self._skip_mark(("```",) if is_fenced else ())
-        return True
 
     def _expect_arguments(self) -> Reading[None]:
         """Move to the brace of the arguments."""

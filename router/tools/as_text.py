@@ -133,14 +133,10 @@ def with_functions(conversation: Conversation, example: str, *, has_system: bool
 def as_text(conversation: Conversation, *, has_system: bool) -> Conversation:
     """`has_system`: whether the template takes a system message; else the first user's message has the functions."""
     messages = [with_calls(message) for message in with_results(conversation.messages)]
-    if conversation.tools:
-        add_functions(messages, conversation.tools, "system" if has_system else "user")
-    return replace(conversation, messages=messages, tools=None)
+    return with_functions(replace(conversation, messages=messages), HERMES_EXAMPLE, has_system=has_system)
 
 
-def add_functions(
-    messages: list[JsonObject], tools: Sequence[JsonObject], role: str, example: str = HERMES_EXAMPLE
-) -> None:
+def add_functions(messages: list[JsonObject], tools: Sequence[JsonObject], role: str, example: str) -> None:
     lines = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
     how = HOW.format(functions="\n".join(lines), example=example)
     place = next((at for at, message in enumerate(messages) if message.get("role") == role), None)

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.tools.call_shape import MAX_CHOICES, CallRules, Markers, escaped, in_order, json_rule, literal, regex
+from router.tools.call_shape import CallRules, Markers, escaped, in_order, json_rule, literal, regex
 from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
-from router.tools.literals import from_tagged, json_inside, json_string
+from router.tools.literals import from_tagged, json_string
 from router.tools.reading import (
     NotACall,
     Reading,
@@ -29,22 +29,17 @@ from router.tools.schemas import (
     MAX_STEPS,
     UNKNOWN,
     Schema,
-    choices_of,
-    kinds_of,
     kinds_of_property,
     properties_of,
     required_of,
-    resolved,
     standing_alone,
     takes_others,
 )
+from router.tools.tagged_calls import copy_text
+from router.tools.value_rules import INTEGER, NUMBER, Dialect, value_rule
 from shared.core.errors import InvalidRequest
 
 BARE_KEY = re.compile(r"[^:,{}\[\]<>\"\s|]{1,128}")
-NUMBERS = {
-    "integer": "/-?(0|[1-9][0-9]{0,18})/",
-    "number": r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,19})?([eE][+-]?[0-9]{1,2})?/",
-}
 CLOSERS = {"{": "}", "[": "]"}
 MAX_DEPTH = 64
 _BARE = re.compile(r"[^,}\]]*")
@@ -63,7 +58,7 @@ class BraceCalls:
 
     def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:
         grammar = _Values(prefix, self.quote, markers, tool)
-        members = grammar.members(tool.schema, tool.name)
+        members = grammar.members(tool.schema)
         head = f"{escaped(self.opens)}{escaped(tool.name)}"
         return CallRules(head, f'"{{" {members} "}}"', grammar.rules)
 
@@ -96,12 +91,7 @@ class BraceCalls:
         yield from skip_any_space(source)
         if (yield from found(source, self.quote)):
             sink.arguments(f'{before}"')
-            if (
-                yield from copy_until(
-                    source, (self.quote,), lambda text: sink.arguments(json_inside(text)), shows_half_mark=False
-                )
-            ):
-                sink.arguments('"')
+            yield from copy_text(source, (self.quote,), sink)
             return
         value = yield from self._copy_value(source)
         if (yield from peek(source)):
@@ -214,28 +204,29 @@ class _Values:
         self._prefix = prefix
         self._markers = markers
         self._quote = markers.rule(quote)
-        self._root = tool.schema
-        self._is_strict = tool.is_strict
+        self._tool = tool
         self._num_objects = 0
         string = f"{self._quote} brace_text"
         self.rules = {
             "KEYWORD": regex(BARE_KEY.pattern),
-            "brace_any": f'{string} | {NUMBERS["number"]} | "true" | "false" | "null" | brace_list | brace_dict',
+            "brace_any": f'{string} | {NUMBER} | "true" | "false" | "null" | brace_list | brace_dict',
             "brace_list": '"[" (brace_any ("," brace_any)*)? "]"',
             "brace_dict": '"{" (brace_pair ("," brace_pair)*)? "}"',
             "brace_pair": 'KEYWORD ":" brace_any',
         }
         markers.up_to("brace_text", quote, self.rules)
-        self._of_kind = {
+        of_kind = {
             "string": string,
-            **NUMBERS,
+            "integer": INTEGER,
+            "number": NUMBER,
             "boolean": '"true" | "false"',
             "null": '"null"',
             "array": "brace_list",
             "object": "brace_dict",
         }
+        self._dialect = Dialect("brace_any", of_kind, '","', self._choice, self._more)
 
-    def members(self, schema: Schema, owner: str, steps: int = MAX_STEPS) -> str:
+    def members(self, schema: Schema, steps: int = MAX_STEPS) -> str:
         properties = properties_of(schema)
         if takes_others(schema):
             return '(brace_pair ("," brace_pair)*)?'
@@ -243,31 +234,22 @@ class _Values:
         prefix = f"{self._prefix}_o{self._num_objects}"
         for index, (key, value) in enumerate(properties.items()):
             if BARE_KEY.fullmatch(key) is None:
-                raise InvalidRequest(f"{owner}: this model can't write a parameter called {key[:64]!r}", param="tools")
-            self.rules[f"{prefix}_p{index}"] = f"{literal(key + ':')} ({self._value(value, owner, steps - 1)})"
+                raise InvalidRequest(
+                    f"{self._tool.name}: this model can't write a parameter called {key[:64]!r}", param="tools"
+                )
+            own = value_rule(value, self._tool.schema, self._dialect, steps - 1)
+            self.rules[f"{prefix}_p{index}"] = f"{literal(key + ':')} ({own})"
         return in_order([key in required_of(schema) for key in properties], prefix, '","', self.rules)
 
-    def _value(self, schema: object, owner: str, steps: int) -> str:
-        target = resolved(schema, self._root)
-        if not isinstance(target, Mapping) or steps <= 0:
-            return "brace_any"
-        choices = choices_of(target)
-        if choices is not None and len(choices) <= MAX_CHOICES:
-            return " | ".join(map(self._choice, choices))
-        for name in ("anyOf", "oneOf"):
-            if isinstance(target.get(name), list) and target[name]:
-                return " | ".join(f"({self._value(item, owner, steps - 1)})" for item in target[name])
-        kinds = kinds_of(target, self._root)
+    def _more(self, target: Schema, kinds: frozenset[str], steps: int) -> str:
+        """Numbers are JSON, so their ranges count. Objects have their members."""
         if kinds and kinds <= {"integer", "number"}:
             name = f"{self._prefix}_{len(self.rules)}_number"
-            self.rules[name] = json_rule(standing_alone(target, self._root), is_strict=self._is_strict)
+            self.rules[name] = json_rule(standing_alone(target, self._tool.schema), is_strict=self._tool.is_strict)
             return name
-        if kinds == {"array"} and "items" in target:
-            item = f"({self._value(target['items'], owner, steps - 1)})"
-            return f'"[" ({item} ("," {item})*)? "]"'
         if kinds == {"object"} and not takes_others(target):
-            return f'"{{" {self.members(target, owner, steps - 1)} "}}"'
-        return " | ".join(self._of_kind[kind] for kind in sorted(kinds)) if kinds else "brace_any"
+            return f'"{{" {self.members(target, steps - 1)} "}}"'
+        return ""
 
     def _choice(self, value: object) -> str:
         if isinstance(value, str):

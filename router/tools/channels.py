@@ -27,8 +27,9 @@ from router.tools.reading import (
     copy_until,
     peek,
     skip_any_space,
+    tried,
 )
-from router.tools.tagged_calls import TaggedCalls
+from router.tools.tagged_calls import invoke_calls
 
 MAX_HEADER_CHARS = 256
 RECIPIENT = re.compile(r"\bto=(?:functions\.)?([a-zA-Z0-9_.-]{1,128})")
@@ -90,15 +91,7 @@ RECIPIENTS = Channels(
     content=" to=user<|message|>",
     is_thought=re.compile(r"\bto=self\b"),
     calls=(" to={name}<|message|>",),
-    body=TaggedCalls(
-        opens='<atem:invoke name="',
-        named=('"', ">"),
-        key='<atem:parameter name="',
-        keyed=('"', ">"),
-        value_ends="</atem:parameter>",
-        ends="</atem:invoke>",
-        left_at=("</atem:function_calls>",),
-    ),
+    body=invoke_calls("atem:", "</atem:function_calls>"),
     body_begins="<atem:function_calls>",
     body_ends="</atem:function_calls>",
 )
@@ -141,6 +134,7 @@ class ChannelReader:
         self._source = source
         self._sink = sink
         self._marks = (*channels.starts, *channels.ends)
+        self._header_starts = (*channels.starts, "to=")
 
     def read_messages(self, *, is_in_thought: bool) -> Reading[None]:
         """`is_in_thought`: the prompt has opened a thought."""
@@ -191,9 +185,7 @@ class ChannelReader:
     def _may_be_header(self, text: str) -> bool:
         """Whether a mark of a header begins the text, or the text begins such a mark."""
         text = text.lstrip(SPACE)
-        starts = (*self._channels.starts, "to=")
-        starts = tuple(start.lstrip(SPACE) for start in starts)
-        return any(text.startswith(start) or start.startswith(text) for start in starts)
+        return any(text.startswith(start) or start.startswith(text) for start in self._header_starts)
 
     def _body(self, header: str, show: Callable[[str], None]) -> Reading[None]:
         """Show a body. A header that the reader does not know is not text."""
@@ -258,14 +250,12 @@ class ChannelReader:
             source.at -= len(mark)
 
     def _shaped_call(self, shape: CallShape) -> Reading[bool]:
-        self._source.mark()
+        is_call = yield from tried(self._source, self._spaced_call(shape))
+        return is_call and not self._sink.is_in_call
+
+    def _spaced_call(self, shape: CallShape) -> Reading[None]:
         yield from skip_any_space(self._source)
-        try:
-            yield from shape.read(self._source, self._tools, self._sink)
-        except NotACall:
-            self._source.rewind()
-            return False
-        return not self._sink.is_in_call
+        yield from shape.read(self._source, self._tools, self._sink)
 
     def _copy_words(self, marks: tuple[str, ...]) -> Reading[str]:
         """Show text up to a mark, unless it is white space."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from router.text.conversation import Conversation, JsonObject
-from router.text.interface import ChatTemplate, TextModel
+from router.text.interface import ChatTemplate, TextModel, special_spellings
 from router.tools.answer import AnswerReader
 from router.tools.as_text import HERMES_EXAMPLE, TextArguments, ToolsAsText
 from router.tools.declared import Tool
@@ -68,26 +68,27 @@ def speech_of(text: TextModel, asked: str = "") -> Speech:
     sources = text.template.sources
     if not sources:
         return Speech(text, BY_NAME[asked] if asked else None, "--tool-format" if asked else "no chat template")
-    rendered = Rendered(text.template)
-    found = rendered.row()
-    if rendered.wants_text:
+    probe = TemplateProbe(text.template)
+    found = probe.found_call()
+    if found is not None and found.wants_text:
         text = replace(text, template=TextArguments(text.template))
-    source = "the chat template's rendering of a call"
-    if found is None:
-        found, source = signed_row(text), "words of the chat template, or special tokens"
-    if any(map(READS_TOOLS.search, sources.values())) and rendered.takes_tools():
+    if any(map(READS_TOOLS.search, sources.values())) and probe.takes_tools:
         if asked:
             return Speech(text, BY_NAME[asked], "--tool-format")
-        return Speech(text, found, source) if found is not None else described_speech(text)
-    row = found if found is not None and rendered.keeps_calls else AS_TEXT
+        if found is not None:
+            return Speech(text, found.row, "the chat template's rendering of a call")
+        signed = signed_row(text)
+        told_by = "words of the chat template, or special tokens"
+        return Speech(text, signed, told_by) if signed is not None else described_speech(text)
+    kept = found if found is not None and found.keeps_calls else None
+    row = kept.row if kept is not None else AS_TEXT
     if asked and asked != row.name:
         raise ConfigError(
             f"--tool-format {asked}: the model's chat template has no place for tools, so they are written into the "
             f"chat as text, and its calls are {row.name}: leave --tool-format out"
         )
-    keeps_calls = row is found and rendered.keeps_calls
-    example = rendered.example if keeps_calls else HERMES_EXAMPLE
-    template = ToolsAsText(text.template, example, keeps_calls=keeps_calls)
+    example = kept.example if kept is not None else HERMES_EXAMPLE
+    template = ToolsAsText(text.template, example, keeps_calls=kept is not None)
     return Speech(replace(text, template=template), row, "tools as text: the chat template takes none")
 
 
@@ -104,7 +105,7 @@ def described_speech(text: TextModel) -> Speech:
 
 def signed_row(text: TextModel) -> ToolFormat | None:
     """Return the first row whose signs the templates and the special tokens hold."""
-    facts = "\0".join([*text.template.sources.values(), *special_spellings(text)])
+    facts = "\0".join([*text.template.sources.values(), *special_spellings(text.tokenizer)])
     return next((row for row in FORMATS if is_signed(row, facts)), None)
 
 
@@ -112,49 +113,48 @@ def is_signed(row: ToolFormat, facts: str) -> bool:
     return any(all(sign in facts for sign in signs) for signs in row.signs)
 
 
-def special_spellings(text: TextModel) -> Iterator[str]:
-    facts = text.tokenizer.facts
-    return (text.tokenizer.token_bytes(i).decode(errors="replace") for i in sorted(facts.special_ids))
+@dataclass(frozen=True, slots=True)
+class FoundCall:
+    """A template's rendering of a call, up to its end, and the first row that reads it back.
+
+    `keeps_calls`: the template also renders a call beside a text. `wants_text`: it needs the arguments as text."""
+
+    row: ToolFormat
+    example: str
+    keeps_calls: bool
+    wants_text: bool
 
 
-class Rendered:
-    """What a template makes of a call. `row` sets `example`, the call's text up to its end, `keeps_calls`: whether the
-    template also renders a call beside a text, and `wants_text`: whether it needs the arguments as text."""
+class TemplateProbe:
+    """Renders a question with a tool, and answers that call it. Each rendering of a hostile template takes seconds."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self.example = ""
-        self.keeps_calls = False
-        self.wants_text = False
+        self._asked = self._render(USER)
+        opened = self._render(USER, add_generation_prompt=True)
+        self._begun = _behind_common(self._asked or "", opened or "")  # what begins the assistant's turn
+        self.takes_tools = self._asked is not None or opened is not None  # else every request with tools would fail
 
-    def takes_tools(self) -> bool:
-        """Whether the template renders a question with a tool. If it fails even on that, every such request would."""
-        return self._render(USER) is not None or self._render(USER, add_generation_prompt=True) is not None
-
-    def row(self) -> ToolFormat | None:
-        """Return the first row that reads the rendered call back."""
+    def found_call(self) -> FoundCall | None:
         facts = "\0".join(self._template.sources.values())
         signed = [row for row in FORMATS if is_signed(row, facts)]
         rows = [*signed, *(row for row in FORMATS if row not in signed and not _needs_signs(row))]
         for arguments in (ARGUMENTS, json.dumps(ARGUMENTS)):
-            for rendered in self._turns(arguments, "", None, TEXT):
+            for turn in self._turns(arguments, "", None, TEXT):
                 for row in rows:
-                    if end := self._end_of_call(row, rendered):
-                        self.example = rendered[:end].strip()
-                        self.keeps_calls = any(self._end_of_call(row, turn) for turn in self._turns(arguments, TEXT))
-                        self.wants_text = isinstance(arguments, str)
-                        return row
+                    if end := _end_of_call(row, turn):
+                        keeps_calls = any(_end_of_call(row, told) for told in self._turns(arguments, TEXT))
+                        return FoundCall(row, turn[:end].strip(), keeps_calls, isinstance(arguments, str))
         return None
 
     def _turns(self, arguments: object, *contents: str | None) -> Iterator[str]:
         """Yield the assistant's turn with a call, behind each content."""
-        before = self._render(USER)
-        opened = self._render(USER, add_generation_prompt=True)
+        if self._asked is None:
+            return
         for content in contents:
             turn = self._render(USER, _called(arguments, content))
-            if before is not None and turn is not None:
-                start = _behind_common(before, opened or "")
-                yield _behind_common(start, _behind_common(before, turn))
+            if turn is not None:
+                yield _behind_common(self._begun, _behind_common(self._asked, turn))
 
     def _render(self, *messages: JsonObject, add_generation_prompt: bool = False) -> str | None:
         tools = [PROBE.for_template()]
@@ -164,22 +164,28 @@ class Rendered:
         except InvalidRequest:
             return None
 
-    def _end_of_call(self, row: ToolFormat, rendered: str) -> int:
-        """Return how many characters the row's reader takes for the call; 0 if it does not find the call."""
-        is_there = row.may_begin_bare or not row.begins or any(begin in rendered for begin in row.begins)
-        if not is_there or len(rendered) > MAX_TURN_CHARS or not self._reads_back(row, rendered):
-            return 0
-        reader = AnswerReader(row, [PROBE], framed(row.shape), is_lenient=False)
-        for at, char in enumerate(rendered):
-            reader.feed(char)
-            if reader.num_calls and not reader.is_in_call:
-                return at + 1
-        return 0
 
-    def _reads_back(self, row: ToolFormat, rendered: str) -> bool:
-        reader = AnswerReader(row, [PROBE], framed(row.shape), is_lenient=False)
-        calls = whole_answer([*reader.feed(rendered), *reader.finish()]).calls
-        return [_parsed(call) for call in calls] == [(PROBE.name, ARGUMENTS)]
+def _end_of_call(row: ToolFormat, turn: str) -> int:
+    """Return how many characters the row's reader takes for the call; 0 if it does not find the call."""
+    is_there = row.may_begin_bare or not row.begins or any(begin in turn for begin in row.begins)
+    if not is_there or len(turn) > MAX_TURN_CHARS or not _reads_back(row, turn):
+        return 0
+    reader = _reader_of(row)
+    for at, char in enumerate(turn):
+        reader.feed(char)
+        if reader.num_calls and not reader.is_in_call:
+            return at + 1
+    return 0
+
+
+def _reads_back(row: ToolFormat, turn: str) -> bool:
+    reader = _reader_of(row)
+    calls = whole_answer([*reader.feed(turn), *reader.finish()]).calls
+    return [_parsed(call) for call in calls] == [(PROBE.name, ARGUMENTS)]
+
+
+def _reader_of(row: ToolFormat) -> AnswerReader:
+    return AnswerReader(row, [PROBE], framed(row.shape), is_lenient=False)
 
 
 def _called(arguments: object, content: str | None) -> JsonObject:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from router.tools.call_shape import CallShape
-from router.tools.tagged_calls import TaggedCalls
+from router.tools.tagged_calls import TaggedCalls, invoke_calls
 
 
 class CallIds(Enum):
@@ -55,18 +56,9 @@ def in_list(
     return ToolFormat(name, shape, begins, signs, opens="[", separator=",", closes="]", ends=ends, **more)  # type: ignore[arg-type]
 
 
-def invokes(name: str, begin: str, end: str, mark: str = "", **more: object) -> ToolFormat:
+def invokes(name: str, begin: str, end: str, mark: str = "", **more: Any) -> ToolFormat:
     """A row whose calls are `<invoke name="f"><parameter name="a">value</parameter></invoke>`, in one group."""
-    shape = TaggedCalls(
-        opens=f'<{mark}invoke name="',
-        named=('"', ">"),
-        key=f'<{mark}parameter name="',
-        keyed=('"', ">"),
-        value_ends=f"</{mark}parameter>",
-        ends=f"</{mark}invoke>",
-        left_at=(end,),
-        **more,  # type: ignore[arg-type]
-    )
+    shape = invoke_calls(mark, end, **more)
     return ToolFormat(name, shape, (begin,), separator="", ends=(end,))
 
 

@@ -14,7 +14,7 @@ from router.tools.channels import HARMONY, RECIPIENTS, ChannelCalls
 from router.tools.format_row import CallIds, ToolFormat, functions, in_list, invokes, key_values
 from router.tools.json_calls import JsonCalls, NamedJsonCalls
 from router.tools.python_calls import PythonCalls
-from router.tools.tagged_calls import TaggedCalls
+from router.tools.tagged_calls import TaggedCalls, invoke_calls
 
 IS_STRING = {"string": ' string="true"', "": ' string="false"'}
 DEEPSEEK_BEGINS = ("<｜tool▁calls▁begin｜>", "<｜tool_calls_begin｜>", "<｜tool calls begin｜>")
@@ -150,14 +150,11 @@ FORMATS = (
     invokes("dots", "<dots_function_call>", "</dots_function_call>"),
     ToolFormat(
         "step3",
-        TaggedCalls(
-            opens='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
-            named=('"', ">"),
-            key='<steptml:parameter name="',
-            keyed=('"', ">"),
-            value_ends="</steptml:parameter>",
-            ends="</steptml:invoke><｜tool_call_end｜>",
-            left_at=("<｜tool_calls_end｜>",),
+        invoke_calls(
+            "steptml:",
+            "<｜tool_calls_end｜>",
+            opens="<｜tool_call_begin｜>function<｜tool_sep｜>",
+            ends="<｜tool_call_end｜>",
         ),
         begins=("<｜tool_calls_begin｜>",),
         signs=(("<｜tool_calls_begin｜>", "steptml"),),

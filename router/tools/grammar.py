@@ -102,7 +102,6 @@ def _channel_rules(
     is_open = thought is not None and thought.is_open
     message = f"{markers.rule(channels.thought)} text {next_message}"
     content = markers.rule(channels.content)
-    last = text_without(*(mark for mark in (*channels.ends, *channels.starts)))
     must_call = choice.mode is not ChoiceMode.AUTO
     answers = ["call"] if must_call else ["call", f"{content} @body" if has_body else f"{content} LAST"]
     before = "" if must_call or has_body else f" ({content} text {next_message})*"
@@ -113,7 +112,7 @@ def _channel_rules(
     }
     markers.up_to("text", channels.next_end, rules, (*channels.starts, *channels.ends))
     if not must_call and not has_body:
-        rules["LAST"] = last
+        rules["LAST"] = text_without(*channels.ends, *channels.starts)
     for call in calls:
         rules |= call.rules
     return rules
@@ -186,12 +185,9 @@ class _Grammar:
             self._rules["start"] = "answer"
             return
         self._rules |= thought_rules(thought, self._markers, self._row.begins)
-        behind = " | ".join(("inside answer", *self._in_thought(thought)))
+        without = (*self._row.begins, thought.tags.closing)
+        behind = " | ".join(("inside answer", *self._calls_behind_text("unclosed", without)))
         self._rules["start"] = behind if thought.is_open else f"opening ({behind}) | answer"
-
-    def _in_thought(self, thought: Thought) -> Iterator[str]:
-        """Yield alternatives for the rest of an answer in whose thought a call begins."""
-        yield from self._calls_behind_text("unclosed", (*self._row.begins, thought.tags.closing))
 
     def _calls_behind_text(self, name: str, without: Sequence[str]) -> Iterator[str]:
         """Yield alternatives: text without these marks, a marker, then calls. Their rules go to `self._rules`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -193,26 +194,17 @@ def _members(source: Source, sink: DeltaSink) -> Reading[None]:
 
 
 def _object_in(value: str) -> str:
-    """Return the JSON object in a JSON string, as OpenAI's API writes arguments. Keep any other value under a name."""
+    """Return the object in a JSON string, as OpenAI's API writes arguments. Keep any other value under a name."""
     try:
-        inner = read_json(value)
-        if isinstance(inner, str) and isinstance(read_json(inner), dict):
-            return inner
+        given = read_json(value)
     except ValueError:
-        pass
-    return (
-        "{}"
-        if value.strip('" ') in ("", "null")
-        else f'{{"arguments": {value if _is_json(value) else json_string(value)}}}'
-    )
-
-
-def _is_json(text: str) -> bool:
-    try:
-        read_json(text)
-    except ValueError:
-        return False
-    return True
+        value, given = json_string(value), value
+    if isinstance(given, str):
+        with contextlib.suppress(ValueError):
+            if isinstance(read_json(given), dict):
+                return given
+    is_nothing = given is None or (isinstance(given, str) and given.strip('" ') in ("", "null"))
+    return "{}" if is_nothing else f'{{"arguments": {value}}}'
 
 
 def _string_among(source: Source, names: Collection[str]) -> Reading[str]:

@@ -9,7 +9,7 @@ from router.tools.call_shape import CallRules, Markers, escaped, in_order, liter
 from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
 from router.tools.literals import HEX_ESCAPES, escaped_char, from_argument, json_inside, json_string
-from router.tools.python_values import IDENTIFIER, RULES, value_rule
+from router.tools.python_values import IDENTIFIER, PYTHON, RULES
 from router.tools.reading import (
     MAX_NAME_CHARS,
     NAME_CHARS,
@@ -25,6 +25,7 @@ from router.tools.reading import (
     take_run,
 )
 from router.tools.schemas import kinds_of_property, properties_of, required_of, takes_others
+from router.tools.value_rules import value_rule
 from shared.core.errors import InvalidRequest
 
 KEY_CHARS = NAME_CHARS - {"-", "."}
@@ -47,7 +48,7 @@ class PythonCalls:
                 raise InvalidRequest(
                     f"{tool.name}: this model can't write a parameter called {key[:64]!r}", param="tools"
                 )
-            value = value_rule(properties_of(schema)[key], schema)
+            value = value_rule(properties_of(schema)[key], schema, PYTHON)
             rules[f"{prefix}_p{index}"] = f"{literal(key + '=')} ({value})"
         if takes_others(schema):
             one = 'PY_KEY "=" py_any'

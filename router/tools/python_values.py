@@ -1,16 +1,11 @@
-"""Make the grammar of Python arguments: the literals that a JSON schema allows.
-
-The grammar enforces types, listed values and the schema of list items. It does not enforce lengths, patterns, ranges or
-members of dicts.
-"""
+"""Values as Python writes them. Their grammar enforces neither ranges nor members of dicts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from router.tools.call_shape import MAX_CHOICES, literal, regex
-from router.tools.schemas import MAX_STEPS, UNKNOWN, Schema, choices_of, kinds_of, resolved
+from router.tools.call_shape import literal, regex
+from router.tools.value_rules import INTEGER, NUMBER, Dialect
 
 IDENTIFIER = re.compile("[A-Za-z_][A-Za-z0-9_]{0,63}")
 OF_KIND = {
@@ -25,8 +20,8 @@ OF_KIND = {
 _ESCAPE = r"""\\([\\'"nrt]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})"""
 RULES = {
     "PY_STRING": regex(rf'"([^"\\\n\r]|{_ESCAPE})*"', "|", rf"'([^'\\\n\r]|{_ESCAPE})*'"),
-    "PY_INT": "/-?(0|[1-9][0-9]{0,18})/",
-    "PY_NUMBER": r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,19})?([eE][+-]?[0-9]{1,2})?/",
+    "PY_INT": INTEGER,
+    "PY_NUMBER": NUMBER,
     "PY_KEY": regex(IDENTIFIER.pattern),
     "PY_COMMA": r"/,[ \n]{0,4}/",
     "PY_COLON": "/:[ ]{0,4}/",
@@ -35,25 +30,6 @@ RULES = {
     "py_dict": '"{" (py_pair (PY_COMMA py_pair)*)? "}"',
     "py_pair": "PY_STRING PY_COLON py_any",
 }
-
-
-def value_rule(schema: object, root: Schema, steps: int = MAX_STEPS) -> str:
-    target = resolved(schema, root)
-    if not isinstance(target, Mapping) or steps == 0:
-        return "py_any"
-    choices = choices_of(target)
-    if choices is not None and len(choices) <= MAX_CHOICES:
-        return " | ".join(map(_literal_rule, choices))
-    for name in ("anyOf", "oneOf"):
-        if isinstance(target.get(name), list) and target[name]:
-            return " | ".join(f"({value_rule(item, root, steps - 1)})" for item in target[name])
-    kinds = kinds_of(target, root)
-    if kinds == UNKNOWN:
-        return "py_any"
-    if kinds == {"array"} and "items" in target:
-        item = f"({value_rule(target['items'], root, steps - 1)})"
-        return f'"[" ({item} (PY_COMMA {item})*)? "]"'
-    return " | ".join(OF_KIND[kind] for kind in sorted(kinds))
 
 
 def _literal_rule(value: object) -> str:
@@ -71,3 +47,6 @@ def _literal_rule(value: object) -> str:
             return literal(repr(value))
         case _:
             return "py_any"
+
+
+PYTHON = Dialect("py_any", OF_KIND, "PY_COMMA", _literal_rule)

@@ -100,6 +100,26 @@ def expect(source: Source, literal: str) -> Reading[None]:
         raise NotACall
 
 
+def stands_here(source: Source, marks: Collection[str]) -> Reading[bool]:
+    """Whether one of the marks follows. The position does not change."""
+    for mark in marks:
+        if (yield from found(source, mark)):
+            source.at -= len(mark)
+            return True
+    return False
+
+
+def tried(source: Source, reading: Reading[None]) -> Reading[bool]:
+    """Run a scanner. If it raises NotACall, go back to where it began, and return False."""
+    source.mark()
+    try:
+        yield from reading
+    except NotACall:
+        source.rewind()
+        return False
+    return True
+
+
 def skip_space(source: Source) -> Reading[None]:
     """Raise NotACall for more white space than may be held back."""
     num = 0

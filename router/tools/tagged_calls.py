@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from router.tools.call_shape import (
     MAX_CHOICES,
@@ -35,6 +36,7 @@ from router.tools.reading import (
     nowhere,
     peek,
     skip_any_space,
+    stands_here,
     take_name,
 )
 from router.tools.schemas import (
@@ -124,12 +126,9 @@ class TaggedCalls:
         self, key: str, key_rule: str, schema: object, name: str, tool: Tool, rules: dict[str, str], markers: Markers
     ) -> str:
         kinds = kinds_of(schema, tool.schema)
-        value_rule = self._value_rule(f"{name}_value", key, schema, tool, rules, markers)
         begin = f"{markers.rule(self.key, spaced=True)} {key_rule} {markers.rule(self.keyed[0])}"
         end = " ".join([*(markers.rule(mark, spaced=True) for mark in self.keyed[1:]), *self._padding_rule()])
-        if not self.type_texts:
-            return f"{begin} {end} {value_rule}"
-        if kinds == UNKNOWN or ("string" in kinds and kinds != ONLY_TEXT):
+        if self.type_texts and (kinds == UNKNOWN or ("string" in kinds and kinds != ONLY_TEXT)):
             text_rule = self._text_rule(f"{name}_text", key, rules, markers)
             as_text = f"{literal(self._type_text('string'))} {end} {text_rule}"
             rules[f"{name}_any"] = json_rule({"type": sorted((kinds or KINDS) - ONLY_TEXT)}, is_strict=False)
@@ -137,8 +136,10 @@ class TaggedCalls:
             others = dict.fromkeys(self._type_text(kind) for kind in sorted((kinds or KINDS) - ONLY_TEXT))
             as_json = f"({' | '.join(map(literal, others))}) {end} {name}_any {value_end}"
             return f"{begin} ({as_text} | {as_json})"
-        texts = dict.fromkeys(self._type_text(kind) for kind in sorted(kinds))
-        return f"{begin} ({' | '.join(map(literal, texts))}) {end} {value_rule}"
+        texts = dict.fromkeys(self._type_text(kind) for kind in sorted(kinds)) if self.type_texts else ()
+        if texts:
+            begin += f" ({' | '.join(map(literal, texts))})"
+        return f"{begin} {end} {self._value_rule(f'{name}_value', key, schema, tool, rules, markers)}"
 
     def _padding_rule(self) -> list[str]:
         return [literal(self.padding)] if self.padding else []
@@ -217,12 +218,7 @@ class TaggedCalls:
         while (char := (yield from peek(source))) and char in SPACE:
             skipped += 1
             source.at += 1
-        is_there = False
-        for mark in (self.key, *self.left_at):
-            if (yield from found(source, mark)):
-                is_there = True
-                source.at -= len(mark)
-                break
+        is_there = yield from stands_here(source, (self.key, *self.left_at))
         source.at -= skipped
         return is_there
 
@@ -232,7 +228,7 @@ class TaggedCalls:
             yield from skip_any_space(source)
             if self.ends and (yield from found(source, self.ends)):
                 break
-            if (yield from self._is_left(source)):
+            if (yield from stands_here(source, self.left_at)):  # the call ends without its end
                 break
             if (yield from found(source, self.key)):
                 if (yield from self._argument_read(source, tool, separator, sink)):
@@ -264,14 +260,6 @@ class TaggedCalls:
             return ONLY_TEXT if text in attributes else kinds_of_property(key, tool.schema) - ONLY_TEXT or NO_TEXT
         return kinds_of_property(key, tool.schema)
 
-    def _is_left(self, source: Source) -> Reading[bool]:
-        """Whether the call ends here without its end. The position does not change."""
-        for mark in self.left_at:
-            if (yield from found(source, mark)):
-                source.at -= len(mark)
-                return True
-        return False
-
     def _read_value(
         self, source: Source, key: str, kinds: frozenset[str], tool: Tool, before: str, sink: DeltaSink
     ) -> Reading[None]:
@@ -282,14 +270,14 @@ class TaggedCalls:
         yield from found(source, self.padding)
         if self.has_cdata and (yield from found(source, CDATA)):
             sink.arguments(f'{before}"')
-            yield from _copy_text(source, (CDATA_END,), sink)
+            yield from copy_text(source, (CDATA_END,), sink)
             yield from copy_until(source, ends, nowhere)
             return
         if self.has_cdata and source.has_ended and CDATA.startswith(source.text[source.at :]):
             return
         if kinds == ONLY_TEXT:
             sink.arguments(f'{before}"')
-            yield from _copy_text(source, ends, sink)
+            yield from copy_text(source, ends, sink)
             return
         value: list[str] = []
         # a value that may be text ends at the first mark
@@ -319,6 +307,22 @@ class TaggedCalls:
         sink.arguments(before + nested.as_json("".join(value), properties_of(tool.schema).get(key), tool.schema))
 
 
+def invoke_calls(mark: str, left_at: str, *, opens: str = "", ends: str = "", **more: Any) -> TaggedCalls:
+    """Return the shape of `<invoke name="f"><parameter name="a">value</parameter></invoke>`.
+
+    `mark`: what begins the name of each tag. `opens`, `ends`: text before and behind the call."""
+    return TaggedCalls(
+        opens=f'{opens}<{mark}invoke name="',
+        named=('"', ">"),
+        key=f'<{mark}parameter name="',
+        keyed=('"', ">"),
+        value_ends=f"</{mark}parameter>",
+        ends=f"</{mark}invoke>{ends}",
+        left_at=(left_at,),
+        **more,
+    )
+
+
 def _copy_list_or_object(source: Source, value: list[str], end: str) -> Reading[bool]:
     """Copy a list or object, and move past the end mark. Change nothing if other text follows."""
     source.mark()
@@ -339,7 +343,7 @@ def _texts_of(schema: object, end: str) -> list[str]:
     return texts if len(texts) <= MAX_CHOICES else []
 
 
-def _copy_text(source: Source, ends: Sequence[str], sink: DeltaSink) -> Reading[None]:
+def copy_text(source: Source, ends: Sequence[str], sink: DeltaSink) -> Reading[None]:
     """Show text as the inside of a JSON string. Hold back text that may begin an end mark."""
 
     def show(text: str) -> None:
