@@ -18,7 +18,7 @@ def as_object(arguments: object) -> object:
     if isinstance(arguments, str):
         parsed = _parsed(arguments)
     else:
-        parsed = json.dumps(arguments, ensure_ascii=False) if _is_deep(arguments) else arguments
+        parsed = json.dumps(arguments, ensure_ascii=False) if is_deeper(arguments, MAX_DEPTH) else arguments
     if isinstance(parsed, Mapping):
         return parsed
     return {} if parsed is None else {WHOLE: parsed}
@@ -35,7 +35,7 @@ def _parsed(text: str) -> object:
             parsed = _without_half_characters(parsed)
     except (ValueError, RecursionError):
         return text
-    return text if text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(parsed) else parsed
+    return text if text.count("{") + text.count("[") > MAX_DEPTH and is_deeper(parsed, MAX_DEPTH) else parsed
 
 
 def _without_half_characters(parsed: object) -> object:
@@ -44,16 +44,16 @@ def _without_half_characters(parsed: object) -> object:
     return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
-def _is_deep(value: object) -> bool:
+def is_deeper(value: object, depth: int) -> bool:
+    """Whether objects and lists nest in more than `depth` levels. This is a loop, because Python limits recursion."""
     level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [item for holder in level for item in _items(holder)]
+    for _ in range(depth):
+        level = [inner for holder in level for inner in _inner_of(holder)]
         if not level:
             return False
-    return any(isinstance(item, Mapping | list) for item in level)
+    return True
 
 
-def _items(holder: object) -> list[object]:
-    if isinstance(holder, Mapping):
-        return list(holder.values())
-    return holder if isinstance(holder, list) else []
+def _inner_of(holder: object) -> list[object]:
+    values = holder.values() if isinstance(holder, Mapping) else holder if isinstance(holder, list | tuple) else ()
+    return [value for value in values if isinstance(value, Mapping | list | tuple)]

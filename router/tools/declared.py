@@ -7,12 +7,13 @@ these members without the inner object.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from router.text.call_arguments import is_deeper
 from shared.core.errors import InvalidRequest
 
 MAX_TOOLS = 512  # tools of all types; agents send more than OpenAI allows
@@ -109,7 +110,7 @@ def checked_schema(schema: object, path: str) -> Mapping[str, Any]:
         raise InvalidRequest(f"{path} must be a JSON schema, an object", param=path)
     if schema.get("type", "object") != "object":
         raise InvalidRequest(f'{path}.type must be "object"', param=f"{path}.type")
-    if _is_deeper(schema, MAX_SCHEMA_DEPTH):
+    if is_deeper(schema, MAX_SCHEMA_DEPTH):
         raise InvalidRequest(f"{path} nests deeper than {MAX_SCHEMA_DEPTH} levels", param=path)
     return schema
 
@@ -155,18 +156,3 @@ def _member(item: object, name: str, kind: type, path: str) -> object:
     if not isinstance(value, kind):
         raise InvalidRequest(f"{path}.{name} is missing or of the wrong type", param=f"{path}.{name}")
     return value
-
-
-def _is_deeper(schema: object, depth: int) -> bool:
-    """Whether a schema has more than `depth` levels. This is a loop, because Python limits recursion."""
-    level = [schema]
-    for _ in range(depth):
-        level = [child for value in level for child in _children(value)]
-        if not level:
-            return False
-    return True
-
-
-def _children(value: object) -> Iterable[object]:
-    members = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [member for member in members if isinstance(member, dict | list | tuple)]
