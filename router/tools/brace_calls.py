@@ -15,7 +15,6 @@ from router.tools.declared import Tool
 from router.tools.deltas import DeltaSink
 from router.tools.literals import from_tagged, json_string
 from router.tools.reading import (
-    NotACall,
     Reading,
     Source,
     copy_until,
@@ -65,8 +64,6 @@ class BraceCalls:
     def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
         yield from expect(source, self.opens)
         name = yield from take_name(source, tools)
-        if name not in tools:
-            raise NotACall
         yield from expect(source, "{")
         source.commit()
         sink.begin_call(name)

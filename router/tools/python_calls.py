@@ -13,7 +13,6 @@ from router.tools.python_values import IDENTIFIER, PYTHON, RULES
 from router.tools.reading import (
     MAX_NAME_CHARS,
     NAME_CHARS,
-    NotACall,
     Reading,
     Source,
     expect,
@@ -58,8 +57,6 @@ class PythonCalls:
 
     def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
         name = yield from take_name(source, tools)
-        if name not in tools:
-            raise NotACall
         yield from expect(source, "(")
         source.commit()
         sink.begin_call(name)

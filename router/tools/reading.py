@@ -145,12 +145,13 @@ def take_run(source: Source, chars: Container[str], limit: int) -> Reading[str]:
 
 
 def take_name(source: Source, names: Collection[str]) -> Reading[str]:
-    """Return a run of characters that begins one of `names`. Raise NotACall for another run."""
+    """Return the one of `names` that stands here. Raise NotACall for another run of characters."""
     name = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+    if name in names:
+        return name
     if not any(known.startswith(name) for known in names):
         source.met_end = False  # more text would not make it a call
-        raise NotACall
-    return name
+    raise NotACall
 
 
 def copy_until(

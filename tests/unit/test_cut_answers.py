@@ -62,6 +62,7 @@ def test_a_cut_shows_no_mark_up(case: Case, thought: str) -> None:
         ("hermes", "<tool_call>hello"),
         ("hermes", '<tool_call>{"name": "oth'),
         ("hermes", '<tool_call>{"nome'),
+        ("hermes", '<tool_call>{"na"'),
         ("hermes", '<tool_call>{"type": "objec'),
         ("llama3_json", '{"name": "Bo'),
         ("llama3_json", '{"name": "get_weather", "a": 1}'[:7] + "x"),
