@@ -50,10 +50,10 @@ def in_list(
     begins: tuple[str, ...],
     ends: tuple[str, ...] = (),
     signs: tuple[tuple[str, ...], ...] = (),
-    **more: object,
+    **more: Any,
 ) -> ToolFormat:
     """A row whose calls stand in a list: `[call, call]`."""
-    return ToolFormat(name, shape, begins, signs, opens="[", separator=",", closes="]", ends=ends, **more)  # type: ignore[arg-type]
+    return ToolFormat(name, shape, begins, signs, opens="[", separator=",", closes="]", ends=ends, **more)
 
 
 def invokes(name: str, begin: str, end: str, mark: str = "", **more: Any) -> ToolFormat:
