@@ -61,6 +61,28 @@ def run_alone(*args: Any, **options: Any) -> None:
         run_grid(*args, **options)
 
 
+class AllOfAGrid(grids._LangPatchScope):  # type: ignore[misc]
+    """What a grid and the functions that its programs call, such as `tl.sum`, put into the language: taken out when the
+    grid ends. Triton forgets what functions put in, and then whoever adds two numbers compiles no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted = set[tuple[int, str]]()  # attributes whose value before the grid is kept
+
+    def set_attr(self, owner: object, name: str, value: object) -> None:
+        if (id(owner), name) in self.noted:
+            setattr(owner, name, value)
+        else:
+            self.noted.add((id(owner), name))
+            super().set_attr(owner, name, value)
+
+    def restore(self) -> None:
+        super().restore()
+        self.noted.clear()
+
+
+of_the_grid = AllOfAGrid()
+grids._LangPatchScope = lambda: of_the_grid
 grids.GridExecutor.__call__ = run_alone
 # It copies tensors back to where they are: on a CPU onto themselves, which fills the memory of a sparse pool.
 grids.GridExecutor._restore_args_dev = lambda *_: None

@@ -93,3 +93,12 @@ def test_views_are_taken_and_a_stream_that_is_one_is_refused() -> None:
     )
     with pytest.raises(KernelRefused, match="in place"):
         ours.add_norm(delta, None, weight)
+
+
+def test_a_grid_leaves_the_language_as_it_was() -> None:
+    """What the interpreter puts into it for a grid goes with the grid: other tests of this process compile."""
+    language = interpreter.triton.language
+    owners = (language, language.core, language.math, language.core.tensor, language.core.dtype)
+    before = [dict(vars(owner)) for owner in owners]
+    blocks.TritonBlocks(EPS, torch.float32, False).norm(torch.randn(2, 8), torch.ones(8))  # sums by `tl.sum`
+    assert [dict(vars(owner)) for owner in owners] == before
