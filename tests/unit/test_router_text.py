@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.text.chat_prompt import chat_text
@@ -47,6 +47,8 @@ def test_text_split_anywhere_comes_out_whole_and_never_half(text: str, cuts: lis
     assert shown == whole
 
 
+# The beginning of a surrogate half is two characters for one who decodes it alone, and is held back as one.
+@example(b"\xed\xa0", [])
 @given(st.binary(max_size=60), st.lists(st.integers(0, 1000), max_size=20))
 def test_any_bytes_decode_as_if_at_once(data: bytes, cuts: list[int]) -> None:
     pieces = cut(data, cuts)
@@ -54,8 +56,11 @@ def test_any_bytes_decode_as_if_at_once(data: bytes, cuts: list[int]) -> None:
     detokenizer = Detokenizer(tokenizer)
     text = "".join(detokenizer.feed(token) for token in range(len(pieces)))
     assert text == decode_ids(tokenizer, range(len(pieces)))
-    tail = data.decode("utf-8", "replace").removeprefix(text)
-    assert tail in ("", "\ufffd")
+    whole = data.decode("utf-8", "replace")
+    assert whole.startswith(text)
+    held = whole.removeprefix(text)
+    assert any(held == data[len(data) - n :].decode("utf-8", "replace") for n in range(4)), "no more than a character"
+    assert set(held) <= {"\ufffd"}
 
 
 def test_an_incomplete_tail_is_shown_nowhere() -> None:
