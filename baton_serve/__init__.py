@@ -17,11 +17,3 @@ CODE = HERE / "_code" if (HERE / "_code").is_dir() else HERE.parent
 def put_code_first() -> None:
     """Let this process import Baton's packages, before others of the same names."""
     sys.path.insert(0, str(CODE))
-
-
-def main() -> int:
-    """Return the exit status."""
-    put_code_first()
-    from deploy.cli import main
-
-    return main()

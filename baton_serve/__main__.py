@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from baton_serve import main
+from baton_serve.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

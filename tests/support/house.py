@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import io
-import re
 import statistics
 import sys
 import tokenize
@@ -24,7 +23,6 @@ from tests.support.prose import DOCUMENTED, FUNCTIONS, PRODUCT, comments, docstr
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FIELDS, MOST_DEFINITIONS, MOST_IMPORTS = 16, 8, 25
-REASON = re.compile(r"\bfields because\b")
 COMMON = {"open", "close", "start", "stop", "run"}
 OF_MODULES = {"add_arguments", "real_signatures"}  # interfaces of commands and of modules with kernels
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -114,11 +112,6 @@ def large_classes(modules: Sequence[Module]) -> dict[str, ast.ClassDef]:
     return {name: node for name, node in named.items() if len(fields_of(node)) > MOST_FIELDS}
 
 
-def has_reason(node: ast.ClassDef) -> bool:
-    """Return whether a sentence of the docstring says why the class has so many fields."""
-    return any(REASON.search(part) for part in " ".join((ast.get_docstring(node) or "").split()).split(". "))
-
-
 def is_protocol(node: ast.ClassDef) -> bool:
     return any("Protocol" in ast.unparse(base) for base in node.bases)
 
@@ -181,11 +174,18 @@ def lists(modules: Sequence[Module]) -> Iterator[tuple[str, list[str]]]:
         most(counted_names(modules), MOST_DEFINITIONS),
     )
     yield "class names in two packages", shared_class_names(modules)
-    names = {module.name for module in modules}
-    graph = {module.name: imports_of(module, names) for module in modules}
-    fan_out = {name: len(found) for name, found in graph.items()}
+    fan_out = {name: len(found) for name, found in import_graph(modules).items()}
     yield f"modules that import more than {MOST_IMPORTS} of ours", most(fan_out, MOST_IMPORTS)
-    yield "circles of imports, lazy ones too", [" <-> ".join(part) for part in circles(graph)]
+    yield "circles of imports, lazy ones too", import_circles(modules)
+
+
+def import_graph(modules: Sequence[Module]) -> dict[str, set[str]]:
+    names = {module.name for module in modules}
+    return {module.name: imports_of(module, names) for module in modules}
+
+
+def import_circles(modules: Sequence[Module]) -> list[str]:
+    return [" <-> ".join(part) for part in circles(import_graph(modules))]
 
 
 def shared_class_names(modules: Sequence[Module]) -> list[str]:

@@ -90,24 +90,44 @@ def test_a_report_has_every_package_and_list(tmp_path: Path) -> None:
     assert lines[-1] == "\ncircles of imports, lazy ones too: 0"
 
 
-@pytest.mark.parametrize(
-    ("doc", "is_told"),
-    [
-        ("Wide. It has many fields because each is a\n    column.", True),
-        ("It has many\n    fields because of that.", True),
-        ("It has many fields.", False),
-        ("Fields. Because.", False),
-        ("", False),
-    ],
-)
-def test_a_reason_is_one_sentence_about_the_fields(doc: str, is_told: bool) -> None:
-    (node,) = module(f'class A:\n    """{doc}"""\n    a: int\n').classes
-    assert house.has_reason(node) == is_told
+# What mirrors an outside shape: JSON of an API or of a file, metrics, a table that a tool writes.
+OUTSIDE = {
+    "router.api.fields.GenerationFields",
+    "router.api.responses_input.InputItem",
+    "router.api.parts.AnyPart",
+    "router.api.responses.ResponsesRequest",
+    "shared.model.config.LlamaConfig",
+    "shared.observe.metrics.ClusterMetrics",
+    "deploy.tools.traffic.record.RequestRecord",
+    "deploy.tools.traffic.outcome.RequestRow",
+    "deploy.tools.traffic.summary.Summary",
+}
+# The others of today, which may lose fields and never gain one.
+WIDE = {
+    "Generation": 26,
+    "Handlers": 25,
+    "StepPlan": 24,
+    "StepArrays": 23,
+    "Request": 22,
+    "Connection": 18,
+    "TemplateReader": 18,
+    "Edits": 18,
+    "SchedSettings": 18,
+    "Generate": 18,
+    "HandoffOut": 17,
+    "StepLease": 17,
+}
 
 
-def test_large_classes_say_why_they_have_so_many_fields(product: list[house.Module]) -> None:
+def test_classes_have_few_fields(product: list[house.Module]) -> None:
     large = house.large_classes(product)
-    assert len(large) > 9 and [name for name, node in large.items() if not house.has_reason(node)] == []
+    widths = {name: len(house.fields_of(node)) for name, node in large.items() if name not in OUTSIDE}
+    assert large.keys() >= OUTSIDE, "a class that is narrow again, or is gone"
+    assert {name.rpartition(".")[2]: width for name, width in widths.items()} == WIDE
+
+
+def test_no_module_imports_itself_by_way_of_others(product: list[house.Module]) -> None:
+    assert house.import_circles(product) == []
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shared.core.errors import ConfigError
 from shared.kv.layout import page_bytes
-from shared.model.library.attention import Scoring, attend_rows
+from shared.model.library.attention import attend_rows
 from shared.model.library.check import compared_positions, own_logits, paged_logits
 from shared.model.library.latents import LatentWeights
 from shared.model.library.layer_places import LatentHeads, LayerShape, places_of
 from shared.model.library.model import LibraryModel
+from shared.model.library.scoring import Scoring
 from shared.node.fingerprint import difference, make_fingerprint
 from tests.support.library_families import load, save
 

@@ -33,24 +33,12 @@ from shared.model.interface import LayerMarks
 from shared.model.library.latents import LatentWeights
 from shared.model.library.layer_pages import PagesOfLayer, ReadKeys
 from shared.model.library.layer_places import LayerShape, ModelPlaces, places_of
+from shared.model.library.scoring import Scoring
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it needs numba
     from shared.model.library.compiled_attention import CompiledAttention
 
 MOST_KEYS = 1 << 17  # of rows that attend together: keys and values are gathered
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """How a layer turns products of queries and keys into weights."""
-
-    scale: float
-    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
-    sinks: torch.Tensor | None = None  # (heads,): a score without a value, in each softmax
-
-    @property
-    def is_plain(self) -> bool:
-        return self.softcap is None and self.sinks is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from shared.kernel.attend_tokens import TokenAttention, TokenHeads, TokenPages, 
 from shared.kernel.attention import PADDED_MAX_Q, AttentionInputs
 from shared.kernel.libraries import has_amx
 from shared.kernel.team import Team
-from shared.model.library.attention import Scoring
 from shared.model.library.layer_pages import PagesOfLayer
 from shared.model.library.layer_places import LayerShape
+from shared.model.library.scoring import Scoring
 
 
 def kernels_know(layers: Iterable[LayerShape]) -> bool:
