@@ -85,6 +85,7 @@ LINT = (
     Tier("layers", 31, (str(BIN / "lint-imports"),)),
     Tier("mutants", 4, (sys.executable, "tests/mutants/check.py")),
     Tier("prose", 9, (sys.executable, "-m", "tests.support.prose", "--check")),
+    Tier("titles", 1, (sys.executable, "-m", "tests.support.titles")),
 )
 NEEDS = {"drill": (sys.executable, "-m", "tests.drill.needs")}
 HOW = {"unit": on_every_core(), "simulation": on_every_core(), "integration": (), "chaos": (), "drill": ("-rs",)}
