@@ -16,12 +16,17 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from router.api.admin import AdminHandlers
+from router.api.body_reader import BodyReader
 from router.api.endpoint import EndpointRules
-from router.api.handlers import Handlers
+from router.api.generation_handlers import GenerationHandlers
+from router.api.model_handlers import ModelHandlers
 from router.api.resolve import Resolver
-from router.api.routes import build_routes
+from router.api.routes import PathHandlers, build_routes
 from router.api.sampling_defaults import load_sampling_defaults
+from router.api.served_model import ServedModel
+from router.api.state_handlers import StateHandlers
 from router.api.stream_token import Signer
+from router.api.token_handlers import TokenHandlers
 from router.certify.key_follower import SigningKeyFollower
 from router.certify.signing import AnswerSigner, read_signing_key
 from router.dispatch.dispatcher import Dispatcher, DispatchLimits
@@ -185,28 +190,22 @@ async def serve_all(
     )
     tracer = open_tracer(router_id, config.trace, log, config.records.trace_sample)
     answers = None if keys.answers is None else AnswerSigner(keys.answers, speech.text.template.sources)
-    handlers = Handlers(
-        make_resolver(config, registry, speech, defaults),
-        gateway,
-        registry,
-        metrics,
-        prometheus,
-        max_context=config.model.max_context,
-        strict_fields=config.router.strict_fields,
-        max_json_depth=config.http.max_json_depth,
-        tenants=keys.tenants,
-        operators=keys.operators,
-        desk=desk,
-        signer=Signer(keys.tenants.now.stream_secret or keys.operators.now.stream_secret),  # equal on all routers
-        once=LogOnce(log, interval_s=math.inf),
-        answers=answers,
-        tracer=tracer,
-    )
+    once = LogOnce(log, interval_s=math.inf)
+    limits, router = config.limits, config.router
+    bodies = BodyReader(metrics, once, limits.max_body_bytes, router.strict_fields, config.http.max_json_depth)
+    model = ServedModel(make_resolver(config, registry, speech, defaults), registry, config.model.max_context)
+    signer = Signer(keys.tenants.now.stream_secret or keys.operators.now.stream_secret)  # equal on all routers
     rules = endpoint_rules(config, log, metrics, keys.tenants)
-    is_on = keys.operators.asks_for_keys or config.router.admin_without_key
+    is_on = keys.operators.asks_for_keys or router.admin_without_key
     times, names = config.timeouts, config.model.public_names
-    admin = AdminHandlers(gateway, registry, times.move_after_s, is_on, desk.limits, names, faults)
-    app = build_routes(rules, handlers, admin, keys.operators)
+    handlers = PathHandlers(
+        GenerationHandlers(model, bodies, gateway, desk, signer, answers, tracer),
+        TokenHandlers(model, bodies),
+        ModelHandlers(model, bodies),
+        StateHandlers(registry, lambda: gateway.is_stopping, prometheus, keys.tenants, keys.operators),
+        AdminHandlers(gateway, registry, times.move_after_s, is_on, desk.limits, names, faults),
+    )
+    app = build_routes(rules, handlers, keys.operators)
     http_rules = HttpRules(config.http, metrics, LogOnce(log), times.retry_after_s, times.slow_reader_s)
     tasks = start_background(config, keys, log, gateway, certificate, answers)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from router.api.fields import FieldTable
-from router.api.handlers import APIS
+from router.api.known_fields import APIS
 from router.api.messages import COUNT_TOKENS
 from router.api.ollama_models import SHOW
 from router.api.tokenization import DETOKENIZE, TOKENIZE

@@ -16,7 +16,7 @@ import msgspec
 from router.api.answers import ChatChoice, CompletionChoice, Usage
 from router.api.field_page import ALL_TABLES
 from router.api.fields import FieldTable
-from router.api.handlers import APIS
+from router.api.known_fields import APIS
 from router.http.connection import Connection
 from router.http.errors import MESSAGES_PATH, OLLAMA_PATHS, ErrorAnswer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -11,11 +11,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.api.admin import AdminHandlers
 from router.api.admin_endpoint import AdminEndpoint
 from router.api.endpoint import Endpoint, EndpointRules
-from router.api.handlers import Handlers
+from router.api.generation_handlers import GenerationHandlers
 from router.api.missing import MissingPaths
+from router.api.model_handlers import ModelHandlers
 from router.api.ollama_models import version
 from router.api.openapi import OpenApi
 from router.api.playground import StaticPage
+from router.api.state_handlers import StateHandlers
+from router.api.token_handlers import TokenHandlers
 from router.tenants.book import Tenants
 from router.tenants.tenant import CHANGE, DRAIN, SEE
 
@@ -33,27 +36,37 @@ class PathRouter(Router):
         await super().__call__(scope if path is None else {**scope, "path": path}, receive, send)
 
 
-def build_routes(rules: EndpointRules, handlers: Handlers, admin: AdminHandlers, operators: Tenants) -> Router:
+@dataclass(frozen=True, slots=True)
+class PathHandlers:
+    generation: GenerationHandlers
+    tokens: TokenHandlers
+    models: ModelHandlers
+    state: StateHandlers
+    admin: AdminHandlers
+
+
+def build_routes(rules: EndpointRules, handlers: PathHandlers, operators: Tenants) -> Router:
     """Paths that compute or show texts need the API key, if set; /admin needs the operators' key."""
     generating = [
         Route(path, Endpoint(rules, "POST", handler, needs_key=True, counts=True))
-        for path, handler in handlers.generating().items()
+        for path, handler in handlers.generation.by_path().items()
     ]
+    tokens, models, state = handlers.tokens, handlers.models, handlers.state
     others = [
-        Route("/v1/models", Endpoint(rules, "GET", handlers.models, needs_key=True)),
-        Route("/v1/models/{model:path}", Endpoint(rules, "GET", handlers.model, needs_key=True)),
-        Route("/v1/messages/count_tokens", Endpoint(rules, "POST", handlers.count_tokens, needs_key=True)),
-        Route("/tokenize", Endpoint(rules, "POST", handlers.tokenize, needs_key=True)),
-        Route("/detokenize", Endpoint(rules, "POST", handlers.detokenize, needs_key=True)),
-        Route("/tokenizer_info", Endpoint(rules, "GET", handlers.tokenizer_info, needs_key=True)),
-        Route("/api/tags", Endpoint(rules, "GET", handlers.ollama_tags, needs_key=True)),
-        Route("/api/ps", Endpoint(rules, "GET", handlers.ollama_running, needs_key=True)),
-        Route("/api/show", Endpoint(rules, "POST", handlers.ollama_show, needs_key=True)),
+        Route("/v1/models", Endpoint(rules, "GET", models.models, needs_key=True)),
+        Route("/v1/models/{model:path}", Endpoint(rules, "GET", models.model, needs_key=True)),
+        Route("/v1/messages/count_tokens", Endpoint(rules, "POST", tokens.count_tokens, needs_key=True)),
+        Route("/tokenize", Endpoint(rules, "POST", tokens.tokenize, needs_key=True)),
+        Route("/detokenize", Endpoint(rules, "POST", tokens.detokenize, needs_key=True)),
+        Route("/tokenizer_info", Endpoint(rules, "GET", tokens.tokenizer_info, needs_key=True)),
+        Route("/api/tags", Endpoint(rules, "GET", models.ollama_tags, needs_key=True)),
+        Route("/api/ps", Endpoint(rules, "GET", models.ollama_running, needs_key=True)),
+        Route("/api/show", Endpoint(rules, "POST", models.ollama_show, needs_key=True)),
         Route("/api/version", Endpoint(rules, "GET", version)),
         Route("/openapi.json", Endpoint(rules, "GET", OpenApi().document)),
-        Route("/health", Endpoint(rules, "GET", handlers.health)),
-        Route("/ready", Endpoint(rules, "GET", handlers.ready)),
-        Route("/metrics", Endpoint(rules, "GET", handlers.metrics)),
+        Route("/health", Endpoint(rules, "GET", state.health)),
+        Route("/ready", Endpoint(rules, "GET", state.ready)),
+        Route("/metrics", Endpoint(rules, "GET", state.metrics)),
         Route("/", Endpoint(rules, "GET", StaticPage("index.html").page)),
         Route("/status", Endpoint(rules, "GET", StaticPage("status.html").page)),
     ]
@@ -61,7 +74,7 @@ def build_routes(rules: EndpointRules, handlers: Handlers, admin: AdminHandlers,
     missing = MissingPaths(paths).handle
     whole_server = Route("/*", Endpoint(rules, "*", missing))  # WHOLE_SERVER: there is only OPTIONS
     return PathRouter(
-        [*generating, *others, *admin_routes(replace(rules, tenants=operators), admin), whole_server],
+        [*generating, *others, *admin_routes(replace(rules, tenants=operators), handlers.admin), whole_server],
         default=Endpoint(rules, "", missing),
         slashed=[path for path in paths if path not in ("/", "/metrics")],
     )

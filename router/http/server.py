@@ -1,4 +1,4 @@
-"""Run the HTTP server and the gateway on one uvloop.
+"""Run the HTTP server and what answers its requests on one uvloop.
 
 a stop signal -> new requests get 503 -> open ones may finish for shutdown_s -> the rest get an error -> sockets close
 a second signal -> the rest get an error immediately
@@ -11,17 +11,16 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from router.dispatch.gateway import Gateway
 from router.http.certificate import Certificate
 from router.http.protocol import HttpRules, LimitedProtocol
 from router.http.tls_port import HttpsProtocol, PlainHttpRefusal, TlsPort
 from shared.config.endpoints import bracketed
-from shared.core.errors import ConfigError, NoNodes
+from shared.core.errors import BatonError, ConfigError, NoNodes
 from shared.core.stop_signals import stop_signals
 from shared.observe.log import Logger
 
@@ -45,6 +44,23 @@ def bind_http(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--host {host} --port {port}: can't listen there: {error.strerror}") from error
     listener.setblocking(False)
     return listener
+
+
+class Answerer(Protocol):
+    """What answers requests. While it `is_stopping`, it takes no new ones."""
+
+    is_stopping: bool
+
+    @property
+    def node_endpoint(self) -> str: ...
+
+    @property
+    def num_open(self) -> int: ...
+
+    async def run(self) -> None:
+        """Run until it is cancelled; its end is a crash."""
+
+    def fail_all(self, error: BatonError) -> None: ...
 
 
 class HttpServer(uvicorn.Server):
@@ -98,7 +114,7 @@ async def serve(
     app: ASGIApp,
     rules: HttpRules,
     listener: socket.socket,
-    gateway: Gateway,
+    answerer: Answerer,
     log: Logger,
     shutdown_s: float,
     certificate: Certificate | None = None,
@@ -110,18 +126,18 @@ async def serve(
         loop.add_signal_handler(number, stops.put_nowait, number)
     server = make_http_server(app, rules, certificate)
     http = asyncio.create_task(server.serve(sockets=[listener]))
-    nodes = asyncio.create_task(gateway.run())
+    nodes = asyncio.create_task(answerer.run())
     first_stop = asyncio.create_task(stops.get())
     host, port = listener.getsockname()[:2]
     scheme = "http" if certificate is None else "https"
-    log.info("serving", url=f"{scheme}://{bracketed(host)}:{port}", nodes=gateway.node_endpoint)
+    log.info("serving", url=f"{scheme}://{bracketed(host)}:{port}", nodes=answerer.node_endpoint)
     done, _ = await asyncio.wait({http, nodes, first_stop}, return_when=asyncio.FIRST_COMPLETED)
     crashed = [task for task in (http, nodes) if task in done]
     for task in crashed:
         log.error("a part of the router stopped", error=task.exception() or "no error")
     if not crashed:
-        await drain(gateway, log, shutdown_s, stops)
-    gateway.fail_all(NoNodes("this server is shutting down"))
+        await drain(answerer, log, shutdown_s, stops)
+    answerer.fail_all(NoNodes("this server is shutting down"))
     server.should_exit = True
     first_stop.cancel()
     with contextlib.suppress(Exception):  # logged above
@@ -132,9 +148,9 @@ async def serve(
     return 1 if crashed else 0
 
 
-async def drain(gateway: Gateway, log: Logger, shutdown_s: float, stops: asyncio.Queue[int]) -> None:
-    gateway.is_stopping = True
-    log.info("stopping", open_requests=gateway.num_open)
+async def drain(answerer: Answerer, log: Logger, shutdown_s: float, stops: asyncio.Queue[int]) -> None:
+    answerer.is_stopping = True
+    log.info("stopping", open_requests=answerer.num_open)
     deadline = asyncio.get_running_loop().time() + shutdown_s
-    while gateway.num_open and stops.empty() and asyncio.get_running_loop().time() < deadline:
+    while answerer.num_open and stops.empty() and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(POLL_S)

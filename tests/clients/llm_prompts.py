@@ -46,7 +46,7 @@ def main(tally: Tally) -> None:
         try:
             llm(tally, "-m", "baton", SKY, "-o", "stop", "x" * 9999)
         except RuntimeError as error:
-            assert "a stop string must have" in str(error), str(error)
+            assert "a stop string has at most" in str(error), str(error)
         else:
             raise AssertionError("a stop string of 9999 characters was taken")
 

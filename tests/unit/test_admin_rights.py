@@ -55,7 +55,7 @@ class Site:
         admin.adapters = Mock(show_or_load=taken, remove_adapter=taken)
         routes = admin_routes(rules, admin)
         assert {route.path for route in routes} == {path.replace("/sql", "/{name:path}") for _, path in CALLS}
-        self.app = build_routes(rules, Mock(generating=dict), admin, operators)
+        self.app = build_routes(rules, Mock(generation=Mock(by_path=dict), admin=admin), operators)
 
     def ask(self, method: str, path: str, key: str = "", **headers: str) -> tuple[int, str]:
         sent: list[Message] = []

@@ -122,7 +122,7 @@ def test_the_form_is_in_the_headers_of_every_endpoint() -> None:
 @pytest.mark.parametrize("path", ["/tokenize", COUNT, "/v1/chat/completions", "/v1/messages"])
 def test_a_response_names_the_form_and_the_log_has_it(path: str) -> None:
     async def told(site: Site, go: threading.Event) -> None:
-        site.handlers._resolver = resolver(ONE_SYSTEM)
+        site.model.resolver = resolver(ONE_SYSTEM)
         more = {} if path in ("/tokenize", COUNT) else {"max_tokens": 1}
         await site.ask(json.dumps({"messages": TWO_SYSTEMS, **more}).encode(), [], asyncio.Event(), path)
         assert (NORMALIZED, b"systems-merged") in site.sent[0]["headers"]  # type: ignore[operator]

@@ -15,10 +15,13 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client import CollectorRegistry
 
+from router.api.body_reader import BodyReader
 from router.api.endpoint import Endpoint, EndpointRules
-from router.api.handlers import Handlers
+from router.api.generation_handlers import GenerationHandlers
 from router.api.resolve import CHARS_PER_TOKEN, Resolver
+from router.api.served_model import ServedModel
 from router.api.stream_token import Signer
+from router.api.token_handlers import TokenHandlers
 from router.api.tokenization import MOST_PIECES
 from router.fleet.registry import Registry
 from router.http.body_budget import BodyBudget, BodyHold
@@ -47,19 +50,13 @@ class Site:
         self.gateway, self.tenant_metrics, self.once = Mock(), Mock(), Mock()
         self.gateway.open.side_effect = NoNodes("none")
         self.budget = BodyBudget(1 << 20)
-        self.handlers = Handlers(
-            Resolver("hashlm", hash_text_model(), LimitsConfig()),
-            self.gateway,
-            Registry(10.0),
-            metrics,
-            CollectorRegistry(),
-            max_context=max_context,
-            tenants=tenants,
-            operators=tenants,
-            desk=Desk(tenants, self.tenant_metrics, Mock()),
-            signer=Signer(""),
-            once=self.once,
+        self.model = model = ServedModel(
+            Resolver("hashlm", hash_text_model(), LimitsConfig()), Registry(10.0), max_context
         )
+        self.bodies = bodies = BodyReader(metrics, self.once, LimitsConfig().max_body_bytes)
+        desk = Desk(tenants, self.tenant_metrics, Mock())
+        self.generation = GenerationHandlers(model, bodies, self.gateway, desk, Signer(""))
+        self.tokens = TokenHandlers(model, bodies)
         self._rules = EndpointRules(Logger("r", Mock()), metrics, tenants, 1, 10.0, bodies=self.budget)
         self.sent: list[dict[str, object]] = []
 
@@ -75,8 +72,8 @@ class Site:
             self.sent.append(message)
 
         scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "client": ("a", 1)}
-        others = {"/tokenize": self.handlers.tokenize, COUNT: self.handlers.count_tokens}
-        handler = (self.handlers.generating() | others)[path]
+        others = {"/tokenize": self.tokens.tokenize, COUNT: self.tokens.count_tokens}
+        handler = (self.generation.by_path() | others)[path]
         return asyncio.create_task(Endpoint(self._rules, "POST", handler)(scope, receive, send))  # type: ignore[arg-type]
 
 
@@ -107,7 +104,7 @@ def test_work_that_waits_for_a_thread_keeps_no_lost_body() -> None:
     """The defect: an executor's queue kept the bodies."""
 
     async def told(site: Site, go: threading.Event) -> None:
-        work, gone = site.handlers._work, asyncio.Event()
+        work, gone = site.bodies.work, asyncio.Event()
         blockers = [asyncio.create_task(work.in_time(LONG, go.wait, no_hold())) for _ in range(NUM_THREADS)]
         await asyncio.sleep(0)
         before = sys.getrefcount(LONG)
@@ -136,7 +133,7 @@ def test_a_running_thread_holds_the_body_that_it_reads() -> None:
             begun.set()
             go.wait()
 
-        task = asyncio.create_task(site.handlers._work.in_time(LONG, work, hold))
+        task = asyncio.create_task(site.bodies.work.in_time(LONG, work, hold))
         await until(begun.is_set)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -162,7 +159,7 @@ def test_an_error_for_a_client_that_left_is_not_logged() -> None:
             go.wait()
             raise InvalidRequest("no such tool")
 
-        task = asyncio.create_task(site.handlers._work.in_time(LONG, work, hold))
+        task = asyncio.create_task(site.bodies.work.in_time(LONG, work, hold))
         await until(begun.is_set)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -180,11 +177,11 @@ def test_an_answer_without_a_client_holds_its_body() -> None:
     """The defect: with an Idempotency-Key such bodies piled up."""
 
     async def told(site: Site, go: threading.Event) -> None:
-        blocker = asyncio.create_task(site.handlers._checks.run(go.wait, no_hold()))
+        blocker = asyncio.create_task(site.generation._checks.run(go.wait, no_hold()))
         await asyncio.sleep(0)
         gone = asyncio.Event()
         asked = site.ask(GRAMMAR, [(b"idempotency-key", b"k")], gone)
-        await until(lambda: len(site.handlers._kept) == 1)
+        await until(lambda: len(site.generation._kept) == 1)
         gone.set()
         await asked
         assert site.budget.used == len(GRAMMAR)
@@ -197,9 +194,9 @@ def test_an_answer_without_a_client_holds_its_body() -> None:
 
 def test_a_repeat_that_waits_holds_no_body() -> None:
     async def told(site: Site, go: threading.Event) -> None:
-        kept, gone = site.handlers._kept, asyncio.Event()
+        kept, gone = site.generation._kept, asyncio.Event()
         kept.answer = Mock(wraps=kept.answer)  # type: ignore[method-assign]
-        blocker = asyncio.create_task(site.handlers._checks.run(go.wait, no_hold()))
+        blocker = asyncio.create_task(site.generation._checks.run(go.wait, no_hold()))
         await asyncio.sleep(0)
         key = [(b"idempotency-key", b"k")]
         asked = [site.ask(raw, key, gone) for raw in (GRAMMAR, b" " + GRAMMAR)]
@@ -263,7 +260,7 @@ def test_pieces_are_written_for_so_many_tokens() -> None:
 
 def test_huge_bodies_are_read_one_at_a_time() -> None:
     async def told(site: Site, go: threading.Event) -> None:
-        work, seen = site.handlers._work, list[str]()
+        work, seen = site.bodies.work, list[str]()
         huge = b"x" * (HUGE_BODY_BYTES + 1)
         first = asyncio.create_task(work.in_time(huge, go.wait, no_hold()))
         await asyncio.sleep(0)

@@ -105,7 +105,6 @@ OUTSIDE = {
 # The others of today, which may lose fields and never gain one.
 WIDE = {
     "Generation": 26,
-    "Handlers": 25,
     "StepPlan": 24,
     "StepArrays": 23,
     "Request": 22,

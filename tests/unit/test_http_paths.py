@@ -46,8 +46,8 @@ def asked(app: ASGIApp, method: str, path: str, **headers: str) -> tuple[int, di
 
 def whole_router() -> ASGIApp:
     handlers = Mock()
-    handlers.generating.return_value = {"/v1/chat/completions": Mock()}
-    return build_routes(make_rules(), handlers, Mock(), Tenants.with_key("other"))
+    handlers.generation.by_path.return_value = {"/v1/chat/completions": Mock()}
+    return build_routes(make_rules(), handlers, Tenants.with_key("other"))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -44,8 +44,8 @@ def made(seed: int, count: int, tables: tuple[Table, ...] = ALL_TABLES) -> list[
 
 def test_every_endpoint_that_takes_a_body_is_among_them() -> None:
     """Those under /admin move nodes, so they are left out."""
-    handlers = Mock(generating=dict)
-    router = build_routes(EndpointRules(Mock(), Mock(), Tenants(), 1, 1.0), handlers, Mock(), Tenants())
+    handlers = Mock(generation=Mock(by_path=dict))
+    router = build_routes(EndpointRules(Mock(), Mock(), Tenants(), 1, 1.0), handlers, Tenants())
     methods = {one.path: one.app._methods for one in router.routes if isinstance(one, Route)}  # type: ignore[attr-defined]
     posts = [path for path, names in methods.items() if names == ("POST",)]
     assert "/tokenize" in posts

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from router.api.chat import CHAT
 from router.api.endpoint import EndpointRules
 from router.api.field_page import ALL_TABLES
-from router.api.handlers import APIS
+from router.api.known_fields import APIS
 from router.api.openapi import document, encoded
 from router.api.routes import build_routes
 from router.tenants.book import Tenants
@@ -95,7 +95,7 @@ def test_generated_clients_may_leave_fields_out() -> None:
 
 def test_it_has_the_paths_that_are_served() -> None:
     rules = EndpointRules(Mock(), Mock(), Tenants(), 1, 1.0)
-    router = build_routes(rules, Mock(generating=dict), Mock(), Tenants())
+    router = build_routes(rules, Mock(generation=Mock(by_path=dict)), Tenants())
     served = {one.path: one.app._methods for one in router.routes if isinstance(one, Route)}  # type: ignore[attr-defined]
     listed = {path.replace("{model}", "{model:path}"): next(iter(item)) for path, item in document()["paths"].items()}
     generating = {api.table.path for api in APIS}
@@ -106,7 +106,7 @@ def test_it_has_the_paths_that_are_served() -> None:
 
 def test_what_needs_no_key_says_so() -> None:
     rules = EndpointRules(Mock(), Mock(), Tenants(), 1, 1.0)
-    router = build_routes(rules, Mock(generating=dict), Mock(), Tenants())
+    router = build_routes(rules, Mock(generation=Mock(by_path=dict)), Tenants())
     is_open = {one.path: not one.app._needs_key for one in router.routes if isinstance(one, Route)}  # type: ignore[attr-defined]
     for path, item in document()["paths"].items():
         without_key = next(iter(item.values())).get("security") == []

@@ -23,7 +23,6 @@ from router.api.writer import Counts, Times
 from router.http.kept_answers import name_of_request
 from router.requests.journey import UNTRACED
 from router.requests.new_request import NewRequest
-from shared.config.settings import LimitsConfig
 from shared.config.trace_settings import TraceConfig
 from shared.core import extras
 from shared.core.errors import ConfigError, QueueFull, RateLimited
@@ -154,8 +153,8 @@ def ask_once(site: Site, body: bytes, *headers: tuple[bytes, bytes]) -> None:
 
 
 def above_limit(site: Site) -> None:
-    site.handlers._desk = MagicMock()
-    site.handlers._desk.charge.side_effect = RateLimited("later")
+    site.generation._desk = MagicMock()
+    site.generation._desk.charge.side_effect = RateLimited("later")
 
 
 def without_room(site: Site) -> None:
@@ -163,7 +162,7 @@ def without_room(site: Site) -> None:
 
 
 def too_long(site: Site) -> None:
-    site.handlers._resolver = replace(site.handlers._resolver, limits=LimitsConfig(max_body_bytes=1024))
+    site.generation._bodies = replace(site.bodies, max_bytes=1024)
 
 
 GOOD_BODY = b'{"prompt": "x"}'
@@ -184,7 +183,7 @@ def test_a_refused_request_has_one_span_with_its_code(
 ) -> None:
     """It has no children, since a span that never began could not end."""
     spans, site = kept(), Site()
-    site.handlers._tracer = spans.tracer
+    site.generation._tracer = spans.tracer
     if prepare is not None:
         prepare(site)
     ask_once(site, body, (b"traceparent", SAMPLED.encode()), (b"x-request-id", b"mine"))
@@ -200,8 +199,8 @@ def test_a_refused_request_has_one_span_with_its_code(
 @pytest.mark.parametrize(("key", "code"), [(b"k" * 256, "invalid_request_error"), (b"k", "idempotency_key_reused")])
 def test_a_refused_idempotency_key_has_a_span(key: bytes, code: str) -> None:
     spans, site = kept(), Site()
-    site.handlers._tracer = spans.tracer
-    site.handlers._kept._entries[name_of_request(("", ""), "k")] = MagicMock(ends_at=float("inf"))
+    site.generation._tracer = spans.tracer
+    site.generation._kept._entries[name_of_request(("", ""), "k")] = MagicMock(ends_at=float("inf"))
     ask_once(site, GOOD_BODY, (b"idempotency-key", key))
     (span,) = spans.close()
     assert span.name == "text_completion" and span.attributes["error.type"] == code
@@ -212,7 +211,7 @@ def test_a_refused_idempotency_key_has_a_span(key: bytes, code: str) -> None:
 def test_a_request_that_nodes_refuse_has_its_answer_s_span(key: tuple[tuple[bytes, bytes], ...]) -> None:
     """And no second one for the refusal."""
     spans, site = kept(), Site()
-    site.handlers._tracer = spans.tracer
+    site.generation._tracer = spans.tracer
     ask_once(site, GOOD_BODY, *key, (b"x-request-id", b"mine"))
     assert site.sent[0]["status"] == 503
     found = by_name(spans.close())
@@ -225,7 +224,7 @@ def test_a_request_that_nodes_refuse_has_its_answer_s_span(key: tuple[tuple[byte
 @needs_otel
 def test_a_request_that_fails_unexpectedly_ends_its_span() -> None:
     spans, site = kept(), Site()
-    site.handlers._tracer = spans.tracer
+    site.generation._tracer = spans.tracer
     site.gateway.open.side_effect = KeyError("a defect")
     ask_once(site, GOOD_BODY)
     assert site.sent[0]["status"] == 500
@@ -236,7 +235,7 @@ def test_a_request_that_fails_unexpectedly_ends_its_span() -> None:
 @needs_otel
 def test_an_unsampled_request_s_facts_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     spans, site, made = kept(0.0), Site(), list[str]()
-    site.handlers._tracer = spans.tracer
+    site.generation._tracer = spans.tracer
     asked = answer_span.asked
 
     def counted(*given: Any) -> Any:
