@@ -165,11 +165,11 @@ def paths(trees: Trees) -> Iterator[str]:
     text stands for those of all endpoints that generate."""
     for tree in trees:
         nodes = list(ast.walk(tree))
-        named = {last_name(node.targets[0]): node.value for node in nodes if isinstance(node, ast.Assign)}
+        named = {getattr(node.targets[0], "id", None): node.value for node in nodes if isinstance(node, ast.Assign)}
         for route in nodes:
             if isinstance(route, ast.Call) and last_name(route.func) == "Route":
                 path, endpoint = route.args
-                endpoint = named.get(last_name(endpoint), endpoint)
+                endpoint = named.get(getattr(endpoint, "id", ""), endpoint)
                 assert isinstance(endpoint, ast.Call), f"what is {ast.unparse(route)}?"
                 method = next(text for text in map(texts, endpoint.args) if text != UNKNOWN)
                 shown = [api.table.path for api in APIS] if texts(path) == UNKNOWN else texts(path)
