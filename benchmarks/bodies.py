@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from router.api.chat import CHAT, Chat, ChatRequest
-from router.api.generation_plan import Contexts
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
+from router.api.answer.generation_plan import Contexts
+from router.api.ask.resolve import Resolver
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT, Chat, ChatRequest
 from router.text.hashlm import hash_text_model
-from shared.config.settings import LimitsConfig
+from shared.config.settings.settings import LimitsConfig
 
 REPEATS, CONTEXT = 200, 1 << 20
 

@@ -22,14 +22,14 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.malloc import keep_freed_memory
 from shared.device.streams import make_streams
-from shared.model.interface import Model
-from shared.model.kernels import Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.node.core import NodeCore
-from shared.sched.events import Emitted, Ended
-from shared.sched.settings import SchedSettings
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import Model
+from shared.model.math.kernels import Formats
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.records.core import NodeCore
+from shared.sched.steps.events import Emitted, Ended
+from shared.sched.steps.settings import SchedSettings
 
 PROMPT_TOKENS = 128
 

@@ -23,15 +23,15 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shared.config.model_path import resolve_model  # noqa: E402
-from shared.kernel.step_layout import Layout
+from shared.config.models.model_path import resolve_model  # noqa: E402
+from shared.kernel.code.step_layout import Layout
 from shared.kv.pool import KVPool  # noqa: E402
-from shared.model.config import LlamaConfig, RopeConfig  # noqa: E402
-from shared.model.interface import Model, ModelInputs  # noqa: E402
-from shared.model.load import load_model  # noqa: E402
-from shared.model.opened import DTYPES, LoadOptions, open_model  # noqa: E402
-from shared.model.safetensors_folder import hf_name  # noqa: E402
-from shared.model.weights import TensorSource  # noqa: E402
+from shared.model.formats.opened import DTYPES, LoadOptions, open_model  # noqa: E402
+from shared.model.formats.safetensors_folder import hf_name  # noqa: E402
+from shared.model.loading.load import load_model  # noqa: E402
+from shared.model.math.config import LlamaConfig, RopeConfig  # noqa: E402
+from shared.model.math.interface import Model, ModelInputs  # noqa: E402
+from shared.model.math.weights import TensorSource  # noqa: E402
 
 PAGE_SIZE = 16
 CONTEXT = 128

@@ -24,7 +24,7 @@ import httpx
 
 from benchmarks.cluster import baton_up
 from benchmarks.report import report
-from shared.config.shipped_model import TEMPLATES_SYSTEM
+from shared.config.models.shipped_model import TEMPLATES_SYSTEM
 
 AT_ONCE, MOST_TOKENS, TIMEOUT_S = 32, 400, 600.0
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "repetition_penalty": 1.0}

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.cluster import baton_up
 from benchmarks.report import report
 from benchmarks.sse_client import Stream, percentile, stream_completion
-from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
+from shared.config.settings.router_settings import UNMEASURED_LOCAL_TOKENS
 
 LONG_PROMPT = 1500
 HANDOFFS = 16  # one after another: a hand-off beside running streams waits for the steps in flight too

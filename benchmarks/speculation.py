@@ -30,20 +30,20 @@ from benchmarks.engine_core import run_dry
 from benchmarks.report import report
 from deploy.tools.head.prompts import OWN_PROMPTS, prompt_ids, read_kinds
 from router.text.load import load_text_model
-from shared.config.settings import SpecConfig
+from shared.config.settings.settings import SpecConfig
 from shared.core.errors import ConfigError
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
-from shared.kernel.team import Team
-from shared.model.kernels import Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.node.core import NodeCore
-from shared.sched.draft_length import make_width_choice
-from shared.sched.settings import SchedSettings
+from shared.kernel.team.team import Team
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.kernels import Formats
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.records.core import NodeCore
+from shared.sched.steps.draft_length import make_width_choice
+from shared.sched.steps.settings import SchedSettings
 from shared.speculation.drafters import make_drafter
 
 BATCHES = (1, 4, 16, 32)

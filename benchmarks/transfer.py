@@ -37,8 +37,17 @@ from shared.kv.pool import KVPool
 from shared.transfer.frames import FrameReceiver, FrameSender
 from shared.transfer.shm import ShmReceiver, ShmSender
 from shared.wire.codec import to_wire
-from shared.wire.key_files import ALLOWED, NODE, AllowedKeys, KeyEntry, make_folder, new_pair, write_pair, write_private
-from shared.wire.keyring import KeyRing
+from shared.wire.keys.key_files import (
+    ALLOWED,
+    NODE,
+    AllowedKeys,
+    KeyEntry,
+    make_folder,
+    new_pair,
+    write_pair,
+    write_private,
+)
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.messages import Drain, Ready
 from shared.wire.peers import Received
 from shared.wire.zeromq.link import NodeLinks

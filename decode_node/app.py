@@ -10,7 +10,7 @@ def run(config: NodeProcessConfig) -> int:
     """Serve until a signal arrives. Return the exit code."""
     core_plan.apply(core_plan.of_node(config.cores, config.parts.parallel))
     from decode_node.side import DecodeSide
-    from shared.node.context import NodeContext
+    from shared.node.loop.context import NodeContext
     from shared.node.run import run_node
     from shared.transfer.transports import make_receiver
 

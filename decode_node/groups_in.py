@@ -15,8 +15,8 @@ import torch
 
 from decode_node.handoff_in import HandoffIn
 from shared.core.errors import HandoffFailed
-from shared.node.context import NodeContext
-from shared.node.group_table import GroupEntry, GroupTable
+from shared.node.loop.context import NodeContext
+from shared.node.loop.group_table import GroupEntry, GroupTable
 from shared.transfer.interface import PageReceiver
 from shared.transfer.staged import StagedReceiver
 from shared.transfer.torch_groups import RECEIVER

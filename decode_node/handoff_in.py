@@ -9,7 +9,7 @@ import torch
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.request import Request
-from shared.node.page_ranges import PageRanges
+from shared.node.records.page_ranges import PageRanges
 from shared.wire.fitting import NO_DRAFT_STATE
 from shared.wire.messages import Offer, Prebuilt
 

@@ -20,9 +20,9 @@ from shared.core.errors import Aborted, BatonError, HandoffFailed, NodeDraining,
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.states import QueueStage
-from shared.node.context import NodeContext
-from shared.node.convert import request_of
-from shared.node.fingerprint import difference
+from shared.node.build.fingerprint import difference
+from shared.node.loop.context import NodeContext
+from shared.node.records.convert import request_of
 from shared.transfer.transports import choose_transport
 from shared.wire.codec import key_of
 from shared.wire.errors import refuse

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from decode_node.handoff_in import HandoffIn
 from shared.core.states import QueueStage
-from shared.node.context import NodeContext
-from shared.sched.prebuilt import Arrival
+from shared.node.loop.context import NodeContext
+from shared.sched.steps.prebuilt import Arrival
 from shared.wire.codec import to_wire
 from shared.wire.messages import Installed
 

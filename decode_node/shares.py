@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from decode_node.handoff_in import HandoffIn, WaitingOffer
-from shared.node.context import NodeContext
+from shared.node.loop.context import NodeContext
 
 MOST_OF_ONE_SOURCE = 0.75  # largest share of rows, pages and waiting offers for one source
 

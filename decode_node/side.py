@@ -16,8 +16,8 @@ from decode_node.transfer import Transfers
 from shared.core.errors import Aborted, BatonError, DeadlineExceeded, HandoffFailed, PeerUnreachable
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
-from shared.node.context import NodeContext
-from shared.sched.events import GrantRevoked, SchedEvent
+from shared.node.loop.context import NodeContext
+from shared.sched.steps.events import GrantRevoked, SchedEvent
 from shared.transfer.interface import PageReceiver
 from shared.wire.codec import key_of, to_wire
 from shared.wire.errors import failed, refuse
@@ -35,7 +35,7 @@ from shared.wire.peers import Received
 
 
 class DecodeSide:
-    """Implements `shared.node.side.Side`."""
+    """Implements `shared.node.loop.side.Side`."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx

@@ -17,11 +17,11 @@ from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.states import QueueStage
 from shared.kv.layout import num_layers
-from shared.node.context import NodeContext
-from shared.node.convert import draft_state_of_bytes, drafts_within
-from shared.node.leases import Leases
-from shared.node.page_copies import PageCopies
-from shared.node.page_ranges import PageRanges
+from shared.node.loop.context import NodeContext
+from shared.node.loop.page_copies import PageCopies
+from shared.node.records.convert import draft_state_of_bytes, drafts_within
+from shared.node.records.leases import Leases
+from shared.node.records.page_ranges import PageRanges
 from shared.transfer.interface import PageReceiver, part_bytes, part_of, require_frames
 from shared.wire.codec import to_wire
 from shared.wire.messages import FramesTaken, Grant, Prebuilt, Ready

@@ -8,9 +8,9 @@ from __future__ import annotations
 from shared.core.errors import BatonError, DeadlineExceeded, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.request import Request
-from shared.node.context import NodeContext
+from shared.node.loop.context import NodeContext
+from shared.node.records.spent_tickets import SpentTickets
 from shared.node.routers.lives import local_time
-from shared.node.spent_tickets import SpentTickets
 from shared.observe.metric_names import REFUSED_PREFIX, REFUSED_TICKET
 from shared.wire.messages import Offer
 from shared.wire.tickets import is_genuine

@@ -27,9 +27,9 @@ from deploy.tools.plan import command as plan
 from deploy.tools.prove import command as prove
 from shared.config import core_plan
 from shared.config.flags import Values, add_flags, given_values
-from shared.config.home import prepare_home
 from shared.config.load import load
-from shared.config.model_path import resolve_model
+from shared.config.machine.home import prepare_home
+from shared.config.models.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
 from shared.core import extras
 from shared.core.errors import ConfigError

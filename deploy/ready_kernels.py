@@ -24,11 +24,11 @@ def main() -> int:
     )
     core_plan.apply(config.cores)
     # these imports load torch, so the threads must be set before
-    from shared.kernel.core_words import make_forget, make_hold
-    from shared.node.build_core import build_core
-    from shared.node.compiling import KernelLog, tell_of_kernels
-    from shared.node.cores import NodeCores
-    from shared.node.warm_up import warm_up
+    from shared.kernel.team.core_words import make_forget, make_hold
+    from shared.node.build.build_core import build_core
+    from shared.node.build.warm_up import warm_up
+    from shared.node.machine.compiling import KernelLog, tell_of_kernels
+    from shared.node.machine.cores import NodeCores
     from shared.observe.log import Logger
     from shared.ranks.leader import RankProcesses
 

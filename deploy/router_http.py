@@ -12,8 +12,8 @@ from typing import Any
 
 from deploy.router_url import Url
 from shared.core.errors import ConfigError
-from shared.wire.http_keys import read_key
-from shared.wire.private_file import read_private
+from shared.wire.keys.http_keys import read_key
+from shared.wire.keys.private_file import read_private
 
 HTTP_TIMEOUT_S = 10.0
 NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # X509_V_FLAG_NO_CHECK_TIME, which Python does not name

@@ -5,7 +5,7 @@ loaded node whose name begins with "big", and shorter prompts to the least loade
 
 This file replaces `round_robin` by this policy, so you can try it without changing the checkout. To keep the
 policy, move its class to a file in router/policy. Add it to router/policy/policies.py, and to POLICIES in
-shared/config/router_settings.py. Then `baton up --policy NAME` uses it.
+shared/config/settings/router_settings.py. Then `baton up --policy NAME` uses it.
 """
 
 from __future__ import annotations

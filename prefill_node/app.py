@@ -11,7 +11,7 @@ def run(config: NodeProcessConfig) -> int:
     core_plan.apply(core_plan.of_node(config.cores, config.parts.parallel))
     from prefill_node.pulls import TRANSPORTS
     from prefill_node.side import PrefillSide
-    from shared.node.context import NodeContext
+    from shared.node.loop.context import NodeContext
     from shared.node.run import run_node
     from shared.transfer.transports import make_receiver, make_sender
 

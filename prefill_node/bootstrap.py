@@ -13,7 +13,7 @@ from prefill_node.reach import Reach
 from prefill_node.transport_choice import TransportChoice
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
-from shared.node.context import NodeContext
+from shared.node.loop.context import NodeContext
 from shared.wire.codec import to_wire
 from shared.wire.messages import Generate, Offer
 from shared.wire.peers import peer_name

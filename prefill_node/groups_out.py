@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shared.core.errors import HandoffFailed
-from shared.node.context import NodeContext
-from shared.node.group_table import WINDOW, GroupTable
+from shared.node.loop.context import NodeContext
+from shared.node.loop.group_table import WINDOW, GroupTable
 from shared.transfer.interface import PageSender
 from shared.transfer.staged import StagedSender
 from shared.transfer.torch_groups import SENDER

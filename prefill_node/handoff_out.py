@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from prefill_node.send_queue import Sending
 from shared.core.keys import RequestKey
 from shared.core.request import Request
-from shared.sched.events import ChunkLaunched, PrefillDone
+from shared.sched.steps.events import ChunkLaunched, PrefillDone
 from shared.wire.tickets import NodeTicket
 
 

@@ -19,10 +19,10 @@ from prefill_node.send_queue import Sending, SendQueue
 from prefill_node.unread import Unread
 from shared.core.errors import HandoffFailed
 from shared.core.keys import RequestKey
-from shared.model.interface import LayerMarks
-from shared.node.context import NodeContext
-from shared.node.convert import prebuilt_of
-from shared.sched.events import ChunkLaunched
+from shared.model.math.interface import LayerMarks
+from shared.node.loop.context import NodeContext
+from shared.node.records.convert import prebuilt_of
+from shared.sched.steps.events import ChunkLaunched
 from shared.transfer.interface import WHOLE, PageList, PageSender, Part
 from shared.wire.codec import to_wire
 from shared.wire.messages import Grant, Ready

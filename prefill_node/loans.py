@@ -20,11 +20,11 @@ from shared.core.keys import RequestKey
 from shared.core.page_identity import KEY_BYTES, identities, prefix_keys
 from shared.kv.group_cache import Cache
 from shared.kv.prefix_cache import Found, Keys, PrefixCache
-from shared.node.context import NodeContext
+from shared.node.loop.context import NodeContext
+from shared.node.records.spent_tickets import SpentTickets
 from shared.node.routers.lives import local_time
-from shared.node.spent_tickets import SpentTickets
 from shared.observe.metric_names import REFUSED_PREFIX, REFUSED_TICKET
-from shared.sched.page_budget import LoanName
+from shared.sched.memory.page_budget import LoanName
 from shared.transfer.interface import PageSender
 from shared.transfer.transports import choose_transport
 from shared.wire.codec import key_of

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.request import Request, TokenIds
-from shared.node.context import NodeContext
-from shared.node.leases import Leases
-from shared.node.page_copies import PageCopies
-from shared.node.page_ranges import PageRanges
+from shared.node.loop.context import NodeContext
+from shared.node.loop.page_copies import PageCopies
+from shared.node.records.leases import Leases
+from shared.node.records.page_ranges import PageRanges
 from shared.observe.metric_names import PULL_PREFIX
 from shared.transfer.interface import WHOLE, PageReceiver, part_of, require_frames
 from shared.wire.codec import key_of

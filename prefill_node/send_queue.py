@@ -17,7 +17,7 @@ import numpy as np
 
 from prefill_node.unread import Unread
 from shared.engine.transfer_jobs import TransferJobs
-from shared.node.context import NodeContext
+from shared.node.loop.context import NodeContext
 from shared.transfer.interface import READY_BYTES, WHOLE, PageList, PageSender, PageSet, Part, part_bytes
 
 

@@ -23,8 +23,8 @@ from shared.core.errors import BatonError, HandoffFailed, PeerUnreachable
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.states import PageState, QueueStage
-from shared.node.context import NodeContext
-from shared.sched.events import (
+from shared.node.loop.context import NodeContext
+from shared.sched.steps.events import (
     ChunkLaunched,
     ChunkReady,
     Ended,
@@ -57,7 +57,7 @@ NOTHING: Mapping[str, PageReceiver] = MappingProxyType({})
 
 
 class PrefillSide:
-    """Implements `shared.node.side.Side`. The scheduler also has all requests of this side."""
+    """Implements `shared.node.loop.side.Side`. The scheduler also has all requests of this side."""
 
     def __init__(
         self, ctx: NodeContext, senders: Mapping[str, PageSender], receivers: Mapping[str, PageReceiver] = NOTHING

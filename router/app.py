@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from router.api.admin import AdminHandlers
-from router.api.body_reader import BodyReader
+from router.api.admin.admin import AdminHandlers
+from router.api.answer.stream_token import Signer
+from router.api.ask.resolve import Resolver
+from router.api.ask.sampling_defaults import load_sampling_defaults
 from router.api.endpoint import EndpointRules
-from router.api.generation_handlers import GenerationHandlers
-from router.api.model_handlers import ModelHandlers
-from router.api.resolve import Resolver
-from router.api.routes import PathHandlers, build_routes
-from router.api.sampling_defaults import load_sampling_defaults
-from router.api.served_model import ServedModel
-from router.api.state_handlers import StateHandlers
-from router.api.stream_token import Signer
-from router.api.token_handlers import TokenHandlers
+from router.api.site.body_reader import BodyReader
+from router.api.site.generation_handlers import GenerationHandlers
+from router.api.site.model_handlers import ModelHandlers
+from router.api.site.routes import PathHandlers, build_routes
+from router.api.site.served_model import ServedModel
+from router.api.site.state_handlers import StateHandlers
+from router.api.site.token_handlers import TokenHandlers
 from router.certify.key_follower import SigningKeyFollower
 from router.certify.signing import AnswerSigner, read_signing_key
 from router.dispatch.dispatcher import Dispatcher, DispatchLimits
@@ -52,10 +52,10 @@ from router.text.load import load_text_model
 from router.tools.detect import Speech, speech_of
 from router.tools.reasoning import thought_tags
 from router.tools.response_template import RegionKind
-from shared.config import shipped_model
-from shared.config.http_settings import ANY
+from shared.config.machine.systemd import notify_socket
+from shared.config.models import shipped_model
 from shared.config.processes import RouterProcessConfig
-from shared.config.systemd import notify_socket
+from shared.config.settings.http_settings import ANY
 from shared.core.sampling_params import SamplingValues
 from shared.device.malloc import share_one_heap
 from shared.observe.last_faults import LastFaults
@@ -68,7 +68,7 @@ from shared.observe.tenant_metrics import TenantMetrics
 from shared.observe.tracer import open_tracer
 from shared.wire.codec import AT_ROUTER
 from shared.wire.descriptors import raise_limit
-from shared.wire.keyring import KeyRing, ring_of_router
+from shared.wire.keys.keyring import KeyRing, ring_of_router
 from shared.wire.zeromq.link import RouterLink
 from shared.wire.zeromq.link_options import LinkOptions
 

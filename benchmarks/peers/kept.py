@@ -21,8 +21,8 @@ def code_digest(folders: tuple[str, ...]) -> str:
 
 
 def formats_near_enough(path: Path = PERPLEXITY) -> frozenset[str] | None:
-    """Baton's formats whose perplexity is near enough to the peer's. None: benchmarks.perplexity has not been run on
-    these sources."""
+    """Baton's formats whose perplexity is near enough to the peer's. None: benchmarks.engine.perplexity has not been
+    run on these sources."""
     found = json.loads(path.read_text()) if path.exists() else {"about": {}}
     if found["about"].get("code") != code_digest(MODEL_SOURCES):
         return None

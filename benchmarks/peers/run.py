@@ -106,7 +106,9 @@ def show(found: Measured, judged: Sequence[Verdict], allowed: frozenset[str] | N
         console.print(table)
     show_rates(found[MACHINE][MACHINE], console)
     if allowed is None:
-        console.print("python -m benchmarks.perplexity was not run on these sources: every format of Baton counts")
+        console.print(
+            "python -m benchmarks.engine.perplexity was not run on these sources: every format of Baton counts"
+        )
     else:
         console.print(f"Formats of Baton near enough to the peer's perplexity: {', '.join(sorted(allowed)) or 'none'}")
     console.print(needed_table(judged))

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.peers.environments import PEERS
-from shared.config.model_path import bundled_gguf
+from shared.config.models.model_path import bundled_gguf
 
 AS_SHIPPED = "Q4_1"
 REQUANTISED = ("Q4_0", "Q8_0", "BF16")
@@ -38,7 +38,7 @@ def hf_folder() -> Path:
     import torch
 
     from benchmarks.engine_model import reference_network
-    from shared.model.opened import open_model
+    from shared.model.formats.opened import open_model
     from tests.clients.served import write_tokenizer
 
     made = folder.with_suffix(".new")

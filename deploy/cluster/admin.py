@@ -28,7 +28,7 @@ from deploy.router_url import (
 )
 from shared.core.errors import ConfigError
 from shared.core.states import NodeState, PageState
-from shared.wire.http_keys import read_key
+from shared.wire.keys.http_keys import read_key
 
 POLL_S = 0.2
 COLUMNS = ("node", "role", "state", "streams", "pages", "waiting", "epoch")

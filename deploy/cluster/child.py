@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deploy.cluster.restart_policy import RestartPolicy
-from shared.config.gpus import environment_with
+from shared.config.machine.gpus import environment_with
 from shared.observe.log import JSON, foreign_line
 
 READ_BYTES = 1 << 16

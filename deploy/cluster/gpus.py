@@ -11,15 +11,15 @@ from typing import Any
 
 from deploy.cluster.child import describe_end
 from shared.config.flags import to_argv
-from shared.config.gpus import NO_GPU, VISIBLE, has_driver, visible_gpus
-from shared.config.local_settings import LocalConfig
+from shared.config.machine.gpus import NO_GPU, VISIBLE, has_driver, visible_gpus
 from shared.config.processes import WITHOUT_GPU, NodeParts, NodeProcessConfig
+from shared.config.settings.local_settings import LocalConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError
 from shared.core.short_process import NoEnd, run_short
 from shared.observe.log import Logger
 
-PROBE = "shared.node.gpu_probe"
+PROBE = "shared.node.build.gpu_probe"
 PROBE_TIMEOUT_S = 120.0
 SLICE = "MIG-"  # begins the name of a slice of a GPU, in CUDA_VISIBLE_DEVICES
 MPS = "they take turns on it, unless NVIDIA's MPS runs (nvidia-cuda-mps-control -d)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shared.core.errors import ConfigError
-from shared.wire.key_files import (
+from shared.wire.keys.key_files import (
     ALLOWED,
     NEXT,
     NODE,

@@ -20,17 +20,17 @@ from deploy.cluster.gpus import NodeGpu, deal_gpus, find_gpus, tell_gpus, with_g
 from deploy.cluster.supervisor import Readiness, Supervisor
 from deploy.hub.local_model import with_local_model
 from deploy.router_http import own_connection, seers_key
-from shared.config import shipped_model
 from shared.config.core_plan import ClusterCores, CorePlan, plan_cores, usable_cores
-from shared.config.encoder_decoder import has_encoder
-from shared.config.endpoints import MAX_PORT, bracketed
 from shared.config.flags import to_argv
-from shared.config.gpus import has_driver
-from shared.config.json_file import read_json_if_there
-from shared.config.local_settings import LocalConfig
-from shared.config.model_path import resolve_model
+from shared.config.machine.gpus import has_driver
+from shared.config.models import shipped_model
+from shared.config.models.encoder_decoder import has_encoder
+from shared.config.models.json_file import read_json_if_there
+from shared.config.models.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig, router_process
-from shared.config.router_settings import RouterConfig
+from shared.config.settings.endpoints import MAX_PORT, bracketed
+from shared.config.settings.local_settings import LocalConfig
+from shared.config.settings.router_settings import RouterConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger, open_log
@@ -118,7 +118,7 @@ def router_names(config: ClusterConfig) -> tuple[str, ...]:
 
 def check_keys(config: ClusterConfig) -> None:
     """Raise ConfigError for a missing key. Before GPUs are found, ask for the keys of nodes that any number starts."""
-    from shared.wire.keyring import ring_of_node, ring_of_router  # loads zmq
+    from shared.wire.keys.keyring import ring_of_node, ring_of_router  # loads zmq
 
     folder, routers = config.nodes.security.keys, router_names(config)
     nodes = node_names(config.local.on_gpus(int(has_driver())))

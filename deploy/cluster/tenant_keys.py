@@ -21,8 +21,8 @@ from router.tenants.keys_file import (
     parse_keys,
 )
 from shared.core.errors import ConfigError
-from shared.wire.key_files import write_private
-from shared.wire.private_file import read_private
+from shared.wire.keys.key_files import write_private
+from shared.wire.keys.private_file import read_private
 
 KEY_PREFIX = "baton-"  # makes a leaked key recognisable
 KEY_BYTES = 32

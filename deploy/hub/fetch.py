@@ -12,9 +12,9 @@ from deploy.hub.files import DESCRIPTION, TEXT, check_listing, matching, num_mis
 from deploy.hub.hub import Hub, Repository, ask_hub, describe, download, recall
 from deploy.hub.name import HubName
 from deploy.hub.reasons import explained, unreachable
-from shared.config.encoder_decoder import has_encoder
-from shared.config.gguf_parts import part_names
-from shared.config.json_file import read_json_if_there
+from shared.config.models.encoder_decoder import has_encoder
+from shared.config.models.gguf_parts import part_names
+from shared.config.models.json_file import read_json_if_there
 from shared.core.errors import ConfigError
 
 Say = Callable[[str], None]
@@ -79,8 +79,8 @@ def wanted_files(repository: Repository, with_weights: bool) -> list[str]:
 
 def check_served(name: HubName, folder: Path, library: str) -> None:
     """Raise ConfigError if no node could load the model that config.json describes."""
-    from shared.model.hf_config import config_from_hf
-    from shared.model.library.choice import uses_library
+    from shared.model.formats.choice import uses_library
+    from shared.model.formats.hf_config import config_from_hf
 
     if has_encoder(read_json_if_there(folder / "config.json")):
         return
@@ -98,7 +98,7 @@ def check_served(name: HubName, folder: Path, library: str) -> None:
 
 def check_gguf_architecture(repository: Repository) -> None:
     """Check the architecture that the hub reports for the GGUF files. Loading checks the file itself."""
-    from shared.model.gguf_config import GGUF_ARCHITECTURES
+    from shared.model.formats.gguf_config import GGUF_ARCHITECTURES
 
     architecture = repository.architecture
     if architecture and architecture not in GGUF_ARCHITECTURES:

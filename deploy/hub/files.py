@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from deploy.hub.name import HubName
-from shared.config.gguf_parts import part_names
+from shared.config.models.gguf_parts import part_names
 from shared.core.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"

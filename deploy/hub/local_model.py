@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from deploy.hub.name import HubName, parse_hub_name
 from shared.config.processes import NodeParts, RouterProcessConfig
-from shared.config.settings import ModelConfig
+from shared.config.settings.settings import ModelConfig
 
 
 def with_local_model(nodes: NodeParts) -> NodeParts:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shared.config import ray_settings
 from shared.config.load import load
 from shared.config.processes import RayClusterConfig
+from shared.config.settings import ray_settings
 from shared.core import extras
 
 DESCRIPTION = """\

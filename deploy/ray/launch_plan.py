@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, ActorPlace, index_of, role_of
 from shared.config.core_plan import CorePlan
-from shared.config.endpoints import tcp_endpoint
 from shared.config.processes import (
     NodeProcessConfig,
     RayClusterConfig,
@@ -15,6 +14,7 @@ from shared.config.processes import (
     check_parts_on_gpu,
     router_process,
 )
+from shared.config.settings.endpoints import tcp_endpoint
 from shared.core.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"

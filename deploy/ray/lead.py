@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.config.ray_settings import ScalingConfig
+from shared.config.settings.ray_settings import ScalingConfig
 
 LEASE_S = 30.0
 

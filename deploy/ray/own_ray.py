@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 
 from deploy.cluster.local import free_port
-from shared.config import ray_settings
 from shared.config.core_plan import usable_cores
-from shared.config.home import can_write
+from shared.config.machine.home import can_write
+from shared.config.settings import ray_settings
 from shared.core.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"

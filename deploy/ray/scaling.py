@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.config.ray_settings import ScalingConfig
+from shared.config.settings.ray_settings import ScalingConfig
 
 SPARE = 0.7
 SOME_LOAD = 0.25  # below this pressure, a missed latency objective adds no node

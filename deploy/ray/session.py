@@ -25,7 +25,7 @@ from deploy.ray.actors import BASE_GROUP, find_actor, find_group, names_here
 from deploy.ray.manager import MANAGER, answers, find_manager, make_manager, remove
 from deploy.ray.own_ray import RayRecord
 from deploy.ray.report import FAILED, IDLE, ROLES, ROUTER, RUNNING, ActorReport, StatusRow, StopOrder, role_of
-from shared.config.model_path import resolve_model
+from shared.config.models.model_path import resolve_model
 from shared.config.processes import RayClusterConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError

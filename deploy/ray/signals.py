@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from deploy.metrics_page import RESTING_PAGES, TOTAL, Page, Sample
 from deploy.ray.report import PREFILL
 from deploy.ray.scaling import RoleLoad
-from shared.config.ray_settings import ScalingConfig
+from shared.config.settings.ray_settings import ScalingConfig
 from shared.core.states import RowState
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.router_url import DEFAULT_URL, USUAL, no_answer, parse_url
-from shared.config import shipped_model
+from shared.config.models import shipped_model
 from shared.core.errors import ConfigError
 
 ASK = """\

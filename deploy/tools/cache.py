@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shared.config.cache_folder import packed_folder
+from shared.config.machine.cache_folder import packed_folder
 from shared.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shared.model.packed_folder import Listed
+    from shared.model.formats.packed_folder import Listed
 
 MIB = 1 << 20
 DESCRIPTION = """\
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Raise ConfigError if the folder is unreadable, or open to other users."""
     # loads xxhash, which machines with only a router lack
-    from shared.model.packed_folder import PackedFolder, PackedRefused
+    from shared.model.formats.packed_folder import PackedFolder, PackedRefused
 
     try:
         folder = PackedFolder(packed_folder(), 0)

@@ -26,7 +26,7 @@ each request's stages. Open the file at https://ui.perfetto.dev, which reads it 
   baton trace steps.json --record-dir /tmp/steps --seconds 5
   baton trace steps.json a/prefill-0.steps.json b/decode-0.steps.json      nodes of several machines, recorded apart
 """
-ASKED, RECORDING, STEPS = "on", "*.recording", "*.steps.json"  # as in shared/node/recording.py
+ASKED, RECORDING, STEPS = "on", "*.recording", "*.steps.json"  # as in shared/node/machine/recording.py
 POLL_S = 0.05
 BEGIN_S = 2.0  # in which every node notices that it is asked
 WRITE_S = 60.0
@@ -121,7 +121,7 @@ def write_trace(file: Path, events: Sequence[dict[str, Any]], folder: Path | Non
 
 
 def trace_of(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events of all nodes. `nodes`: node, shift (seconds) and rows of shared/node/recording.py."""
+    """Return the events of all nodes. `nodes`: node, shift (seconds) and rows of shared/node/machine/recording.py."""
     events: list[dict[str, Any]] = []
     stages: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for pid, node in enumerate(sorted(nodes, key=lambda node: str(node["node"])), 1):

@@ -31,8 +31,8 @@ from router.certify.record import (
 )
 from shared.core import extras
 from shared.core.errors import ConfigError
-from shared.wire.key_files import write_private
-from shared.wire.private_file import read_private
+from shared.wire.keys.key_files import write_private
+from shared.wire.keys.private_file import read_private
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

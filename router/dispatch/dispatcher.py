@@ -29,7 +29,7 @@ from router.requests.pairs import ALARM, BrokenPair
 from router.requests.suspects import SuspectRequests
 from router.requests.tickets import Tickets, deadline_ms
 from router.tenants.tenant import Tenant
-from shared.config.silence import link_silence
+from shared.config.settings.silence import link_silence
 from shared.core.errors import BatonError, DeadlineExceeded, NodeDraining, NodeLost, NoNodes
 from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens, Welcome
 from shared.wire.taken import Taken

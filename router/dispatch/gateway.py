@@ -23,7 +23,7 @@ from router.requests.mailbox import Mailbox
 from router.requests.new_request import NewRequest
 from router.requests.pairs import BrokenPair
 from router.tenants.tenant import Tenant
-from shared.config.silence import link_silence
+from shared.config.settings.silence import link_silence
 from shared.core.errors import BatonError, NoNodes
 from shared.core.trace_context import traced
 from shared.observe.log import Logger

@@ -41,9 +41,9 @@ def room_in(
 def tokens_in(load: NodeLoad, page_size: int, *, all_say_kept: bool) -> int:
     """Return the tokens that free pages can take; 0 without a free row.
 
-    A node keeps pages for the answers under way (rule a of `shared/sched/page_budget.py`). A node of protocol 14 keeps
-    pages for the next step of each row, and does not report them. Beside it all nodes are compared by that number: else
-    it would get all requests, until it retracts some."""
+    A node keeps pages for the answers under way (rule a of `shared/sched/memory/page_budget.py`). A node of protocol 14
+    keeps pages for the next step of each row, and does not report them. Beside it all nodes are compared by that
+    number: else it would get all requests, until it retracts some."""
     rows_in_use = sum(load.rows.values()) - load.rows.get(RowState.FREE, 0)
     if rows_in_use >= load.rows_total:
         return 0

@@ -29,7 +29,7 @@ from router.http.errors import (
 )
 from router.http.exchanges import fitted, kept_headers
 from router.http.heads import check_head, origin_form, unreadable, without_upgrade
-from shared.config.http_settings import HttpConfig
+from shared.config.settings.http_settings import HttpConfig
 from shared.core.errors import BatonError
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import RequestMetrics

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from router.http.certificate import Certificate
 from router.http.protocol import HttpRules, LimitedProtocol
 from router.http.tls_port import HttpsProtocol, PlainHttpRefusal, TlsPort
-from shared.config.endpoints import bracketed
+from shared.config.settings.endpoints import bracketed
 from shared.core.errors import BatonError, ConfigError, NoNodes
 from shared.core.stop_signals import stop_signals
 from shared.observe.log import Logger

@@ -13,8 +13,8 @@ from router.http.connection import Connection, Header
 from router.http.errors import HostNotAllowed, MediaTypeRefused
 from router.http.ignored import IGNORED, LOOSENED, LOST, LOWERED, NORMALIZED, PLACEHOLDERS, UNENFORCED
 from router.http.kept_answers import REPLAYED
-from shared.config.endpoints import is_loopback
-from shared.config.http_settings import ANY
+from shared.config.settings.endpoints import is_loopback
+from shared.config.settings.http_settings import ANY
 
 JSON = "application/json"
 UNITS = (b"requests", b"tokens")

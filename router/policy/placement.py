@@ -18,7 +18,7 @@ from router.policy.interface import Picked, Policy, Wanted
 from router.policy.least_load import prompt_tokens
 from router.requests.journal import OpenRequest
 from router.requests.pairs import Pairs
-from shared.config.router_settings import BY_COST, UNMEASURED_LOCAL_TOKENS
+from shared.config.settings.router_settings import BY_COST, UNMEASURED_LOCAL_TOKENS
 from shared.core.errors import AdapterMissing, NoNodes
 
 NODES_AWAY_S = 2.0

@@ -15,7 +15,7 @@ from router.fleet.registry import RegisteredNode, Registry
 from router.requests.effects import Effects
 from router.requests.journal import OpenRequest
 from router.requests.tickets import PageSpan, Tickets
-from shared.config.endpoints import KEY_MARK, is_loopback, same_host
+from shared.config.settings.endpoints import KEY_MARK, is_loopback, same_host
 from shared.core.keys import RequestKey
 from shared.wire.messages import Hello, PrefixSource
 from shared.wire.ranges import MAX_PULL_TOKENS

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from router.tenants.tenant import ADMIN, EVERYBODY, RIGHTS, SEE, Tenant
 from shared.core.errors import ConfigError
-from shared.wire.private_file import read_private
+from shared.wire.keys.private_file import read_private
 
 FLAG = "--api-key-file"
 ADMIN_FLAG = "--admin-key-file"

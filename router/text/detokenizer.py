@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.text.interface import Tokenizer, new_decoder
+from router.text.chat.interface import Tokenizer, new_decoder
 
 
 class Detokenizer:

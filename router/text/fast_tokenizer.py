@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import tokenizers
 
+from router.text.chat.interface import VocabFacts
 from router.text.guarded_encoder import GuardedEncoder, encoded
-from router.text.interface import VocabFacts
 
 
 class FastTokenizer:

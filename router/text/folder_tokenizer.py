@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from router.text.chat_template import JinjaTemplate, NoTemplate
-from router.text.control_tokens import guarded
-from router.text.conversation import Scalar
+from router.text.chat.chat_template import JinjaTemplate, NoTemplate
+from router.text.chat.control_tokens import guarded
+from router.text.chat.conversation import Scalar
+from router.text.chat.folder_templates import template_sources, template_tokens
+from router.text.chat.interface import ChatTemplate, TextModel, VocabFacts
 from router.text.fast_tokenizer import FastTokenizer
-from router.text.folder_templates import template_sources, template_tokens
 from router.text.hashlm import PlainTemplate
-from router.text.interface import ChatTemplate, TextModel, VocabFacts
-from shared.config.folder_facts import read_facts
-from shared.config.json_file import read_json_if_there
-from shared.config.text_settings import TextConfig
-from shared.config.tokenizer_file import read_tokenizer
-from shared.config.vocabulary import vocabulary_of
+from shared.config.models.folder_facts import read_facts
+from shared.config.models.json_file import read_json_if_there
+from shared.config.models.tokenizer_file import read_tokenizer
+from shared.config.models.vocabulary import vocabulary_of
+from shared.config.settings.text_settings import TextConfig
 
 
 def load_folder(folder: Path, options: TextConfig) -> TextModel:

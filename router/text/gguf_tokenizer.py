@@ -9,17 +9,16 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
-from router.text.chat_template import DEFAULT, JinjaTemplate
-from router.text.control_tokens import guarded
-from router.text.conversation import Scalar
+from router.text.chat.chat_template import DEFAULT, JinjaTemplate
+from router.text.chat.control_tokens import guarded
+from router.text.chat.conversation import Scalar
+from router.text.chat.interface import ChatTemplate, TextModel, VocabFacts
 from router.text.fast_tokenizer import FastTokenizer
 from router.text.hashlm import PlainTemplate
-from router.text.interface import ChatTemplate, TextModel, VocabFacts
 from router.text.sentencepiece_bpe import has_space_prefix, sentencepiece_bpe
 from router.text.word_splits import TAKES_WHOLE_WORDS, pre_tokenizer
-from shared.config.gguf_metadata import read_pairs
-from shared.config.text_settings import TextConfig
-from shared.config.vocabulary import (
+from shared.config.models.gguf_metadata import read_pairs
+from shared.config.models.vocabulary import (
     SENTENCEPIECE,
     USER_DEFINED_TYPE,
     described_vocabulary,
@@ -29,6 +28,7 @@ from shared.config.vocabulary import (
     gguf_special,
     of_type,
 )
+from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import ConfigError
 
 ARCHITECTURE = "general.architecture"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import tokenizers
 
-from router.text.any_word import any_word
+from router.text.chat.any_word import any_word
 
 NONCE_BYTES = 16
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from router.text.calls_in_text import calls_as_json, content_of
-from router.text.conversation import Conversation
-from router.text.interface import TextModel, VocabFacts
-from shared.config.vocabulary import HASHLM_EOS, HASHLM_FIRST_CHAR
+from router.text.chat.calls_in_text import calls_as_json, content_of
+from router.text.chat.conversation import Conversation
+from router.text.chat.interface import TextModel, VocabFacts
+from shared.config.models.vocabulary import HASHLM_EOS, HASHLM_FIRST_CHAR
 from shared.core.errors import InvalidRequest
 
 FIRST_CHAR = HASHLM_FIRST_CHAR

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from router.text.chat.interface import TextModel
 from router.text.folder_tokenizer import load_folder
 from router.text.gguf_tokenizer import load_gguf
 from router.text.hashlm import hash_text_model
-from router.text.interface import TextModel
 from router.text.scripted import scripted_text_model
-from shared.config import shipped_model
-from shared.config.model_path import ModelKind, resolve_model
-from shared.config.text_settings import TextConfig
+from shared.config.models import shipped_model
+from shared.config.models.model_path import ModelKind, resolve_model
+from shared.config.settings.text_settings import TextConfig
 
 DEFAULTS = TextConfig()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from router.text.chat.interface import TextModel, VocabFacts
 from router.text.hashlm import PlainTemplate
-from router.text.interface import TextModel, VocabFacts
-from shared.config.pieces import Pieces, make_pieces
+from shared.config.models.pieces import Pieces, make_pieces
 
 CONTEXT_LENGTH = 65536
 

@@ -13,8 +13,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
-from shared.config.vocab_bytes import METASPACE
-from shared.config.vocabulary import TEXT_TYPE, gguf_entries, of_type
+from shared.config.models.vocab_bytes import METASPACE
+from shared.config.models.vocabulary import TEXT_TYPE, gguf_entries, of_type
 from shared.core.errors import ConfigError
 
 MOST_CHARS = 4096  # of an entry, whose divisions are all tried

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from router.tools.channels import ChannelReader
-from router.tools.declared import Tool
-from router.tools.deltas import AnswerDelta, DeltaSink
-from router.tools.format_row import ToolFormat
-from router.tools.json_calls import ARGUMENTS, JsonCalls
-from router.tools.reading import (
+from router.tools.calls.channels import ChannelReader
+from router.tools.calls.deltas import AnswerDelta, DeltaSink
+from router.tools.calls.format_row import ToolFormat
+from router.tools.calls.json_calls import ARGUMENTS, JsonCalls
+from router.tools.calls.reading import (
     MAX_HELD_SPACE,
     SPACE,
     NotACall,
@@ -32,6 +31,7 @@ from router.tools.reading import (
 )
 from router.tools.reasoning import Thought, ThoughtTags
 from router.tools.response_template import ResponseTemplate
+from router.tools.schemas.declared import Tool
 from router.tools.template_reader import TemplateReader
 
 

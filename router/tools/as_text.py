@@ -12,10 +12,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from router.text.calls_in_text import content_of, with_calls, with_results, with_text_arguments
-from router.text.chat_texts import all_found
-from router.text.conversation import Conversation, JsonObject
-from router.text.interface import ChatTemplate, RenderingFailed
+from router.text.chat.calls_in_text import content_of, with_calls, with_results, with_text_arguments
+from router.text.chat.chat_texts import all_found
+from router.text.chat.conversation import Conversation, JsonObject
+from router.text.chat.interface import ChatTemplate, RenderingFailed
 from router.tools.reasoning import ThoughtTags, thought_tags
 from shared.core.errors import InvalidRequest
 

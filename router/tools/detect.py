@@ -14,17 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from router.text.conversation import Conversation, JsonObject
-from router.text.interface import ChatTemplate, TextModel, special_spellings
+from router.text.chat.conversation import Conversation, JsonObject
+from router.text.chat.interface import ChatTemplate, TextModel, special_spellings
 from router.tools.answer import AnswerReader
 from router.tools.as_text import HERMES_EXAMPLE, TextArguments, ToolsAsText
-from router.tools.declared import Tool
-from router.tools.deltas import WholeCall, whole_answer
-from router.tools.format_row import ToolFormat
-from router.tools.formats import BY_NAME, FORMATS
-from router.tools.json_calls import NamedJsonCalls
+from router.tools.calls.deltas import WholeCall, whole_answer
+from router.tools.calls.format_row import ToolFormat
+from router.tools.calls.formats import BY_NAME, FORMATS
+from router.tools.calls.json_calls import NamedJsonCalls
 from router.tools.reasoning import framed
 from router.tools.response_template import ResponseTemplate, response_template_of
+from router.tools.schemas.declared import Tool
 from shared.core.errors import ConfigError, InvalidRequest
 
 AS_TEXT = BY_NAME["hermes"]  # the form of calls that most models have seen

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from router.tools.call_shape import (
+from router.tools.calls.call_shape import (
     HEAD_SPACES,
     SPACES,
     CallRules,
@@ -21,10 +21,10 @@ from router.tools.call_shape import (
     regex,
     text_without,
 )
-from router.tools.channels import ChannelCalls
-from router.tools.choice import ChoiceMode, ToolChoice
-from router.tools.format_row import ToolFormat
+from router.tools.calls.channels import ChannelCalls
+from router.tools.calls.format_row import ToolFormat
 from router.tools.reasoning import Thought
+from router.tools.schemas.choice import ChoiceMode, ToolChoice
 
 GAP = "/[ \\t\\r\\n]{1,4}/"
 

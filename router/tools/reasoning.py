@@ -9,9 +9,9 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.text.chat_template import DEFAULT, TOOL_USE
-from router.tools.call_shape import CallShape
-from router.tools.channels import HARMONY, RECIPIENTS, ChannelCalls, Channels
+from router.text.chat.chat_template import DEFAULT, TOOL_USE
+from router.tools.calls.call_shape import CallShape
+from router.tools.calls.channels import HARMONY, RECIPIENTS, ChannelCalls, Channels
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from router.tools.declared import Tool
-from router.tools.deltas import DeltaSink
-from router.tools.reading import Reading, Source
+from router.tools.calls.deltas import DeltaSink
+from router.tools.calls.reading import Reading, Source
 from router.tools.response_template import Mark, Match, Region, RegionKind, ResponseTemplate
+from router.tools.schemas.declared import Tool
 from router.tools.template_values import calls_of
 
 MAX_MARK_CHARS = 1024  # of a pattern's match, and of the text held back for one

@@ -12,12 +12,12 @@ from typing import Any
 
 import regex
 
-from router.tools.declared import Tool
-from router.tools.deltas import DeltaSink, WholeCall, whole_answer
-from router.tools.literals import from_tagged, json_string, read_json
-from router.tools.python_calls import PythonCalls
-from router.tools.reading import NotACall, Reading, Source, expect, found, skip_any_space
-from router.tools.schemas import kinds_of_property
+from router.tools.calls.deltas import DeltaSink, WholeCall, whole_answer
+from router.tools.calls.literals import from_tagged, json_string, read_json
+from router.tools.calls.python_calls import PythonCalls
+from router.tools.calls.reading import NotACall, Reading, Source, expect, found, skip_any_space
+from router.tools.schemas.declared import Tool
+from router.tools.schemas.schemas import kinds_of_property
 from shared.core.errors import ConfigError
 
 Args = Mapping[str, Any]

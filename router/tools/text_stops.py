@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from router.text.stops import StopMatcher
-from router.tools.deltas import AnswerDelta, CallArguments, CallBegun, ContentText, ReasoningText
+from router.tools.calls.deltas import AnswerDelta, CallArguments, CallBegun, ContentText, ReasoningText
 
 
 class TextStops:

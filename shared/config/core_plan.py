@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shared.config.options import check_fields, option
-from shared.config.settings import ParallelConfig
+from shared.config.settings.options import check_fields, option
+from shared.config.settings.settings import ParallelConfig
 from shared.core.errors import ConfigError
 
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")

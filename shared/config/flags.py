@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
-from shared.config.options import Option, flag_name, option_of, parse_bytes, show_bytes
+from shared.config.settings.options import Option, flag_name, option_of, parse_bytes, show_bytes
 from shared.core.errors import ConfigError
 
 P = TypeVar("P")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shared.config.flags import Values, concerns_of, fields_of, from_sections
-from shared.config.options import Option, flag_name, option_of, parse_bytes
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RayClusterConfig, RouterProcessConfig
+from shared.config.settings.options import Option, flag_name, option_of, parse_bytes
 from shared.core.errors import ConfigError
 
 P = TypeVar("P")

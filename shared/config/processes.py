@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.config.adapter_settings import AdapterConfig
 from shared.config.core_plan import CorePlan
-from shared.config.event_settings import EventsConfig
-from shared.config.frozen import PIPELINE
-from shared.config.http_settings import HttpConfig
-from shared.config.hub_settings import HubConfig
-from shared.config.local_settings import LocalConfig
-from shared.config.log_settings import LogConfig
-from shared.config.probe_settings import ProbeConfig
-from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig
-from shared.config.records_settings import RecordsConfig
-from shared.config.router_settings import RouterConfig
-from shared.config.settings import (
+from shared.config.settings.adapter_settings import AdapterConfig
+from shared.config.settings.event_settings import EventsConfig
+from shared.config.settings.frozen import PIPELINE
+from shared.config.settings.http_settings import HttpConfig
+from shared.config.settings.hub_settings import HubConfig
+from shared.config.settings.local_settings import LocalConfig
+from shared.config.settings.log_settings import LogConfig
+from shared.config.settings.probe_settings import ProbeConfig
+from shared.config.settings.ray_settings import RayConfig, ScalingConfig, ShareConfig
+from shared.config.settings.records_settings import RecordsConfig
+from shared.config.settings.router_settings import RouterConfig
+from shared.config.settings.settings import (
     LimitsConfig,
     MemoryConfig,
     ModelConfig,
@@ -27,9 +27,9 @@ from shared.config.settings import (
     SpecConfig,
     TimeoutsConfig,
 )
-from shared.config.text_settings import TextConfig
-from shared.config.trace_settings import TraceConfig
-from shared.config.transfer_settings import TransferConfig
+from shared.config.settings.text_settings import TextConfig
+from shared.config.settings.trace_settings import TraceConfig
+from shared.config.settings.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
 
 WITHOUT_GPU = ("cpu", "inline")  # values of --device

@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 
-from shared.config.gpus import keep_nccl_on_loopback
+from shared.config.machine.gpus import keep_nccl_on_loopback
 from shared.core.errors import RankLost
 
 LOOPBACK = "127.0.0.1"  # all ranks of a node are on one machine

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from shared.config.cache_folder import baton_folder
+from shared.config.machine.cache_folder import baton_folder
 from shared.device.gpu import Gpu
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")

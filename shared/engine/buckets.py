@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from shared.model.interface import ModelInputs
+from shared.model.math.interface import ModelInputs
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
 # A product tile has at least 64 rows. Reading the weights takes as long as multiplying them by about 200 tokens, so

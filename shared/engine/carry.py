@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.verify import Drafts
-from shared.model.interface import Carried, ModelOutput
+from shared.model.math.interface import Carried, ModelOutput
 
 
 @dataclass(frozen=True, slots=True)

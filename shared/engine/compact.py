@@ -13,7 +13,7 @@ import torch
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.verify import in_order
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelOutput
+from shared.model.math.interface import ModelOutput
 
 
 def compact(fb: ForwardBatch, output: ModelOutput, order: torch.Tensor, kv: KVPool) -> None:

@@ -15,7 +15,7 @@ from shared.engine.future_map import FutureMap, RelaySpec
 from shared.engine.verify import Drafts, Verified
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelOutput
+from shared.model.math.interface import ModelOutput
 
 
 class Drafter(Protocol):

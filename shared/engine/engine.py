@@ -21,7 +21,7 @@ from shared.engine.stages import make_stages
 from shared.engine.step_arrays import flat_seeds
 from shared.engine.worker import OnVerifyComplete, Worker
 from shared.kv.accounting import raise_problems
-from shared.model.interface import LayerMarks, Stage
+from shared.model.math.interface import LayerMarks, Stage
 
 
 class Engine:

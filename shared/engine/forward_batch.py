@@ -14,8 +14,8 @@ from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.plan import Int64s, StepPlan
 from shared.engine.prepare import Prepared, prepare_windows
 from shared.engine.step_arrays import NOTHING, StepArrays, step_arrays
-from shared.kernel.step_layout import HostLengths
-from shared.model.interface import ModelInputs
+from shared.kernel.code.step_layout import HostLengths
+from shared.model.math.interface import ModelInputs
 from shared.sample.interface import SamplingBatch
 from shared.sample.params import Params
 from shared.sample.sampler import RowOf

@@ -27,10 +27,10 @@ import torch
 
 from shared.device.gpu import Gpu, GpuGraph
 from shared.engine.buckets import AnyShape, Buckets, PromptShape
-from shared.kernel.step_layout import HostLengths, Layout, equal_bounds, named_tables
+from shared.kernel.code.step_layout import HostLengths, Layout, equal_bounds, named_tables
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
-from shared.model.interface import Carried, Model, ModelInputs, ModelOutput
+from shared.model.math.interface import Carried, Model, ModelInputs, ModelOutput
 from shared.observe.metric_names import EAGER_PREFIX, EAGER_REASONS
 
 logger = logging.getLogger(__name__)

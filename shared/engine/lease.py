@@ -20,7 +20,7 @@ from shared.engine.masks import HostDrafts, StepMasks, named_drafts, read_drafts
 from shared.engine.plan import Admission, StepPlan, StepResult
 from shared.engine.results import read_result
 from shared.engine.verify import Drafts
-from shared.model.interface import LayerMarks
+from shared.model.math.interface import LayerMarks
 
 
 class StepTimes:

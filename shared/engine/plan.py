@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from shared.core.keys import RequestKey
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
 from shared.sample.interface import SamplingBatch
 
 Int64s = npt.NDArray[np.int64]

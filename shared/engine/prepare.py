@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine.future_map import FutureIndices, FutureMap
-from shared.kernel import libraries
+from shared.kernel.product import libraries
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.plan import PromptScores, StepPlan
 from shared.engine.step_arrays import scored_outputs
-from shared.model.interface import ModelOutput
+from shared.model.math.interface import ModelOutput
 from shared.sample.interface import SampleOutput
 from shared.sample.sampler import score
 

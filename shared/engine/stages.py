@@ -1,4 +1,5 @@
-"""Launch a step's later pipeline stages, and its sampling. Pipelines get no new features (shared/config/frozen.py).
+"""Launch a step's later pipeline stages, and its sampling. Pipelines get no new features
+(shared/config/settings/frozen.py).
 
 With one stage, sampling is launched with its forward:
 
@@ -27,7 +28,7 @@ from shared.device.streams import StreamSet
 from shared.engine.lease import StepLease
 from shared.engine.plan import Int64s
 from shared.kv.pool import KVPool
-from shared.model.interface import Carried, Model, ModelInputs, ModelOutput, Stage
+from shared.model.math.interface import Carried, Model, ModelInputs, ModelOutput, Stage
 
 Sample = Callable[[StepLease], None]
 

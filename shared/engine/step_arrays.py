@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from shared.engine.plan import HistorySeed, Int32s, Int64s, StepPlan
-from shared.kernel.step_layout import HostLengths, Layout
+from shared.kernel.code.step_layout import HostLengths, Layout
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 NOTHING = np.zeros(0, dtype=np.int64)

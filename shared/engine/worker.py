@@ -30,7 +30,7 @@ from shared.engine.scores import take_scores
 from shared.engine.verify import Drafts, Verified, verify
 from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
-from shared.model.interface import Carried, Model, ModelInputs, ModelOutput
+from shared.model.math.interface import Carried, Model, ModelInputs, ModelOutput
 from shared.sample.interface import DeviceMasks, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.params import Params, params_of
 from shared.sample.sampler import sample

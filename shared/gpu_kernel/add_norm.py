@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from shared.gpu_kernel.launcher import launch, recorded
-from shared.gpu_kernel.real_models import REAL_MODELS
-from shared.gpu_kernel.signatures import REAL_BATCH, REAL_DTYPES, Signature
+from shared.gpu_kernel.launch.launcher import launch, recorded
+from shared.gpu_kernel.launch.real_models import REAL_MODELS
+from shared.gpu_kernel.launch.signatures import REAL_BATCH, REAL_DTYPES, Signature
 
 MAX_COLUMNS = 16384
 COLUMNS_A_WARP = 512

@@ -1,4 +1,4 @@
-"""Compute attention over paged KV on a GPU, with the interface of shared/kernel/attention.py.
+"""Compute attention over paged KV on a GPU, with the interface of shared/kernel/attention/attention.py.
 
     begin   one launch: each token's places
     attend  rotate q and k, write k and v -> short windows (split the keys, merge the results) and prompt chunks
@@ -18,7 +18,7 @@ from shared.gpu_kernel.paged_step import Layer, Rows
 from shared.gpu_kernel.places import Places, find_places
 from shared.gpu_kernel.prefill_attention import attend_chunks
 from shared.gpu_kernel.rope_write import rope_write
-from shared.kernel.attention import AttentionInputs, AttentionShape, RopeTables, page_hadamard
+from shared.kernel.attention.attention import AttentionInputs, AttentionShape, RopeTables, page_hadamard
 
 MOST_DIM = 256  # largest head_dim
 MOST_WINDOW = 16  # with more tokens, a row's queries alone fill the chip, so its keys are not split

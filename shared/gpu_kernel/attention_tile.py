@@ -18,7 +18,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)  # the kernels compute softmax weights
 def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLIDING: tl.constexpr):
     """Return a mask, (M, N) bool: whether line m reads key n. See places.py for slot, base and num_read.
 
-    `window` works as in outside_window of shared/kernel/attention.py."""
+    `window` works as in outside_window of shared/kernel/attention/attention.py."""
     read = keys[None, :] <= slot[:, None]
     if SLIDING and not TREES:
         read = read & (keys[None, :] > slot[:, None] - window)

@@ -8,7 +8,7 @@ from shared.core.errors import KernelRefused
 from shared.gpu_kernel.add_norm import add_norm
 from shared.gpu_kernel.gate import gate
 from shared.gpu_kernel.product import ByteLinear, FixedLinear
-from shared.kernel.linear import Linear
+from shared.kernel.product.linear import Linear
 
 
 class TritonBlocks:

@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.launch.launcher import launch, recorded
+from shared.gpu_kernel.launch.real_models import REAL_MODELS
+from shared.gpu_kernel.launch.signatures import REAL_BATCH, Signature
 from shared.gpu_kernel.noise import gumbel, noise_bits, row_keys
 from shared.gpu_kernel.ranks import BLOCK
-from shared.gpu_kernel.real_models import REAL_MODELS
 from shared.gpu_kernel.sample import GREEDY
-from shared.gpu_kernel.signatures import REAL_BATCH, Signature
 
 EXACT = True  # see noise.py
 

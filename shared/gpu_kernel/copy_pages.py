@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from shared.gpu_kernel.launcher import launch, recorded
-from shared.gpu_kernel.real_models import REAL_MODELS
-from shared.gpu_kernel.signatures import Signature
+from shared.gpu_kernel.launch.launcher import launch, recorded
+from shared.gpu_kernel.launch.real_models import REAL_MODELS
+from shared.gpu_kernel.launch.signatures import Signature
 
 WORD = 8
 BLOCK = 2048  # items per program

@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 
 from shared.core.sampling_params import PENALTIES
-from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.launch.launcher import launch, recorded
+from shared.gpu_kernel.launch.real_models import REAL_MODELS
+from shared.gpu_kernel.launch.signatures import REAL_BATCH, REAL_CONTEXT, Signature
 from shared.gpu_kernel.ranks import BLOCK
-from shared.gpu_kernel.real_models import REAL_MODELS
-from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, Signature
-from shared.kernel import sample_constants
+from shared.kernel.sampling import sample_constants
 
 EXACT = True  # see noise.py
 IN_PROMPT = tl.constexpr(1 << 30)  # a mark (int32): flags in the high bits, a count in the low ones

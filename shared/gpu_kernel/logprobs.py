@@ -12,11 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.launch.launcher import launch, recorded
+from shared.gpu_kernel.launch.real_models import REAL_MODELS
+from shared.gpu_kernel.launch.signatures import REAL_BATCH, Signature
 from shared.gpu_kernel.noise import log_mass, weight
 from shared.gpu_kernel.ranks import BLOCK, NO_RANK, id_of, ids_of_split, key_of, ranked, splits_of, value_of
-from shared.gpu_kernel.real_models import REAL_MODELS
-from shared.gpu_kernel.signatures import REAL_BATCH, Signature
 
 EXACT = True  # see noise.py
 MOST_BEST = 20  # the limit of OpenAI's API

@@ -1,4 +1,4 @@
-"""shared/kernel/noise.py for Triton's kernels, bit for bit.
+"""shared/kernel/sampling/noise.py for Triton's kernels, bit for bit.
 
 Divisions use `div_rn`, because Triton's own `/` is approximate. The launcher forbids fusing a product and a sum.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from shared.kernel import noise
+from shared.kernel.sampling import noise
 
 GOLDEN = tl.constexpr(noise.GOLDEN)
 MULTIPLIER_A = tl.constexpr(noise.MULTIPLIER_A)

@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 
 from shared.gpu_kernel.attention_tile import attend_keys, sink_weight
-from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.launch.launcher import launch, recorded
+from shared.gpu_kernel.launch.signatures import Signature
 from shared.gpu_kernel.paged_step import Layer, Rows, keys_at_a_time, num_stages, padded_dim
 from shared.gpu_kernel.places import Places
 from shared.gpu_kernel.real_steps import real_steps
-from shared.gpu_kernel.signatures import Signature
 from shared.gpu_kernel.stored_bytes import as_bytes, kind_of
 
 SPLIT_KEYS = 256  # keys per program; doubled until MOST_SPLITS programs cover the row

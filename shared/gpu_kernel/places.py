@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from shared.gpu_kernel.launcher import launch, recorded
-from shared.gpu_kernel.signatures import ALIGNMENT, REAL_BATCH, Signature
+from shared.gpu_kernel.launch.launcher import launch, recorded
+from shared.gpu_kernel.launch.signatures import ALIGNMENT, REAL_BATCH, Signature
 
 BLOCK = 128  # tokens per program
 ALIGNED_TOKENS = ALIGNMENT // 4  # int32 numbers per ALIGNMENT bytes

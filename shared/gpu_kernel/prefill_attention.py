@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 
 from shared.gpu_kernel.attention_tile import attend_keys, sink_weight
-from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.launch.launcher import launch, recorded
+from shared.gpu_kernel.launch.signatures import Signature
 from shared.gpu_kernel.paged_attention import NO_WINDOW
 from shared.gpu_kernel.paged_step import Layer, Rows, keys_at_a_time, num_stages, padded_dim
 from shared.gpu_kernel.places import Places
 from shared.gpu_kernel.real_steps import real_steps
-from shared.gpu_kernel.signatures import Signature
 from shared.gpu_kernel.stored_bytes import as_bytes, kind_of
 
 

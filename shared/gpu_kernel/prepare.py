@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from shared.gpu_kernel.launcher import launch, recorded
-from shared.gpu_kernel.signatures import REAL_BATCH, Signature
+from shared.gpu_kernel.launch.launcher import launch, recorded
+from shared.gpu_kernel.launch.signatures import REAL_BATCH, Signature
 
 BLOCK = 128  # rows per program
 

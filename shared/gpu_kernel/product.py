@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 
 from shared.gpu_kernel.gate import gate, gated
-from shared.gpu_kernel.launcher import launch, recorded
-from shared.gpu_kernel.real_models import REAL_MODELS
-from shared.gpu_kernel.signatures import REAL_BATCH, REAL_DTYPES, Signature
+from shared.gpu_kernel.launch.launcher import launch, recorded
+from shared.gpu_kernel.launch.real_models import REAL_MODELS
+from shared.gpu_kernel.launch.signatures import REAL_BATCH, REAL_DTYPES, Signature
 from shared.gpu_kernel.stored_bytes import as_bytes, kind_of, unit_of, widened
-from shared.kernel.quantized import quantize
+from shared.kernel.code.quantized import quantize
 
 BLOCK_M = BLOCK_N = 64
 INPUT_BYTES = 128  # bytes of a row that a program reads at a time
@@ -85,8 +85,9 @@ def product(
 ) -> torch.Tensor:
     """Return x (M, in) times weight (out, in) plus bias (out,): (M, out) in `out_dtype`, by default x's dtype.
 
-    All tensors are contiguous. The weight has x's dtype, or is bytes (shared/kernel/quantized.py) with a scale (out,)
-    float32. Sums are float32. Unless `is_gelu` is None, return gate(product), (M, out / 2), with the same bits."""
+    All tensors are contiguous. The weight has x's dtype, or is bytes (shared/kernel/code/quantized.py) with a scale
+    (out,) float32. Sums are float32. Unless `is_gelu` is None, return gate(product), (M, out / 2), with the same
+    bits."""
     (rows, inputs), outputs = x.shape, weight.shape[0]
     is_gated = is_gelu is not None
     columns = outputs // 2 if is_gated else outputs

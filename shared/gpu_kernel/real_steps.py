@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from shared.gpu_kernel.launch.real_models import REAL_MODELS, RealModel
+from shared.gpu_kernel.launch.signatures import REAL_BATCH, REAL_CONTEXT, REAL_DTYPES
 from shared.gpu_kernel.paged_step import Layer, Rows
 from shared.gpu_kernel.places import Places
-from shared.gpu_kernel.real_models import REAL_MODELS, RealModel
-from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_DTYPES
-from shared.kernel.attention import AttentionShape
+from shared.kernel.attention.attention import AttentionShape
 
 PAGE_SIZE = 16
 NUM_PAGES, NUM_LAYERS = 64, 2

@@ -6,12 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
-from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.launch.launcher import launch, recorded
+from shared.gpu_kernel.launch.signatures import Signature
 from shared.gpu_kernel.places import Places
 from shared.gpu_kernel.real_steps import real_steps
-from shared.gpu_kernel.signatures import Signature
 from shared.gpu_kernel.stored_bytes import as_bytes, kind_of, scale_of, to_bytes
-from shared.kernel.attention import page_hadamard
+from shared.kernel.attention.attention import page_hadamard
 
 BLOCK_H = 8  # heads per program
 RopeTables = tuple[torch.Tensor, torch.Tensor]

@@ -25,7 +25,9 @@ import torch
 import triton
 import triton.language as tl
 
-from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.launch.launcher import launch, recorded
+from shared.gpu_kernel.launch.real_models import REAL_MODELS
+from shared.gpu_kernel.launch.signatures import REAL_BATCH, Signature
 from shared.gpu_kernel.noise import gumbel, noise_bits, row_keys, weight
 from shared.gpu_kernel.ranks import (
     BLOCK,
@@ -38,8 +40,6 @@ from shared.gpu_kernel.ranks import (
     splits_of,
     value_of,
 )
-from shared.gpu_kernel.real_models import REAL_MODELS
-from shared.gpu_kernel.signatures import REAL_BATCH, Signature
 
 EXACT = True  # see noise.py
 

@@ -1,6 +1,6 @@
 """Read and write stored numbers: floats as they are, or bytes with a scale.
 
-The bits equal shared/kernel/quantized.py's. This code makes and reads fp8's bits itself, so it also runs on chips
+The bits equal shared/kernel/code/quantized.py's. This code makes and reads fp8's bits itself, so it also runs on chips
 without an fp8 type.
 """
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import llguidance
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from shared.config.vocab_bytes import Vocabulary
+from shared.config.models.vocab_bytes import Vocabulary
 from shared.core.errors import InvalidRequest
 
 SILENT = 0  # log level of llguidance

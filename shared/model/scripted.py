@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.config.pieces import make_pieces
+from shared.config.models.pieces import make_pieces
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+from shared.model.math.interface import ModelInputs, ModelOutput, ModelSpec
 
 DEFAULT_CONTEXT = 4096
 ANSWER = b"assistant: "

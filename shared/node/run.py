@@ -16,34 +16,34 @@ import time
 from contextlib import ExitStack
 from functools import partial
 
+from shared.config.machine.systemd import notify_socket
 from shared.config.processes import NodeParts, NodeProcessConfig
-from shared.config.systemd import notify_socket
 from shared.core.errors import BatonError, ConfigError, DeviceLost, ModelChanged, RankLost
 from shared.core.exit_codes import EXIT_CONFIG
 from shared.device.cpu import do_nothing
 from shared.device.faults import blames_device
 from shared.device.malloc import keep_freed_memory
-from shared.node.build_core import build_core
-from shared.node.build_node import SideOf, build_node, open_links
-from shared.node.compiling import KernelLog, tell_of_kernels
-from shared.node.core import NodeCore
-from shared.node.cores import NodeCores
-from shared.node.daemon import Daemon
-from shared.node.model_files import ModelFiles, files_of_model
-from shared.node.node import Node
-from shared.node.ready_port import ReadyPort
-from shared.node.recording import FolderRecording, open_recording
-from shared.node.request_spans import RequestSpans
+from shared.node.build.build_core import build_core
+from shared.node.build.build_node import SideOf, build_node, open_links
+from shared.node.build.warm_up import warm_up
+from shared.node.loop.daemon import Daemon
+from shared.node.loop.node import Node
+from shared.node.machine.compiling import KernelLog, tell_of_kernels
+from shared.node.machine.cores import NodeCores
+from shared.node.machine.model_files import ModelFiles, files_of_model
+from shared.node.machine.ready_port import ReadyPort
+from shared.node.machine.recording import FolderRecording, open_recording
+from shared.node.records.core import NodeCore
+from shared.node.records.request_spans import RequestSpans
 from shared.node.routers.early_peers import drop_early_messages
 from shared.node.routers.sources import sources_of
 from shared.node.routers.watch import RouterWatch
-from shared.node.warm_up import warm_up
 from shared.observe.library_logs import capture_libraries
 from shared.observe.log import Logger, open_log
 from shared.observe.service_manager import ServiceManager
 from shared.observe.tracer import Tracer, open_tracer
 from shared.ranks.leader import RankProcesses
-from shared.wire.keyring import ring_of_node
+from shared.wire.keys.keyring import ring_of_node
 
 EXIT_FAILED = 1
 

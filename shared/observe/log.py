@@ -18,7 +18,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
-from shared.config.log_settings import LogConfig
+from shared.config.settings.log_settings import LogConfig
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 COLORS = {"debug": "2", "info": "32", "warning": "33", "error": "31"}

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from shared.config.systemd import NotifySocket
+from shared.config.machine.systemd import NotifySocket
 
 LONGEST_WAIT_S = 1.0  # for systemd to take the last message
 CALL_EVERY_S = 0.5  # for loops that do not turn by themselves

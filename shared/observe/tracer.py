@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
 
-from shared.config.trace_settings import TraceConfig
+from shared.config.settings.trace_settings import TraceConfig
 from shared.core.trace_context import is_sampled
 from shared.observe.log import Logger
 

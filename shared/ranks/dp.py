@@ -21,7 +21,7 @@ import torch
 from shared.core.errors import RankLost
 from shared.device.group import RankGroup
 from shared.kv.pool import KVPool
-from shared.model.interface import Model, ModelInputs, ModelOutput
+from shared.model.math.interface import Model, ModelInputs, ModelOutput
 from shared.ranks.orders import Forward, hear, tell
 from shared.ranks.tp import inputs_of, order_of, out_of_step
 

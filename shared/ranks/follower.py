@@ -13,12 +13,12 @@ from shared.device.malloc import give_freed_memory_back, keep_freed_memory
 from shared.device.torch_cuda import TorchCuda
 from shared.kv.layout import PlaneSpec, page_bytes
 from shared.kv.pool import KVPool, map_pool
-from shared.model.interface import Model
-from shared.model.kernels import Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.model.packed_folder import packed_of
-from shared.model.shard import load_shard
+from shared.model.formats.opened import LoadOptions
+from shared.model.formats.packed_folder import packed_of
+from shared.model.loading.load import load_model
+from shared.model.loading.shard import load_shard
+from shared.model.math.interface import Model
+from shared.model.math.kernels import Formats
 from shared.ranks.dp import follow_dp
 from shared.ranks.on_device import DeviceFollower
 from shared.ranks.orders import Done, Pages, Start, hear, tell

@@ -27,7 +27,7 @@ import torch
 
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
-from shared.config.gpus import environment_with, visible_to_rank
+from shared.config.machine.gpus import environment_with, visible_to_rank
 from shared.config.processes import NodeProcessConfig
 from shared.core import launcher
 from shared.core.errors import BatonError, ConfigError, RankLost

@@ -33,7 +33,7 @@ from shared.device.gpu import Gpu
 from shared.device.group import RankGroup
 from shared.kv.layout import page_bytes
 from shared.kv.pool import ByteArray, KVPool
-from shared.model.interface import Model, ModelInputs, ModelOutput
+from shared.model.math.interface import Model, ModelInputs, ModelOutput
 from shared.ranks.orders import (
     DeviceOrder,
     Done,
@@ -167,7 +167,8 @@ class DeviceFollower:
         self._pool = KVPool(planes, pages.num_pages, pages.page_size, device=self._device)
 
     def _use(self) -> RankUse:
-        """Return the memory that this rank used, as `measure_use` in shared/node/gpu_memory.py does for rank 0."""
+        """Return the memory that this rank used, as `measure_use` in shared/node/build/gpu_memory.py does for rank
+        0."""
         gpu, device = self._gpu, self._device
         gpu.synchronize(device)
         step = gpu.memory_use(device).peak_bytes - self._weights

@@ -20,7 +20,7 @@ import torch
 from shared.core.errors import RankLost
 from shared.device.group import RankGroup
 from shared.kv.pool import KVPool
-from shared.model.interface import Model, ModelInputs, ModelOutput
+from shared.model.math.interface import Model, ModelInputs, ModelOutput
 from shared.ranks.orders import Forward, hear, tell
 
 DTYPES = {str(dtype): dtype for dtype in (torch.int32, torch.int64)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from shared.kernel import libraries
+from shared.kernel.product import libraries
 from shared.sample.host_rows import output_rows
 from shared.sample.interface import History, SamplingBatch
 from shared.sample.sampler import RowOf

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from shared.core.sampling_params import NUMBERS, PENALTIES, Parameter, SamplingParams
-from shared.kernel.sample_constants import GREEDY_BELOW
+from shared.kernel.sampling.sample_constants import GREEDY_BELOW
 
 TABLE = np.dtype([(one.name, np.float32 if one.kind is float else np.int32) for one in NUMBERS])
 Made = TypeVar("Made")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from shared.core.sampling_params import FILTERS, NUMBERS, PENALTIES
-from shared.kernel.sample_constants import GREEDY_BELOW
+from shared.kernel.sampling.sample_constants import GREEDY_BELOW
 from shared.sample.interface import SamplingBatch
 
 A = TypeVar("A", np.ndarray, torch.Tensor)

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 
 from shared.core.sampling_params import NUMBERS
-from shared.kernel import sample_cpu as kernels
-from shared.kernel.sample_cpu import logprobs
-from shared.kernel.sample_edits import Outputs, RowParams
-from shared.kernel.sample_team import PlacedParams, TeamSampler
-from shared.kernel.team import Team
+from shared.kernel.sampling import sample_cpu as kernels
+from shared.kernel.sampling.sample_cpu import logprobs
+from shared.kernel.sampling.sample_edits import Outputs, RowParams
+from shared.kernel.sampling.sample_team import PlacedParams, TeamSampler
+from shared.kernel.team.team import Team
 from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 
 PARALLEL_FROM = 1 << 18  # with fewer logits, waking a team's threads does not pay

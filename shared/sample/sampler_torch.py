@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.kernel.noise import (
+from shared.kernel.sampling.noise import (
     WEIGHT_BITS,
     torch_gumbel,
     torch_log,
@@ -21,7 +21,7 @@ from shared.kernel.noise import (
     torch_row_keys,
     torch_weight,
 )
-from shared.kernel.sample_constants import BARRED
+from shared.kernel.sampling.sample_constants import BARRED
 from shared.sample.interface import DeviceMasks, History, SampleOutput
 from shared.sample.params import FILTERED, GREEDY, PLAIN, Params
 

@@ -16,9 +16,9 @@ from shared.device.faults import blames_device
 from shared.engine.engine import Engine
 from shared.engine.lease import StepLease
 from shared.engine.plan import RowId, StepPlan
-from shared.sched.prebuilt import Arrival
-from shared.sched.readmissions import Readmissions
+from shared.sched.requests.readmissions import Readmissions
 from shared.sched.scheduler import Scheduler
+from shared.sched.steps.prebuilt import Arrival
 
 # The device is probed after this many consecutive failed steps. One faulty request can fail two steps.
 MOST_IN_A_ROW = 3

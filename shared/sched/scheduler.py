@@ -17,17 +17,17 @@ from shared.engine.plan import Int64s, StepResult
 from shared.engine.stages import every_row
 from shared.grammar.grammars import NO_GRAMMARS, Grammars, NoGrammars
 from shared.kv.manager import KVManager
-from shared.sched.capacity import Capacity
-from shared.sched.draft_length import WidthChoice
-from shared.sched.grants import Grants
-from shared.sched.intake import Intake
-from shared.sched.masks import MaskMaker
-from shared.sched.mixed_chunk import MixedChunk
-from shared.sched.offload import ColdTier
-from shared.sched.planner import Planner
-from shared.sched.queues import Queues
-from shared.sched.results import Results
-from shared.sched.settings import SchedSettings
+from shared.sched.memory.offload import ColdTier
+from shared.sched.planning.capacity import Capacity
+from shared.sched.planning.grants import Grants
+from shared.sched.planning.planner import Planner
+from shared.sched.requests.intake import Intake
+from shared.sched.requests.queues import Queues
+from shared.sched.requests.results import Results
+from shared.sched.steps.draft_length import WidthChoice
+from shared.sched.steps.masks import MaskMaker
+from shared.sched.steps.mixed_chunk import MixedChunk
+from shared.sched.steps.settings import SchedSettings
 
 
 class Scheduler:

@@ -14,7 +14,7 @@ from shared.engine.future_map import FutureMap
 from shared.engine.verify import Drafts, Verified
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelOutput
+from shared.model.math.interface import ModelOutput
 from shared.speculation.ngram import copies_of
 
 

@@ -19,7 +19,7 @@ import torch
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.verify import Drafts
 from shared.kv.pool import KVPool
-from shared.model.draft_head import DraftHead
+from shared.model.math.draft_head import DraftHead
 from shared.speculation.draw import Draw
 from shared.speculation.views import alternatives_of
 

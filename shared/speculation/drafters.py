@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from shared.config.frozen import ENCODER
-from shared.config.settings import SpecConfig
+from shared.config.settings.frozen import ENCODER
+from shared.config.settings.settings import SpecConfig
 from shared.core.errors import ConfigError
 from shared.engine.drafter import Drafter
-from shared.kernel.team import Team
-from shared.model.draft_head import StackedHead
-from shared.model.eagle_head import DraftTarget
-from shared.model.interface import Model
-from shared.model.load import load_eagle_head, load_mtp_heads
+from shared.kernel.team.team import Team
+from shared.model.llama.eagle_head import DraftTarget
+from shared.model.loading.load import load_eagle_head, load_mtp_heads
+from shared.model.math.draft_head import StackedHead
+from shared.model.math.interface import Model
 from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2

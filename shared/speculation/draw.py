@@ -13,7 +13,7 @@ import torch
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
-from shared.model.draft_head import DraftHead
+from shared.model.math.draft_head import DraftHead
 from shared.sample.candidates import rank_candidates
 from shared.sample.sampler import RowOf, sample
 

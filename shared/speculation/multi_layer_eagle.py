@@ -22,8 +22,8 @@ from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.verify import Drafts, Verified, last_token_idx, next_ids
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.draft_head import StackedHead
-from shared.model.interface import ModelOutput
+from shared.model.math.draft_head import StackedHead
+from shared.model.math.interface import ModelOutput
 from shared.speculation.draw import Draw
 from shared.speculation.views import aux_of, per_row, view_of, window_of
 

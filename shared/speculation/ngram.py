@@ -19,10 +19,10 @@ import torch
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.verify import Drafts, Verified
-from shared.kernel import libraries
+from shared.kernel.product import libraries
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelOutput
+from shared.model.math.interface import ModelOutput
 from shared.wire.fitting import NO_DRAFT_STATE
 
 LONGEST_MATCH = 3
@@ -52,7 +52,7 @@ def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, to
     first, num_drafts = fb.plan.num_prefill, fb.plan.width - 1
     rows, last = FutureIndices(fb.future.indices[first:]), fb.committed[first:]
     if last.device.type == "cpu" and libraries.has_numba():
-        from shared.kernel.copies import lookup_on_cpu
+        from shared.kernel.sampling.copies import lookup_on_cpu
 
         history = future_map.history_of(rows)
         return lookup_on_cpu(history.tokens, history.rows, last, LONGEST_MATCH, num_drafts)

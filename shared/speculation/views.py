@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
-from shared.kernel.attention import AttentionInputs
-from shared.kernel.step_layout import HostLengths, Layout, equal_bounds
-from shared.model.interface import ModelOutput
+from shared.kernel.attention.attention import AttentionInputs
+from shared.kernel.code.step_layout import HostLengths, Layout, equal_bounds
+from shared.model.math.interface import ModelOutput
 
 
 def view_of(fb: ForwardBatch) -> AttentionInputs:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import xxhash
 
-from shared.kernel import libraries
+from shared.kernel.product import libraries
 from shared.kv.pool import ByteArray, KVPool
 
 WORD = 8

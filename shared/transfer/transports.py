@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from shared.config.endpoints import GPUS_MARK, UNPROVEN, same_host
+from shared.config.settings.endpoints import GPUS_MARK, UNPROVEN, same_host
 from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.device.gpu import Gpu

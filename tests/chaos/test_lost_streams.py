@@ -15,12 +15,12 @@ import uvloop
 
 from deploy.router_url import parse_url
 from deploy.tools.traffic.client import Client
-from deploy.tools.traffic.driver import Driver, Limits
-from deploy.tools.traffic.record import RequestRecord
+from deploy.tools.traffic.figures.record import RequestRecord
 from deploy.tools.traffic.request_builder import RequestBuilder
 from deploy.tools.traffic.runner import LoadRunner
 from deploy.tools.traffic.target import Target, resolve
-from deploy.tools.traffic.workload import Session, Turn
+from deploy.tools.traffic.workloads.driver import Driver, Limits
+from deploy.tools.traffic.workloads.workload import Session, Turn
 from tests.support.chaos_cluster import ChaosCluster, chaos_cluster
 from tests.support.patience import HANG_GUARD_S
 from tests.support.tcp_relay import front

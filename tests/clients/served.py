@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from router.text.gguf_tokenizer import build_tokenizer, read_metadata
-from shared.config.model_path import bundled_gguf
-from shared.config.shipped_model import with_system
+from shared.config.models.model_path import bundled_gguf
+from shared.config.models.shipped_model import with_system
 from tests.support.cluster import baton_up
 
 MODEL = "smollm2"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.config.settings import MemoryConfig
+from shared.config.settings.settings import MemoryConfig
 from shared.core.sampling_params import SamplingParams
 from tests.support.mixed_clients import EOS, Client
 

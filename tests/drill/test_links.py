@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.config.settings import NodeConfig
+from shared.config.settings.settings import NodeConfig
 from tests.drill.scene import Scene, without
 
 

@@ -30,15 +30,15 @@ from shared.engine.drafter import Drafter
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
-from shared.model.eagle_file import HeadFolder
-from shared.model.interface import Model
-from shared.model.kernels import Formats
-from shared.model.load import load_eagle_head, load_model
-from shared.model.opened import LoadOptions
-from shared.model.tensor_files import TensorFiles
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.node.core import NodeCore
-from shared.sched.settings import SchedSettings
+from shared.model.formats.opened import LoadOptions
+from shared.model.formats.tensor_files import TensorFiles
+from shared.model.llama.eagle_file import HeadFolder
+from shared.model.loading.load import load_eagle_head, load_model
+from shared.model.math.interface import Model
+from shared.model.math.kernels import Formats
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.records.core import NodeCore
+from shared.sched.steps.settings import SchedSettings
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2
 from tests.gpu.failed_steps import no_failed_steps

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import transformers
 
-from shared.model.config import LlamaConfig, RopeConfig
-from shared.model.interface import Model
-from shared.model.made_up import made_up
+from shared.model.loading.made_up import made_up
+from shared.model.math.config import LlamaConfig, RopeConfig
+from shared.model.math.interface import Model
 
 CONTEXT = 8192
 

@@ -14,8 +14,8 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
-from router.tools.formats import BY_NAME
-from router.tools.python_calls import PythonCalls
+from router.tools.calls.formats import BY_NAME
+from router.tools.calls.python_calls import PythonCalls
 from tests.support.cluster import Cluster, baton_up
 from tests.support.tiny_models import save_random
 from tests.support.tool_formats import WRITTEN

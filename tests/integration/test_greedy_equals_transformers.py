@@ -8,12 +8,12 @@ import pytest
 import torch
 import transformers
 
-from shared.config.model_path import bundled_gguf
-from shared.kernel.step_layout import Layout
+from shared.config.models.model_path import bundled_gguf
+from shared.kernel.code.step_layout import Layout
 from shared.kv.pool import KVPool
-from shared.model.interface import Model, ModelInputs
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import Model, ModelInputs
 from tests.support.transformers_model import default_model_in_transformers
 
 PAGE_SIZE, NEW_TOKENS, TIE = 16, 64, 1e-4

@@ -17,8 +17,8 @@ import pytest
 
 from shared.core import launcher
 from shared.core.errors import ConfigError
-from shared.wire.http_keys import read_key
-from shared.wire.keyring import KeyRing, ring_of_node, ring_of_router
+from shared.wire.keys.http_keys import read_key
+from shared.wire.keys.keyring import KeyRing, ring_of_node, ring_of_router
 from tests.support import chart
 from tests.support.cluster import ROOT
 from tests.support.key_folders import make_keys

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from shared.kv.layout import page_bytes, page_windows
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
 from tests.support.cluster import Cluster, baton_up
 from tests.support.library_families import (
     FAMILIES,

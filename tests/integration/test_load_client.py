@@ -15,12 +15,12 @@ import uvloop
 from deploy.router_url import parse_url
 from deploy.tools.traffic.client import Client
 from deploy.tools.traffic.connection import Address
-from deploy.tools.traffic.driver import Driver, HangUps, Limits
-from deploy.tools.traffic.record import UNFINISHED
+from deploy.tools.traffic.figures.record import UNFINISHED
 from deploy.tools.traffic.request_builder import RequestBuilder
 from deploy.tools.traffic.runner import LoadRunner, Storm
 from deploy.tools.traffic.target import Target, resolve
-from deploy.tools.traffic.workload import Session, Turn
+from deploy.tools.traffic.workloads.driver import Driver, HangUps, Limits
+from deploy.tools.traffic.workloads.workload import Session, Turn
 from tests.support.mock_openai import Behaviour, serving, token_of
 from tests.support.patience import HANG_GUARD_S
 from tests.support.virtual_load import single_turns, talks

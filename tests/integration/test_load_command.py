@@ -211,7 +211,7 @@ def test_two_runs_side_by_side(capsys, tmp_path):
 
 def test_a_sweep_ends_between_a_passing_and_a_failing_rate(capsys, tmp_path, monkeypatch):
     """The mock does not slow down: here the share within the SLO is scripted by rate."""
-    from deploy.tools.traffic.figures import Estimate
+    from deploy.tools.traffic.figures.figures import Estimate
 
     real = harness.run_load
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from router.api.marks import read_id
+from router.api.answer.marks import read_id
 from stream_conformance.apis import APIS
 from stream_conformance.client import Asker
 from stream_conformance.rules import judge

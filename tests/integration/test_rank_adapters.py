@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.kernel.product import supports
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.kernel.product.product import supports
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
 from tests.support.core_rig import MAX_CONTEXT, CoreKnobs, assert_whole, draw_jobs, make_core, run_local
 from tests.support.procs import NodeProcess, RouterStub
 from tests.support.tiny_adapters import adapter

@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from shared.core.keys import sequence_seed
-from shared.kernel.product import supports
+from shared.kernel.product.product import supports
 from shared.kv.layout import page_bytes
+from shared.model.formats.opened import LoadOptions
 from shared.model.hashlm.model import HashLM
-from shared.model.interface import Model
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import Model
 from shared.wire.messages import Key
 from tests.support.core_rig import CoreKnobs, Job, draw_jobs, make_core, run_local
 from tests.support.node_pair import expected

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.config.pieces import make_pieces
+from shared.config.models.pieces import make_pieces
 from shared.model.scripted import ANSWER, script_of
 from shared.wire.messages import Generate
 from tests.clients.agent_programs import CLAUDE_CODE, CODEX, Agent

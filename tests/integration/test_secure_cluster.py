@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from deploy import cli
-from shared.wire.key_files import NODE, read_pair
-from shared.wire.keyring import KeyRing
+from shared.wire.keys.key_files import NODE, read_pair
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.messages import Goodbye
 from shared.wire.peers import PeerUp
 from shared.wire.zeromq.link import NodeLinks

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from shared.kernel import core_table
+from shared.kernel.team import core_table
 from tests.support.cluster import Cluster, baton_up
 from tests.support.key_folders import write_key
 from tests.support.patience import HANG_GUARD_S

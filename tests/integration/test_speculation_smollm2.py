@@ -14,21 +14,21 @@ import torch
 
 from deploy.tools.head.prompts import OWN_PROMPTS, prompt_ids, read_kinds
 from router.text.load import load_text_model
-from shared.config.settings import SpecConfig
+from shared.config.settings.settings import SpecConfig
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
-from shared.kernel.noise import noise_bits, row_keys, torch_gumbel
-from shared.kernel.step_layout import Layout
-from shared.kernel.team import Team
+from shared.kernel.code.step_layout import Layout
+from shared.kernel.sampling.noise import noise_bits, row_keys, torch_gumbel
+from shared.kernel.team.team import Team
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelInputs
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.sched.events import Emitted
-from shared.sched.settings import SchedSettings
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import ModelInputs
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.sched.steps.events import Emitted
+from shared.sched.steps.settings import SchedSettings
 from shared.speculation.drafters import make_drafter
 
 MODEL, CONTEXT, PAGE_SIZE, ROWS = "smollm2", 512, 16, 30

@@ -36,7 +36,14 @@ AREAS = {
     "hand-off": Area(
         25,
         (
-            *_files("shared.node", "node", "convert", "routers.lives", "tombstones", "page_ranges"),
+            *_files(
+                "shared.node",
+                "loop.node",
+                "records.convert",
+                "routers.lives",
+                "records.tombstones",
+                "records.page_ranges",
+            ),
             *_files("shared.engine", "transfer_jobs"),
             *_files("prefill_node", "bootstrap", "inflight", "reach", "side"),
             *_files("decode_node", "prealloc", "transfer", "prebuilt", "side"),

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from shared.config.router_settings import BY_COST
+from shared.config.settings.router_settings import BY_COST
 from shared.model.hashlm.layer import STATE
 from shared.observe.metrics import ClusterMetrics
 from tests.support.sim.cluster import run_seed

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from router.text import grammars
-from shared.config.pieces import make_pieces
+from shared.config.models.pieces import make_pieces
 from shared.core.sampling_params import SamplingParams
 from shared.device.cpu import do_nothing
 from shared.grammar.compiler import GrammarCompiler

@@ -14,14 +14,14 @@ import transformers
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelInputs
-from shared.model.t5 import T5Model, bucket_of
-from shared.model.t5_file import load_t5
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.sched.prompts import ForEncoder, InChunks
-from shared.sched.settings import SchedSettings
+from shared.model.encoder.t5 import T5Model, bucket_of
+from shared.model.encoder.t5_file import load_t5
+from shared.model.math.interface import ModelInputs
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.sched.steps.prompts import ForEncoder, InChunks
+from shared.sched.steps.settings import SchedSettings
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, make_core, run_local
 from tests.support.equivalence_cells import Watch, run_cell
 from tests.support.hash_seq2seq import HashSeq2Seq

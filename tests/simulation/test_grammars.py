@@ -15,7 +15,7 @@ import pytest
 from llguidance import LLMatcher
 
 from shared.core.sampling_params import SamplingParams
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from shared.wire.messages import Grant
 from tests.support.core_rig import (
     EOS,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shared.node.mail import Outgoing
-from shared.node.node import Node
+from shared.node.loop.node import Node
+from shared.node.records.mail import Outgoing
 from shared.wire.codec import decode, encode, to_wire
 from shared.wire.messages import Abort, Generate, Key, Message, Tokens, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received

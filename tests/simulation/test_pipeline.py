@@ -13,10 +13,10 @@ from shared.device.streams import make_streams
 from shared.engine.transfer_jobs import TransferJobs
 from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.stages import split
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.sched.events import ChunkReady, PrefillDone
-from shared.sched.prebuilt import Arrival
-from shared.sched.settings import SchedSettings
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.sched.steps.events import ChunkReady, PrefillDone
+from shared.sched.steps.prebuilt import Arrival
+from shared.sched.steps.settings import SchedSettings
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import (
     MAX_CONTEXT,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plan_act import Phase, shifting_trace
+from benchmarks.layouts.plan_act import Phase, shifting_trace
 from deploy.tools.plan.act.balance import DECODE, PREFILL, Balancer, BalanceSettings
 from deploy.tools.plan.simulate import play_virtual
 from deploy.tools.traffic.load_plan import LoadPlan

@@ -6,13 +6,13 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.plan_act import Phase, shifting_trace
+from benchmarks.layouts.plan_act import Phase, shifting_trace
 from deploy.tools.plan.act.balance import DECODE, PREFILL, Balancer, BalanceSettings
 from deploy.tools.plan.act.size import Sizer
 from deploy.tools.plan.act.sizing import Sizing
 from deploy.tools.traffic.load_plan import LoadPlan
 from shared.config.processes import RayClusterConfig
-from shared.config.ray_settings import RayConfig, ScalingConfig
+from shared.config.settings.ray_settings import RayConfig, ScalingConfig
 from tests.support import plan_cases as made
 from tests.support.acting_cluster import ActingCluster
 from tests.support.sized_cluster import SizedCluster

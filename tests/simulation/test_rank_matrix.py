@@ -12,8 +12,8 @@ from collections import Counter
 import pytest
 import torch
 
-from shared.kernel.product import supports
-from shared.node.node import Node
+from shared.kernel.product.product import supports
+from shared.node.loop.node import Node
 from shared.wire.messages import Ready
 from tests.support.node_pair import Net
 from tests.support.rank_cells import (

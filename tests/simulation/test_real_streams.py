@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from shared.core.sampling_params import PARAMETERS
-from shared.kernel.product import supports
+from shared.kernel.product.product import supports
 from tests.support.real_streams import SPECS, Site, Went, run_streams
 
 NUM_REQUESTS = 8  # at one time; they have about two streams each

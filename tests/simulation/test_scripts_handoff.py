@@ -7,7 +7,7 @@ import pytest
 
 from shared.core.request import Request
 from shared.engine.transfer_jobs import TransferJobs
-from shared.sched.prebuilt import Arrival
+from shared.sched.steps.prebuilt import Arrival
 from tests.support.core_rig import assert_whole
 from tests.support.scripted_core import FORWARD, TRANSFER, Script, job
 

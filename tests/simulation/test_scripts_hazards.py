@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shared.model.interface import Model, ModelInputs, ModelOutput
-from shared.sched.events import Emitted, SchedEvent
+from shared.model.math.interface import Model, ModelInputs, ModelOutput
+from shared.sched.steps.events import Emitted, SchedEvent
 from shared.wire.messages import Heartbeat, Message, Ready
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from tests.support.hashlm_reference import reference_run

@@ -69,7 +69,7 @@ def test_two_steps_publish_lengths_of_arrivals_and_running_rows() -> None:
     committed = int(script.in_flight().seq_lens_cpu[0])
     arrived = job(2, 8, 40).request()
     assert script.core.scheduler.grants.grant(arrived, "p") == 0
-    from shared.sched.prebuilt import Arrival
+    from shared.sched.steps.prebuilt import Arrival
 
     state = {name: torch.zeros(buffer.shape[1:]) for name, buffer in script.core.future_map.extras.items()}
     script.core.loop.admit([Arrival(arrived, 5, 8, (), state)])

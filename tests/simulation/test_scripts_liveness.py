@@ -10,8 +10,8 @@ import pytest
 
 from shared.core.request import Request
 from shared.core.states import FinishReason
-from shared.node.core import NodeCore
-from shared.sched.events import GrantRevoked
+from shared.node.records.core import NodeCore
+from shared.sched.steps.events import GrantRevoked
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, make_core
 from tests.support.scripted_core import job
 

@@ -12,7 +12,7 @@ from shared.core.request import Request
 from shared.core.states import FinishReason
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission
-from shared.sched.prebuilt import Arrival
+from shared.sched.steps.prebuilt import Arrival
 from tests.support.core_rig import assert_streams, assert_whole
 from tests.support.hashlm_reference import reference_stream
 from tests.support.scripted_core import FORWARD, TRANSFER, Script, job

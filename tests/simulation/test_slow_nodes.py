@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from deploy.tools.traffic.figures.summary import Summary
 from deploy.tools.traffic.load_plan import LoadPlan
-from deploy.tools.traffic.summary import Summary
 from router.fleet.slowness import Share
 from tests.support import plan_cases as made
 from tests.support.slow_nodes import Slow, TellingCluster, flat, play_telling

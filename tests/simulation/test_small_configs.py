@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from shared.node.node import Node
+from shared.node.loop.node import Node
 from shared.wire.messages import Key
 from tests.support.core_rig import CoreKnobs, retract_somebody
 from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of, sibling

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
-from shared.kernel.copies import lookup_on_cpu
+from shared.kernel.sampling.copies import lookup_on_cpu
 from shared.speculation.ngram import LONGEST_MATCH, lookup
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local

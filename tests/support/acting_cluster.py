@@ -14,12 +14,12 @@ from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.sim_cluster import SimCluster, SimNode
 from deploy.tools.plan.tokens import SimTokens
-from deploy.tools.traffic.driver import LoadRequest
-from deploy.tools.traffic.record import RequestRecord
+from deploy.tools.traffic.figures.record import RequestRecord
+from deploy.tools.traffic.workloads.driver import LoadRequest
 from router.fleet.leaving import By, Leaving
 from shared.core.request import RequestState
 from shared.core.states import NodeState
-from shared.sched.events import Emitted, Ended
+from shared.sched.steps.events import Emitted, Ended
 
 PERIOD_S = 2.0
 

@@ -153,7 +153,7 @@ def machine_code(signature, kernel, chip: int):
 
 
 def options_of(signature) -> dict[str, object]:
-    from shared.gpu_kernel.launcher import OPTIONS, register_option
+    from shared.gpu_kernel.launch.launcher import OPTIONS, register_option
 
     return {**OPTIONS, **register_option(signature.max_registers)}
 
@@ -199,7 +199,7 @@ COMMAND = "python -m tests.support.ahead --all --table docs/gpu-kernels.md"
 PAGE = f"""# Kernels in Triton, compiled ahead of time
 
 The table shows, for each kernel and chip, the most that any variant needs: registers per thread, bytes that spill, and
-bytes of shared memory. The variants come from a table of real models (shared/gpu_kernel/real_models.py).
+bytes of shared memory. The variants come from a table of real models (shared/gpu_kernel/launch/real_models.py).
 [gpu-results.md](gpu-results.md) tells what ran on a GPU. This page is written by
 `{COMMAND}`.
 """
@@ -231,8 +231,8 @@ LAUNCHED = """
 ## A launch, counted
 
 A kernel's first launch with a signature goes through Triton, which binds and looks up its code. Later launches find the
-code by a key (shared/gpu_kernel/bound.py). `python -m tests.support.launch_cost` counts the calls of both ways and
-times them, with a driver that launches nothing. Calls by Triton and then: a norm 48 and 24, a gate 40 and 20, split
+code by a key (shared/gpu_kernel/launch/bound.py). `python -m tests.support.launch_cost` counts the calls of both ways
+and times them, with a driver that launches nothing. Calls by Triton and then: a norm 48 and 24, a gate 40 and 20, split
 attention with its merge 178 and 67, the largest logits 64 and 20. On two busy cores of a Zen 3 server, in one run: a
 norm 41 and 13 us, a gate 22 and 5.5 us, split attention with its merge 65 and 20 us, the largest logits 20 and 5.8 us.
 """

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from shared.kernel.attention import AttentionShape
-from shared.kernel.step_layout import HostLengths
+from shared.kernel.attention.attention import AttentionShape
+from shared.kernel.code.step_layout import HostLengths
 from tests.support.paged_steps import Row, Step, make_step
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import defstruct, inspect
 
-from router.api.fields import FieldTable
+from router.api.fields.fields import FieldTable
 from router.http.errors import OLLAMA_PATHS, is_messages
 from tests.support.agent_turns import (
     claude_conversation,

@@ -14,8 +14,8 @@ import msgspec
 from deploy.tools.certify.replay import Replayer, ReplayTask, ReplayVerdict
 from router.certify.record import ShownAnswer
 from router.certify.signing import public_pem, verified
-from shared.node.core import NodeCore
-from shared.node.fingerprint import make_fingerprint
+from shared.node.build.fingerprint import make_fingerprint
+from shared.node.records.core import NodeCore
 from tests.support.certified import choice_facts, keys_of, new_signer, shown_of
 from tests.support.core_rig import Job, Outcome, name_of, run_local
 

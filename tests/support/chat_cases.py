@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router.text.conversation import Conversation
+from router.text.chat.conversation import Conversation
 
 TEXTS = (
     "hi",

@@ -13,10 +13,10 @@ import numpy as np
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
 from shared.device.events import Ticket
-from shared.model.interface import Model
-from shared.node.core import NodeCore
-from shared.sched.events import Ended, GrantRevoked, PrefillDone
-from shared.sched.prebuilt import Arrival
+from shared.model.math.interface import Model
+from shared.node.records.core import NodeCore
+from shared.sched.steps.events import Ended, GrantRevoked, PrefillDone
+from shared.sched.steps.prebuilt import Arrival
 from tests.support.core_rig import CoreKnobs, Job, Outcome, make_core, retract_somebody
 from tests.support.simulated_streams import World
 

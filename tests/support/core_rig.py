@@ -21,13 +21,13 @@ from shared.kv.pool import KVPool
 from shared.model.hashlm.draft import HashDraft
 from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.stages import split
-from shared.model.interface import AdapterSpec, Carried, Model, ModelInputs, Stage
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.node.core import NodeCore
+from shared.model.math.interface import AdapterSpec, Carried, Model, ModelInputs, Stage
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.records.core import NodeCore
 from shared.ranks.tp import Ranks
-from shared.sched.draft_length import WidthChoice
-from shared.sched.events import Emitted, Ended, Scored
-from shared.sched.settings import SchedSettings
+from shared.sched.steps.draft_length import WidthChoice
+from shared.sched.steps.events import Emitted, Ended, Scored
+from shared.sched.steps.settings import SchedSettings
 from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shared.config.vocab_bytes import Vocabulary
-from shared.config.vocabulary import hashlm_vocabulary
+from shared.config.models.vocab_bytes import Vocabulary
+from shared.config.models.vocabulary import hashlm_vocabulary
 from shared.device.cpu import do_nothing
 from shared.device.streams import make_streams
 from shared.engine.boundary import PinnedCopies
 from shared.engine.drafter import Drafter
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import NO_GRAMMARS, Grammars
-from shared.kernel.flash_infer import LibraryAttention
-from shared.model.interface import Model
-from shared.model.kernels import Formats
-from shared.model.load import load_eagle_head, load_model
-from shared.model.opened import LoadOptions
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.node.core import NodeCore
-from shared.node.graph_spec import GraphSpec, why_not_captured
-from shared.sched.settings import SchedSettings
+from shared.kernel.attention.flash_infer import LibraryAttention
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_eagle_head, load_model
+from shared.model.math.interface import Model
+from shared.model.math.kernels import Formats
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.build.graph_spec import GraphSpec, why_not_captured
+from shared.node.records.core import NodeCore
+from shared.sched.steps.settings import SchedSettings
 from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2

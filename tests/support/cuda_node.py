@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from shared.config.processes import NodeParts, NodeProcessConfig
-from shared.config.settings import MemoryConfig, ModelConfig, NodeConfig, SchedConfig, SpecConfig
+from shared.config.settings.settings import MemoryConfig, ModelConfig, NodeConfig, SchedConfig, SpecConfig
 from shared.device.cpu import do_nothing
-from shared.node import build_core, run
-from shared.node.core import NodeCore
-from shared.node.cores import NodeCores
+from shared.node import run
+from shared.node.build import build_core
+from shared.node.machine.cores import NodeCores
+from shared.node.records.core import NodeCore
 from shared.observe.log import Logger
 from shared.ranks.leader import RankProcesses
 from tests.support.cuda_core import folder_of

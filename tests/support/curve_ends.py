@@ -16,7 +16,7 @@ from pathlib import Path
 
 import zmq
 
-from shared.wire.key_files import KeyPair, names_with_secret, new_pair, read_pair
+from shared.wire.keys.key_files import KeyPair, names_with_secret, new_pair, read_pair
 from tests.support.raw_zmtp import COMMAND, CURVE_GREETING, MORE
 
 Read = Callable[[], Awaitable[bytes]]  # the body of the next frame

@@ -17,9 +17,9 @@ from shared.core.request import Request, RequestState
 from shared.engine.plan import StepPlan, StepResult
 from shared.kv.pages import PageIds
 from shared.model.hashlm.draft import expected_accept_len
-from shared.node.core import NodeCore
-from shared.node.node import Node
-from shared.sched.events import Emitted, Ended
+from shared.node.loop.node import Node
+from shared.node.records.core import NodeCore
+from shared.sched.steps.events import Emitted, Ended
 from shared.wire.messages import Key, Prebuilt, Ready
 from tests.support.core_rig import CoreKnobs, Job, draw_jobs, make_core
 from tests.support.grammar_oracle import KINDS, following

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared.kernel import flash_infer
+from shared.kernel.attention import flash_infer
 from tests.support.virtual_gpu.blocks import first_byte, on_host
 from tests.support.virtual_gpu.device import VirtualGpu
 

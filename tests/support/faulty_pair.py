@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from shared.core.sampling_params import SamplingParams
-from shared.node.node import Node
+from shared.node.loop.node import Node
 from shared.wire.messages import Grant, Installed, Key, Offer, Prebuilt, Ready
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import Net, make_node

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from router.api.chat import CHAT
-from router.api.completions import COMPLETIONS
-from router.api.fields import FieldTable
-from router.api.generation_plan import GenerationPlan
-from router.api.responses import RESPONSES
+from router.api.answer.generation_plan import GenerationPlan
+from router.api.fields.fields import FieldTable
+from router.api.openai.chat import CHAT
+from router.api.openai.completions import COMPLETIONS
+from router.api.openai.responses import RESPONSES
 from router.http.ignored import LOWERED
 
 Table = FieldTable[Any]

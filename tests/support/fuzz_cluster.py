@@ -19,12 +19,12 @@ from typing import Any
 import httpx
 import psutil
 
-from shared.config.endpoints import KEY_MARK
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.node.assemble import pool_planes
-from shared.node.fingerprint import make_fingerprint
-from shared.wire.key_files import read_pair
+from shared.config.settings.endpoints import KEY_MARK
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.node.build.assemble import pool_planes
+from shared.node.build.fingerprint import make_fingerprint
+from shared.wire.keys.key_files import read_pair
 from shared.wire.messages import Fingerprint
 from tests.support.chaos_cluster import Endpoint, write_api_key
 from tests.support.fuzz_node import FuzzNode, NodeAim

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.config.endpoints import KEY_MARK
+from shared.config.settings.endpoints import KEY_MARK
 from tests.support.fuzz_cluster import FuzzCluster
 from tests.support.fuzz_hammer import MIB, Aim
 from tests.support.fuzz_http import HttpOutsider

@@ -14,8 +14,8 @@ from typing import Any
 
 import zmq
 
-from shared.wire.key_files import NODE
-from shared.wire.keyring import KeyRing
+from shared.wire.keys.key_files import NODE
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.messages import Fingerprint, Generate, Heartbeat, Hello, NodeLoad, Offer
 from shared.wire.peers import PeerUp, Received
 from shared.wire.zeromq.link import NodeLinks

@@ -17,7 +17,7 @@ from typing import Self
 
 import zmq
 
-from shared.wire.key_files import KeyPair, read_pair
+from shared.wire.keys.key_files import KeyPair, read_pair
 from tests.support.raw_zmtp import COMMAND, GREETING, prop
 
 READY = b"\x05READY" + prop("Socket-Type", "ROUTER")

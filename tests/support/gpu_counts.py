@@ -12,9 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.engine.buckets import Buckets, lengths_up_to, next_larger
-from shared.model.config import LlamaConfig, RopeConfig
-from shared.model.kernels import AS_DTYPE, Formats
-from shared.model.tensor_shapes import tensor_shapes
+from shared.model.formats.tensor_shapes import tensor_shapes
+from shared.model.math.config import LlamaConfig, RopeConfig
+from shared.model.math.kernels import AS_DTYPE, Formats
 from tests.support.meta_models import PAGE_SIZE, Step, meta_model
 
 PRODUCTS = {"q", "k", "v", "o", "gate", "up", "down"}
@@ -108,7 +108,7 @@ def attention_programs(batch: int, context: int) -> tuple[int, int]:
 
 def count_step(config: LlamaConfig, batch: int, context: int, formats: Formats = AS_DTYPE) -> StepCount:
     """One token of each of `batch` rows behind `context` others."""
-    from shared.gpu_kernel import launcher
+    from shared.gpu_kernel.launch import launcher
 
     config, per_row = replace(config, max_context=context + 1), context // PAGE_SIZE + 1
     model, pool = meta_model(config, 1 + batch * per_row, formats)

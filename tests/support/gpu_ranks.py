@@ -15,14 +15,14 @@ from shared.device.group import RankGroup, join_ranks
 from shared.device.streams import make_streams
 from shared.engine.boundary import PinnedCopies
 from shared.kv.pool import KVPool
-from shared.model.interface import Model
-from shared.model.opened import LoadOptions
-from shared.model.shard import load_shard
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.node.core import NodeCore
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.shard import load_shard
+from shared.model.math.interface import Model
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.records.core import NodeCore
 from shared.ranks.on_device import DeviceFollower, DeviceRanks
 from shared.ranks.orders import Done, Pages, hear, tell
-from shared.sched.settings import SchedSettings
+from shared.sched.steps.settings import SchedSettings
 from shared.speculation.ngram import NgramWorkerV2
 from tests.support.patience import HANG_GUARD_S
 from tests.support.rank_threads import RankThreads

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from router.text.grammars import of_choices
-from router.tools.choice import ChoiceMode, ToolChoice
-from router.tools.declared import parse_tools
-from router.tools.formats import BY_NAME
+from router.tools.calls.formats import BY_NAME
 from router.tools.grammar import tool_grammar
-from shared.config.vocabulary import hashlm_vocabulary
+from router.tools.schemas.choice import ChoiceMode, ToolChoice
+from router.tools.schemas.declared import parse_tools
+from shared.config.models.vocabulary import hashlm_vocabulary
 from shared.core.sampling_params import SamplingParams
 from shared.device.cpu import do_nothing
 from shared.grammar.compiler import GrammarCompiler

@@ -13,13 +13,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from shared.kernel.noise_numba import exact
+from shared.kernel.sampling.noise_numba import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
+from shared.model.encoder.t5 import encoder_rows
 from shared.model.hashlm.layer import Ints, Words, arrays_of, layers_of, mix, odd_weight, run_layer, words_of
 from shared.model.hashlm.model import HashLM
-from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
-from shared.model.t5 import encoder_rows
+from shared.model.math.interface import ModelInputs, ModelOutput, ModelSpec
 
 _u64 = np.uint64
 

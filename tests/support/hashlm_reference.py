@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.core.sampling_params import SamplingParams
-from shared.kernel.noise_numba import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
+from shared.kernel.sampling.noise_numba import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
 from shared.model.hashlm.layer import STATE, mix, odd_weight
 from shared.model.hashlm.model import VOCAB_SIZE, adapter_salt, write_logits
 

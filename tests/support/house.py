@@ -22,8 +22,9 @@ from pathlib import Path
 from tests.support.prose import DOCUMENTED, FUNCTIONS, PRODUCT, comments, docstrings
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_FIELDS, MOST_DEFINITIONS, MOST_IMPORTS = 16, 8, 25
+MOST_FIELDS, MOST_DEFINITIONS, MOST_IMPORTS, MOST_FILES = 16, 8, 25, 24
 COMMON = {"open", "close", "start", "stop", "run"}
+ONE_API = "router.api"  # its rooms read and write the same things under the same names
 OF_MODULES = {"add_arguments", "real_signatures"}  # interfaces of commands and of modules with kernels
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -165,6 +166,37 @@ def circles(graph: Mapping[str, set[str]]) -> Iterator[list[str]]:
             yield from visit(name)
 
 
+def folders_of(modules: Sequence[Module]) -> set[str]:
+    return {module.name.rpartition(".")[0] for module in modules} - {""}
+
+
+def num_files(modules: Sequence[Module]) -> Counter[str]:
+    """Count each folder's own files, without its `__init__.py`."""
+    folders = folders_of(modules)
+    return Counter(module.name.rpartition(".")[0] for module in modules if module.name not in folders)
+
+
+def room_circles(modules: Sequence[Module]) -> dict[str, list[list[str]]]:
+    """Return the folders whose rooms import each other in circles. "." stands for the files beside the rooms."""
+    folders, graph, found = folders_of(modules), import_graph(modules), {}
+    for folder in sorted(folders):
+        places = {name: place for name in graph if (place := room_in(folder, name, folders))}
+        rooms: dict[str, set[str]] = {place: set() for place in places.values()}
+        for name, place in places.items():
+            rooms[place] |= {places[other] for other in graph[name] if other in places} - {place}
+        if parts := list(circles(rooms)):
+            found[folder] = parts
+    return found
+
+
+def room_in(folder: str, name: str, folders: set[str]) -> str:
+    """Return the room of a module in a folder, "" if it is elsewhere."""
+    head, _, rest = name.removeprefix(f"{folder}.").partition(".")
+    if not name.startswith(f"{folder}."):
+        return ""
+    return head if rest or name in folders else "."
+
+
 def lists(modules: Sequence[Module]) -> Iterator[tuple[str, list[str]]]:
     """Yield each list's title, and its lines."""
     sizes = {name: len(fields_of(node)) for name, node in large_classes(modules).items()}
@@ -176,6 +208,11 @@ def lists(modules: Sequence[Module]) -> Iterator[tuple[str, list[str]]]:
     yield "class names in two packages", shared_class_names(modules)
     fan_out = {name: len(found) for name, found in import_graph(modules).items()}
     yield f"modules that import more than {MOST_IMPORTS} of ours", most(fan_out, MOST_IMPORTS)
+    yield f"folders of more than {MOST_FILES} files", most(num_files(modules), MOST_FILES)
+    yield (
+        "circles of rooms",
+        [f"{name}: {' <-> '.join(part)}" for name, found in room_circles(modules).items() for part in found],
+    )
     yield "circles of imports, lazy ones too", import_circles(modules)
 
 
@@ -193,7 +230,7 @@ def shared_class_names(modules: Sequence[Module]) -> list[str]:
     homes: defaultdict[str, set[str]] = defaultdict(set)
     for module in modules:
         for node in module.classes:
-            homes[node.name].add(module.name.rpartition(".")[0])
+            homes[node.name].add(ONE_API if module.name.startswith(ONE_API) else module.name.rpartition(".")[0])
     return sorted(f"{name}: {', '.join(sorted(found))}" for name, found in homes.items() if len(found) > 1)
 
 

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from router.http.connection import ClientGone, Connection
 from router.http.protocol import HttpRules, LimitedProtocol
-from shared.config.http_settings import HttpConfig
+from shared.config.settings.http_settings import HttpConfig
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import RequestMetrics, render

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from numba.core.caching import _CacheLocator
 
-from shared.config.cache_folder import kernels_folder
+from shared.config.machine.cache_folder import kernels_folder
 from tests.support.patience import HANG_GUARD_S
 from tests.support.small_site import closure, link_site
 

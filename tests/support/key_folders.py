@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.wire.key_files import (
+from shared.wire.keys.key_files import (
     ALLOWED,
     NODE,
     ROUTER,
@@ -18,7 +18,7 @@ from shared.wire.key_files import (
     write_pair,
     write_private,
 )
-from shared.wire.keyring import KeyRing
+from shared.wire.keys.keyring import KeyRing
 
 
 def make_keys(folder: Path, nodes: Sequence[str] = ("p", "d"), routers: Sequence[str] = ("router",)) -> Path:

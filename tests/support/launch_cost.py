@@ -150,7 +150,7 @@ def small(step: Any) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    from shared.gpu_kernel import launcher
+    from shared.gpu_kernel.launch import launcher
 
     print("| launches of | calls by Triton | bound | us by Triton | bound |", "|---|---|---|---|---|", sep="\n")
     with fake_driver(launcher):

@@ -16,14 +16,14 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
 from shared.core.sampling_params import SamplingParams
-from shared.kernel.step_layout import HostLengths, Layout
+from shared.kernel.code.step_layout import HostLengths, Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
-from shared.model.interface import Model, ModelInputs
+from shared.model.formats.opened import LoadOptions
 from shared.model.library.kinds import network_kind
 from shared.model.library.model import LibraryModel
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import Model, ModelInputs
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_whole
 

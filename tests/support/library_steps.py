@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.kernel.attention import AttentionInputs, hidden_keys, outside_window
-from shared.kernel.quantized import DTYPES, dequantize, quantize
-from shared.kernel.step_layout import HostLengths, Layout
+from shared.kernel.attention.attention import AttentionInputs, hidden_keys, outside_window
+from shared.kernel.code.quantized import DTYPES, dequantize, quantize
+from shared.kernel.code.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
 from shared.model.library.attention import PagedAttention
 from shared.model.library.layer_places import LatentHeads, LayerShape, places_of

@@ -10,23 +10,23 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from router.api.chat import ChatShape
-from router.api.choices_writer import ChoicesWriter
-from router.api.completions import CompletionShape
-from router.api.fields import GenerationFields
-from router.api.generation import Generation
-from router.api.generation_plan import PLAIN, AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
-from router.api.messages_writer import MessagesWriter
-from router.api.responses_writer import ResponsesWriter
-from router.api.stream_start import begin_stream
-from router.api.stream_token import Signer
-from router.api.writer import AnswerFacts, Writer
+from router.api.answer.generation_plan import PLAIN, AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
+from router.api.answer.stream_start import begin_stream
+from router.api.answer.stream_token import Signer
+from router.api.answer.writer import AnswerFacts, Writer
+from router.api.anthropic.messages_writer import MessagesWriter
+from router.api.fields.fields import GenerationFields
+from router.api.openai.chat import ChatShape
+from router.api.openai.choices_writer import ChoicesWriter
+from router.api.openai.completions import CompletionShape
+from router.api.openai.responses_writer import ResponsesWriter
+from router.api.site.generation import Generation
 from router.requests.effects import News, Update
 from router.requests.mailbox import Mailbox
 from router.requests.new_request import NewRequest
 from router.tenants.tenant import EVERYBODY
 from router.text.hashlm import HashTokenizer
-from router.tools.formats import BY_NAME
+from router.tools.calls.formats import BY_NAME
 from router.tools.reasoning import THINK, Thought
 from shared.core.sampling_params import SamplingParams
 from shared.observe.metrics import RequestMetrics

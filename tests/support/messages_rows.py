@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.api.messages import COUNT_TOKENS, MESSAGES
+from router.api.anthropic.messages import COUNT_TOKENS, MESSAGES
 from tests.support.field_rows import Row, calls, grammar_with, harmless, keeps, prompt_is, sampling, show
 from tests.support.nested_fields import SCHEMA
 

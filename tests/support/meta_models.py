@@ -9,15 +9,15 @@ import torch
 
 from shared.engine.buckets import PromptShape
 from shared.engine.graphs import FixedInputs
-from shared.kernel.block_weights import BlockWeights
-from shared.kernel.step_layout import HostLengths, Layout
+from shared.kernel.code.step_layout import HostLengths, Layout
+from shared.kernel.product.block_weights import BlockWeights
 from shared.kv.pool import KVPool
-from shared.model.config import LlamaConfig
-from shared.model.interface import ModelInputs, ModelSpec
-from shared.model.kernels import AS_DTYPE, Formats, fixed_kernels, gpu_kernels
-from shared.model.llama import LlamaModel, kv_planes
-from shared.model.tensor_shapes import tensor_shapes
-from shared.model.weights import load_weights
+from shared.model.formats.tensor_shapes import tensor_shapes
+from shared.model.llama.llama import LlamaModel, kv_planes
+from shared.model.math.config import LlamaConfig
+from shared.model.math.interface import ModelInputs, ModelSpec
+from shared.model.math.kernels import AS_DTYPE, Formats, fixed_kernels, gpu_kernels
+from shared.model.math.weights import load_weights
 
 META = torch.device("meta")
 PAGE_SIZE = 16

@@ -7,9 +7,9 @@ from itertools import groupby
 
 from router.tools.detect import AS_TEXT, READS_TOOLS
 from router.tools.reasoning import thought_tags
-from shared.config.frozen import LIBRARY
-from shared.model.gguf_config import GGUF_ARCHITECTURES
-from shared.model.hf_config import HF_ARCHITECTURES
+from shared.config.settings.frozen import LIBRARY
+from shared.model.formats.gguf_config import GGUF_ARCHITECTURES
+from shared.model.formats.hf_config import HF_ARCHITECTURES
 from tests.support import gguf_families, library_families, mtp_folders, template_turns, tiny_families
 from tests.support.family_templates import NO_TOOLS, PUBLISHED
 from tests.support.made_parts import with_part

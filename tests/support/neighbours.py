@@ -19,7 +19,7 @@ COMMIT = (Path(__file__).parent / "neighbour.txt").read_text("ascii").strip()
 NEXT = PROTOCOL_VERSION + 1
 Edit = tuple[str, str, str]  # file, old text, new text
 VERSIONS, MESSAGES = "shared/wire/versions.py", "shared/wire/messages.py"
-NODE, GATEWAY = "shared/node/node.py", "router/dispatch/gateway.py"
+NODE, GATEWAY = "shared/node/loop/node.py", "router/dispatch/gateway.py"
 
 VERSION: tuple[Edit, ...] = ((VERSIONS, f"PROTOCOL_VERSION = {PROTOCOL_VERSION}\n", f"PROTOCOL_VERSION = {NEXT}\n"),)
 FIELD_ADDED: tuple[Edit, ...] = (
@@ -36,7 +36,7 @@ FIELD_ADDED: tuple[Edit, ...] = (
 FIELD_IN_GRACE: tuple[Edit, ...] = (
     (VERSIONS, "GONE: dict[str, int] = {", f'GONE: dict[str, int] = {{"NodeLoad.cores": {NEXT}, '),
     ("shared/wire/node_parts.py", "    cores: Text  #", '    cores: Text = ""  #'),
-    ("router/api/admin.py", 'load.cores if load else ""', '""'),
+    ("router/api/admin/admin.py", 'load.cores if load else ""', '""'),
 )
 FIELD_DELETED: tuple[Edit, ...] = (
     (MESSAGES, "    lacks: Annotated[list[Name], Meta(max_length=MAX_NAMES)] = []", ""),

@@ -15,14 +15,14 @@ from decode_node.side import DecodeSide
 from prefill_node.pulls import TRANSPORTS
 from prefill_node.side import PrefillSide
 from shared.device.gpu import Gpu
-from shared.model.interface import Model
-from shared.node.context import NodeContext, NodeFacts
-from shared.node.core import NodeCore
-from shared.node.fingerprint import make_fingerprint
-from shared.node.mail import Dial, HangUp, Outgoing
-from shared.node.node import Node
+from shared.model.math.interface import Model
+from shared.node.build.fingerprint import make_fingerprint
+from shared.node.loop.context import NodeContext, NodeFacts
+from shared.node.loop.node import Node
+from shared.node.records.core import NodeCore
+from shared.node.records.mail import Dial, HangUp, Outgoing
+from shared.node.records.tombstones import Tombstones
 from shared.node.routers.dialled import Routers
-from shared.node.tombstones import Tombstones
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.api.generation_plan import GenerationPlan
-from router.api.ollama import OLLAMA_CHAT, OLLAMA_GENERATE
-from router.api.ollama_models import SHOW
+from router.api.answer.generation_plan import GenerationPlan
+from router.api.ollama.ollama import OLLAMA_CHAT, OLLAMA_GENERATE
+from router.api.ollama.ollama_models import SHOW
 from tests.support.field_rows import Check, Row, Table, always, calls, grammar_with, harmless, prompt_is, sampling, show
 from tests.support.nested_fields import SCHEMA
 

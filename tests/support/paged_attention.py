@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape
-from shared.kernel.attention_numba import NumbaAttention
-from shared.kernel.rope import inverse_frequencies, rope_tables
-from shared.kernel.step_layout import HostLengths, Layout
-from shared.kernel.team import Team
+from shared.kernel.attention.attention import AttentionBackend, AttentionInputs, AttentionShape
+from shared.kernel.attention.attention_numba import NumbaAttention
+from shared.kernel.attention.rope import inverse_frequencies, rope_tables
+from shared.kernel.code.step_layout import HostLengths, Layout
+from shared.kernel.team.team import Team
 
 MAX_LEN = 200
 CPU = torch.device("cpu")

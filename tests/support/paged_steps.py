@@ -8,11 +8,17 @@ from typing import Any
 
 import torch
 
-from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape, RopeTables, page_hadamard
-from shared.kernel.block_weights import hadamard
-from shared.kernel.quantized import DTYPES, quantize
-from shared.kernel.rope import inverse_frequencies, rope_tables
-from shared.kernel.step_layout import Layout
+from shared.kernel.attention.attention import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionShape,
+    RopeTables,
+    page_hadamard,
+)
+from shared.kernel.attention.rope import inverse_frequencies, rope_tables
+from shared.kernel.code.quantized import DTYPES, quantize
+from shared.kernel.code.step_layout import Layout
+from shared.kernel.product.block_weights import hadamard
 from tests.support.draft_trees import depths, draw_parents, visible_bits
 
 MAX_LEN = 700

@@ -13,8 +13,8 @@ import msgspec
 from prefill_node.side import PrefillSide
 from shared.core.page_identity import KEY_BYTES, identities, prefix_keys
 from shared.core.sampling_params import SamplingParams
-from shared.model.interface import Model
-from shared.node.node import Node
+from shared.model.math.interface import Model
+from shared.node.loop.node import Node
 from shared.transfer.frames import FrameReceiver
 from shared.transfer.interface import Frames, PageList
 from shared.wire.codec import key_of

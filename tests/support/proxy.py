@@ -19,10 +19,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shared.config.endpoints import KEY_MARK
+from shared.config.settings.endpoints import KEY_MARK
 from shared.core.errors import WireError
 from shared.wire.codec import decode, encode
-from shared.wire.key_files import KeyPair, new_pair, read_pair
+from shared.wire.keys.key_files import KeyPair, new_pair, read_pair
 from shared.wire.messages import AnyMessage, Message
 from tests.support.curve_ends import (
     CLIENT_GREETING,

@@ -13,7 +13,7 @@ from shared.engine.plan import StepResult
 from shared.engine.verify import Drafts, Verified
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelOutput
+from shared.model.math.interface import ModelOutput
 from tests.support.core_rig import Job
 from tests.support.draft_trees import draw_parents, path_to
 

@@ -15,18 +15,18 @@ from typing import Protocol
 
 import torch
 
-from shared.config.settings import SpecConfig
+from shared.config.settings.settings import SpecConfig
 from shared.core.sampling_params import SamplingParams
 from shared.device.group import RankGroup
 from shared.engine.drafter import Drafter
-from shared.kernel.team import Team as Threads
+from shared.kernel.team.team import Team as Threads
+from shared.model.formats.opened import LoadOptions
 from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.shard import HashLMShard
-from shared.model.interface import Model
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.model.shard import load_shard
-from shared.node.node import Node
+from shared.model.loading.load import load_model
+from shared.model.loading.shard import load_shard
+from shared.model.math.interface import Model
+from shared.node.loop.node import Node
 from shared.speculation.drafters import make_drafter
 from shared.transfer.transports import open_group
 from tests.support.core_rig import MAX_CONTEXT, CoreKnobs, Job, draw_jobs, make_core, retract_somebody, run_local

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from shared.config import ray_settings
+from shared.config.settings import ray_settings
 from shared.core import launcher
 from tests.support.installed import other_project
 from tests.support.patience import HANG_GUARD_S

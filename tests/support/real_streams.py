@@ -16,22 +16,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from router.text.grammars import of_regex
-from shared.config.pieces import make_pieces
-from shared.config.settings import SpecConfig
+from shared.config.models.pieces import make_pieces
+from shared.config.settings.settings import SpecConfig
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import PARAMETERS, SamplingParams
 from shared.device.cpu import do_nothing
 from shared.engine.plan import StepPlan, StepResult
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars
-from shared.kernel.team import Team
-from shared.model.interface import Model
-from shared.model.kernels import Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.node.core import NodeCore
-from shared.node.node import Node
-from shared.sched.draft_length import WidthChoice, make_width_choice
+from shared.kernel.team.team import Team
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import Model
+from shared.model.math.kernels import Formats
+from shared.node.loop.node import Node
+from shared.node.records.core import NodeCore
+from shared.sched.steps.draft_length import WidthChoice, make_width_choice
 from shared.speculation.drafters import make_drafter
 from shared.wire.messages import Key, TokenLogprob
 from tests.support.core_rig import MAX_CONTEXT, CoreKnobs, Job, Outcome, draw_jobs, make_core, name_of, run_local

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.api.responses import RESPONSES
+from router.api.openai.responses import RESPONSES
 from tests.support.field_rows import (
     Check,
     calls,

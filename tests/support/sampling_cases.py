@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shared.core.sampling_params import BY_NAME, NUMBERS, SamplingParams
-from shared.kernel.noise import torch_gumbel, torch_noise_bits, torch_row_keys
+from shared.kernel.sampling.noise import torch_gumbel, torch_noise_bits, torch_row_keys
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.params import params_of
 from shared.sample.sampler_torch import OutputRows, rank_candidates_torch, sample_torch

@@ -8,7 +8,7 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.drafter import Drafter
 from shared.engine.plan import StepPlan
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from tests.support.core_rig import CoreKnobs, Job, Outcome, make_core
 from tests.support.simulated_streams import World
 

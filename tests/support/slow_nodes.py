@@ -12,8 +12,8 @@ from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.sim_cluster import SimCluster, SimNode
 from deploy.tools.plan.tokens import SimTokens
+from deploy.tools.traffic.figures.summary import Summary, summarize
 from deploy.tools.traffic.load_plan import LoadPlan
-from deploy.tools.traffic.summary import Summary, summarize
 from router.fleet.prompt_cost import COUNTERS
 from router.fleet.slowness import STEP_SECONDS, Share
 from router.policy.placement import Placer

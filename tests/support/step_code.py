@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from shared.gpu_kernel import launcher
-from shared.gpu_kernel.signatures import Signature, signature_of
+from shared.gpu_kernel.launch import launcher
+from shared.gpu_kernel.launch.signatures import Signature, signature_of
 from tests.support import ahead
 from tests.support.gpu_counts import COUNTED, count_step, llama
 

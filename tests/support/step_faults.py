@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from shared.core.errors import StepFailed
 from shared.core.states import FinishReason
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from tests.support.core_rig import Job, Outcome, run_local
 
 PLACES = ("forward", "sample", "propose", "extend", "copy")

@@ -21,14 +21,14 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Metric
 
 from deploy.cli import make_parser
-from router.api.known_fields import APIS
+from router.api.site.known_fields import APIS
 from router.fleet.gateway_metrics import GatewayMetrics
 from router.fleet.registry import Registry
 from router.http.certificate import show_expiry
 from shared.config.flags import concerns_of, fields_of
 from shared.config.load import all_concerns
-from shared.config.options import option_of
 from shared.config.processes import RayClusterConfig
+from shared.config.settings.options import option_of
 from shared.observe.metric_names import NODE_HISTOGRAMS, QUEUE_PREFIX, QUEUE_STAGES
 from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics
 from shared.observe.node_metrics import NodeMetrics

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from router.text.chat_template import JinjaTemplate
-from router.text.conversation import Conversation, normalized
+from router.text.chat.chat_template import JinjaTemplate
+from router.text.chat.conversation import Conversation, normalized
+from router.text.chat.interface import ChatTemplate, TextModel
 from router.text.hashlm import hash_text_model
-from router.text.interface import ChatTemplate, TextModel
 from router.tools.detect import ARGUMENTS, PROBE, Speech, speech_of
 from router.tools.reasoning import Thought, thought_of
 from shared.core.errors import InvalidRequest

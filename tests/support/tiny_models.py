@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 import transformers
 
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
-from shared.model.interface import LayerMarks, Model, ModelInputs
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import LayerMarks, Model, ModelInputs
 
 VOCAB = 97
 

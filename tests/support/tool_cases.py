@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from router.tools.declared import Tool, parse_tools
-from router.tools.deltas import WholeCall
+from router.tools.calls.deltas import WholeCall
+from router.tools.schemas.declared import Tool, parse_tools
 from tests.support.tool_formats import WRITTEN
 
 WEATHER: dict[str, Any] = {

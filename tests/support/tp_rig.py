@@ -17,8 +17,8 @@ import torch.distributed as dist
 from shared.core.errors import RankLost
 from shared.device.group import RankGroup
 from shared.kv.pool import KVPool
-from shared.model.interface import Model
 from shared.model.library import loading
+from shared.model.math.interface import Model
 from shared.ranks.dp import DPRanks, follow_dp
 from shared.ranks.tp import Ranks, TPRanks, follow_tp
 from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local

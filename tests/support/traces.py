@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shared.engine.plan import StepResult
 from shared.model.hashlm.draft import expected_accept_len
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from tests.support.core_rig import Job
 
 WIDTH = 4

@@ -6,8 +6,8 @@ import torch
 import transformers
 
 from benchmarks.engine_model import reference_network
-from shared.config.model_path import bundled_gguf
-from shared.model.opened import open_model
+from shared.config.models.model_path import bundled_gguf
+from shared.model.formats.opened import open_model
 
 
 def default_model_in_transformers() -> transformers.PreTrainedModel:

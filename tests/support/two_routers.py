@@ -17,8 +17,8 @@ from router.requests.new_request import NewRequest
 from router.tenants.book import Tenants
 from router.tenants.keys_file import NO_KEYS, parse_keys
 from shared.core.sampling_params import SamplingParams
-from shared.node.mail import Dial, HangUp, Outgoing
-from shared.node.node import Node
+from shared.node.loop.node import Node
+from shared.node.records.mail import Dial, HangUp, Outgoing
 from shared.node.routers.dialled import Routers
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce

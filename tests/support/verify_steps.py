@@ -13,7 +13,7 @@ from shared.engine.boundary import SameMemory
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.engine.plan import RowId, StepPlan
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
 from shared.sample.interface import SamplingBatch
 
 PLAIN = SamplingParams(9)

@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from deploy.tools.traffic.driver import Driver, LoadRequest
-from deploy.tools.traffic.record import RequestRecord
-from deploy.tools.traffic.workload import Session, Turn
+from deploy.tools.traffic.figures.record import RequestRecord
+from deploy.tools.traffic.workloads.driver import Driver, LoadRequest
+from deploy.tools.traffic.workloads.workload import Session, Turn
 
 
 @dataclass(frozen=True, slots=True)

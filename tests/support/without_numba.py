@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from shared.node.core import NodeCore
+    from shared.node.records.core import NodeCore
     from tests.support.cuda_core import Kind
 
 BANNED = ("numba", "llvmlite")
@@ -52,7 +52,7 @@ def streams(core: NodeCore, grammar: str) -> list[list[int]]:
     from shared.core.keys import RequestKey
     from shared.core.request import Request
     from shared.core.sampling_params import SamplingParams
-    from shared.sched.events import Ended
+    from shared.sched.steps.events import Ended
 
     asked = (
         SamplingParams(TOKENS, temperature=0.0, grammar=grammar),

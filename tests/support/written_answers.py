@@ -9,13 +9,13 @@ import httpx2
 import openai
 from openai.types.responses import ResponseCompletedEvent, ResponseIncompleteEvent
 
-from router.api.choice_text import Delta
-from router.api.generation_plan import AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
-from router.api.prompts import Prompts
-from router.api.writer import AnswerFacts, Counts, Writer
+from router.api.answer.choice_text import Delta
+from router.api.answer.generation_plan import AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
+from router.api.answer.prompts import Prompts
+from router.api.answer.writer import AnswerFacts, Counts, Writer
 from router.text.hashlm import HashTokenizer
 from router.tools.answer import AnswerReader
-from router.tools.formats import BY_NAME
+from router.tools.calls.formats import BY_NAME
 from router.tools.reasoning import Thought
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api.admin_adapters import AdapterAdmin, Order
+from router.api.admin.admin_adapters import AdapterAdmin, Order
 from router.fleet.registry import RegisteredNode
 from router.http.errors import AdminIsOff, Conflict, NotFound
 from shared.core.errors import BatonError, InvalidRequest, NoNodes
@@ -123,7 +123,7 @@ def test_a_slow_node_is_not_waited_for_long() -> None:
 
 
 def test_a_lost_order_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.api.admin_adapters.AGAIN_S", 0.0)
+    monkeypatch.setattr("router.api.admin.admin_adapters.AGAIN_S", 0.0)
     site = Site(p0=lambda order, count: None if count < 3 else LOADED(order, count))
     assert states(site.load()) == {"p0": "loaded"}
     assert len({order.number for _, order in site.sent}) == 1

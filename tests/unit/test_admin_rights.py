@@ -14,9 +14,9 @@ from starlette.types import Message
 
 from deploy import cli
 from deploy.router_http import seers_key
-from router.api.admin import AdminHandlers
+from router.api.admin.admin import AdminHandlers
 from router.api.endpoint import EndpointRules
-from router.api.routes import admin_routes, build_routes
+from router.api.site.routes import admin_routes, build_routes
 from router.http.connection import Connection
 from router.tenants import book
 from router.tenants.book import KeysFollower, Tenants

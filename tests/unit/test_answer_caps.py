@@ -9,20 +9,20 @@ from unittest.mock import Mock
 
 import pytest
 
-from router.api.chat import CHAT, Chat
-from router.api.completions import COMPLETIONS, Completions
-from router.api.generation_plan import Contexts
-from router.api.messages import Messages
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
-from router.api.responses import Responses
+from router.api.answer.generation_plan import Contexts
+from router.api.anthropic.messages import Messages
+from router.api.ask.resolve import Resolver
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT, Chat
+from router.api.openai.completions import COMPLETIONS, Completions
+from router.api.openai.responses import Responses
 from router.app import make_resolver
 from router.http.ignored import LOWERED
 from router.text.hashlm import hash_text_model
 from router.tools.detect import Speech
 from shared.config.load import load
 from shared.config.processes import RouterProcessConfig
-from shared.config.settings import LimitsConfig
+from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 from shared.core.sampling_params import NEUTRAL
 from tests.support.field_rows import CONTEXT

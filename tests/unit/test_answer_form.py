@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api.chat import CHAT, Chat, ChatShape
-from router.api.choice_text import ChoiceText, Delta
-from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
-from router.api.structured import MAKERS
+from router.api.answer.choice_text import ChoiceText, Delta
+from router.api.answer.generation_plan import Contexts, GenerationPlan
+from router.api.ask.resolve import Resolver
+from router.api.ask.structured import MAKERS
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT, Chat, ChatShape
 from router.http.ignored import LOOSENED
-from router.text.chat_template import JinjaTemplate
+from router.text.chat.chat_template import JinjaTemplate
+from router.text.chat.interface import TextModel
 from router.text.hashlm import hash_text_model
-from router.text.interface import TextModel
-from router.tools.deltas import CallArguments, WholeAnswer, whole_answer
-from router.tools.formats import BY_NAME
-from shared.config.settings import LimitsConfig
+from router.tools.calls.deltas import CallArguments, WholeAnswer, whole_answer
+from router.tools.calls.formats import BY_NAME
+from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 from shared.core.states import FinishReason
 from tests.support.grammar_oracle import COMPILER, VOCABULARY

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.blocks import Block, BlockBegun, BlockEnded, BlockGrew, BlockKind, Blocks, whole_blocks
-from router.api.choice_text import Delta
-from router.api.generation_plan import AnswerForm
-from router.api.messages_writer import MessagesWriter
-from router.api.responses_writer import ResponsesWriter
-from router.api.writer import AnswerFacts
-from router.tools.format_row import CallIds
-from router.tools.formats import BY_NAME
+from router.api.answer.blocks import Block, BlockBegun, BlockEnded, BlockGrew, BlockKind, Blocks, whole_blocks
+from router.api.answer.choice_text import Delta
+from router.api.answer.generation_plan import AnswerForm
+from router.api.answer.writer import AnswerFacts
+from router.api.anthropic.messages_writer import MessagesWriter
+from router.api.openai.responses_writer import ResponsesWriter
+from router.tools.calls.format_row import CallIds
+from router.tools.calls.formats import BY_NAME
 from router.tools.reasoning import THINK, Thought, framed
 from shared.core.errors import Overloaded
 from shared.core.states import FinishReason

@@ -7,8 +7,8 @@ import pytest
 
 from shared.core.errors import StepFailed, WireError
 from shared.core.sampling_params import SamplingParams
-from shared.node.departure import Departure
-from shared.node.node import TAKEN_AT_ONCE, Node
+from shared.node.loop.node import TAKEN_AT_ONCE, Node
+from shared.node.records.departure import Departure
 from shared.wire.messages import Generate, Heartbeat, Key, Welcome
 from shared.wire.peers import PeerClosed, PeerUp
 from shared.wire.ranges import MAX_TAKEN

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from router.text.any_word import any_word
-from router.text.control_tokens import FIRST_PLACEHOLDER, ControlTokens, Placeholders
+from router.text.chat.any_word import any_word
+from router.text.chat.control_tokens import FIRST_PLACEHOLDER, ControlTokens, Placeholders
 from router.text.guarded_encoder import GuardedEncoder
 from tests.support.growth import TIMES, grows_linearly
 

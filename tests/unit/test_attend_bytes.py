@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shared.kernel.attend_bytes import fixed_bytes, most_run_tokens, run_bytes, run_sizes, score_row
-from shared.kernel.attend_numba import MOST_RUN_TOKENS, MOST_SCRATCH
-from shared.kernel.attention import AttentionShape, TorchAttention, page_hadamard
-from shared.kernel.attention_numba import page_items
-from shared.kernel.block_weights import hadamard
-from shared.kernel.byte_tiles import BLOCK
-from shared.kernel.items import Items
-from shared.kernel.quantized import dequantize, quantize
+from shared.kernel.attention.attend_bytes import fixed_bytes, most_run_tokens, run_bytes, run_sizes, score_row
+from shared.kernel.attention.attend_numba import MOST_RUN_TOKENS, MOST_SCRATCH
+from shared.kernel.attention.attention import AttentionShape, TorchAttention, page_hadamard
+from shared.kernel.attention.attention_numba import page_items
+from shared.kernel.code.items import Items
+from shared.kernel.code.quantized import dequantize, quantize
+from shared.kernel.product.block_weights import hadamard
+from shared.kernel.product.byte_tiles import BLOCK
 from tests.support.paged_attention import Paged, numba_backend, tables
 from tests.support.processors import run_python
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from shared.kernel.jit import kernel, tanh32
-from shared.kernel.team import Team
+from shared.kernel.code.jit import kernel, tanh32
+from shared.kernel.team.team import Team
 from shared.model.library import attention, compiled_attention
 from shared.model.library.attention import PagedAttention
 from shared.model.library.compiled_attention import CompiledAttention, kernels_know

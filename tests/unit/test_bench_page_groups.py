@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks import page_groups as bench
 from benchmarks.cluster import ROOT
+from benchmarks.layouts import page_groups as bench
 from tests.support.metrics_page import Metrics
 
 

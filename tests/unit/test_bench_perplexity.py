@@ -12,11 +12,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import perplexity as bench
+from benchmarks.engine import perplexity as bench
+from benchmarks.engine.perplexity import FIRST_SCORED, WINDOW, Found, check_ids, negative_log_likelihood, windows_of
 from benchmarks.engine_model import PagedRows
-from benchmarks.perplexity import FIRST_SCORED, WINDOW, Found, check_ids, negative_log_likelihood, windows_of
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
 from tests.support.tiny_llama import write_tiny_llama
 
 ABOUT = {"text": "t", "windows": 2, "code": "c"}

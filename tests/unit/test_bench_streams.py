@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import beside_smg, open_streams, traced_streams
-from benchmarks.beside_smg import check_streams, wait_for_models
 from benchmarks.compare import Figure
-from benchmarks.open_streams import ROOT, Child, is_good
+from benchmarks.routers import beside_smg, open_streams, traced_streams
+from benchmarks.routers.beside_smg import check_streams, wait_for_models
+from benchmarks.routers.open_streams import ROOT, Child, is_good
+from benchmarks.routers.stream_clients import Counts, Stream, trace_headers
 from benchmarks.sse_client import stream_completion
-from benchmarks.stream_clients import Counts, Stream, trace_headers
 from shared.core.trace_context import is_sampled, traceparent_of
 
 HEAD = b"HTTP/1.1 %s\r\nContent-Type: text/event-stream\r\n\r\n"

@@ -14,10 +14,11 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from shared.core.errors import ConfigError
-from shared.kernel import amx
-from shared.kernel.amx_product import SUMS_AT, SUMS_BYTES
-from shared.kernel.block_product import BlockTileLinear, pack, uses_amx
-from shared.kernel.block_weights import (
+from shared.kernel.code.jit import processor_features
+from shared.kernel.product import amx
+from shared.kernel.product.amx_product import SUMS_AT, SUMS_BYTES
+from shared.kernel.product.block_product import BlockTileLinear, pack, uses_amx
+from shared.kernel.product.block_weights import (
     CODE_BLOCK,
     MOST_CODE,
     SIGN_BIT,
@@ -33,17 +34,16 @@ from shared.kernel.block_weights import (
     quantize_weight,
     recode,
 )
-from shared.kernel.dot import Dot, best_dot
-from shared.kernel.jit import processor_features
-from shared.kernel.linear import PlainBlockLinear
-from shared.kernel.team import Team
-from shared.model.gguf_blocks import LAYOUTS, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, blocks_of
-from shared.model.gguf_file import GgufFile
-from shared.model.kernels import Formats
-from shared.model.llama_compiled import CompiledLlama
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.model.weights import read_weight
+from shared.kernel.product.dot import Dot, best_dot
+from shared.kernel.product.linear import PlainBlockLinear
+from shared.kernel.team.team import Team
+from shared.model.formats.gguf_blocks import LAYOUTS, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, blocks_of
+from shared.model.formats.gguf_file import GgufFile
+from shared.model.formats.opened import LoadOptions
+from shared.model.llama.llama_compiled import CompiledLlama
+from shared.model.loading.load import load_model
+from shared.model.math.kernels import Formats
+from shared.model.math.weights import read_weight
 from tests.support import tiny_gguf
 from tests.support.processors import run_python
 from tests.support.tiny_gguf import HIDDEN, VOCAB, values, write

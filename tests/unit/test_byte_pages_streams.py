@@ -11,13 +11,13 @@ import torch
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
-from shared.kernel.quantized import DTYPES
-from shared.model.kernels import Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.node.core import NodeCore
-from shared.sched.settings import SchedSettings
+from shared.kernel.code.quantized import DTYPES
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.kernels import Formats
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.records.core import NodeCore
+from shared.sched.steps.settings import SchedSettings
 from shared.speculation.ngram import NgramWorkerV2
 from tests.support.core_pair import CorePair, run_pair
 from tests.support.core_rig import Job, assert_whole, run_local

@@ -8,9 +8,9 @@ import pytest
 
 from router.fleet.prefix_index import PageIndex
 from shared.core.sampling_params import SamplingParams
-from shared.node import cache_teller
-from shared.node.cache_teller import RING_BATCHES, CacheTeller
-from shared.node.core import NodeCore
+from shared.node.records import cache_teller
+from shared.node.records.cache_teller import RING_BATCHES, CacheTeller
+from shared.node.records.core import NodeCore
 from shared.wire.messages import CacheEvents
 from tests.support.core_rig import CoreKnobs, Job, make_core
 

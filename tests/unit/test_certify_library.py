@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
-from shared.model.interface import Model
+from shared.model.math.interface import Model
 from shared.wire.fitting import BY_LIBRARY
 from tests.support.certified_replays import certified, forced, verdicts, with_tokens
 from tests.support.core_rig import Job, make_core, run_local

@@ -13,10 +13,10 @@ from gguf.quants import quantize
 from router.certify.record import ShownAnswer
 from shared.core import launcher
 from shared.core.sampling_params import SamplingParams
-from shared.model.interface import Model
-from shared.model.kernels import Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import Model
+from shared.model.math.kernels import Formats
 from tests.support.certified_replays import resumed, shown_answers, write_log
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import CoreKnobs, Job, make_core, run_local

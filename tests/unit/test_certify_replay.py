@@ -13,8 +13,8 @@ import pytest
 from deploy.tools.certify.replay import Replayer, ReplayTask, ReplayVerdict
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
-from shared.model.opened import PLAIN_END
-from shared.node.core import NodeCore
+from shared.model.formats.opened import PLAIN_END
+from shared.node.records.core import NodeCore
 from tests.support.certified_replays import certified, forced, resumed, verdicts, with_tokens
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import (

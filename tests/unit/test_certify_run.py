@@ -26,11 +26,11 @@ from router.certify.record import AnswerRecord, BadCertificate, CertifiedNumeric
 from router.certify.signing import read_record
 from router.text.hashlm import HashTokenizer
 from shared.config.load import load
-from shared.config.text_settings import TextConfig
+from shared.config.settings.text_settings import TextConfig
 from shared.core.sampling_params import SamplingParams
-from shared.model.opened import FIXED_END, HASH_ENDS
-from shared.node.core import NodeCore
-from shared.node.fingerprint import make_fingerprint
+from shared.model.formats.opened import FIXED_END, HASH_ENDS
+from shared.node.build.fingerprint import make_fingerprint
+from shared.node.records.core import NodeCore
 from tests.support.certified import choice_facts, shown_of
 from tests.support.certified_replays import SIGNER, write_log
 from tests.support.core_rig import CoreKnobs, Job, make_core, name_of, run_local

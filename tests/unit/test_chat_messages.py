@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from router.api.chat import CHAT
-from router.api.chat_messages import Turn, turns_of
-from router.api.parse import BodyParser
-from router.api.parts import Parts
+from router.api.ask.parts import Parts
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT
+from router.api.openai.chat_messages import Turn, turns_of
 from shared.core.errors import InvalidRequest
 
 PARSER = BodyParser(CHAT)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from router.text import template_sandbox
-from router.text.call_arguments import MAX_DEPTH, WHOLE, as_object
-from router.text.chat_prompt import chat_text
-from router.text.chat_template import JinjaTemplate
-from router.text.conversation import Conversation, Scalar, normalized
+from router.text.chat import template_sandbox
+from router.text.chat.call_arguments import MAX_DEPTH, WHOLE, as_object
+from router.text.chat.chat_prompt import chat_text
+from router.text.chat.chat_template import JinjaTemplate
+from router.text.chat.conversation import Conversation, Scalar, normalized
+from router.text.chat.interface import TextModel
 from router.text.hashlm import HashTokenizer, PlainTemplate
-from router.text.interface import TextModel
 from shared.core.errors import ConfigError, InvalidRequest
 
 USER = {"role": "user", "content": "hi"}

@@ -11,14 +11,14 @@ import tokenizers
 import transformers
 from tokenizers import models
 
-from router.text import template_sandbox
-from router.text.chat_prompt import chat_text
-from router.text.chat_template import JinjaTemplate
-from router.text.control_tokens import ControlTokens
-from router.text.conversation import Conversation
+from router.text.chat import template_sandbox
+from router.text.chat.chat_prompt import chat_text
+from router.text.chat.chat_template import JinjaTemplate
+from router.text.chat.control_tokens import ControlTokens
+from router.text.chat.conversation import Conversation
+from router.text.chat.interface import TextModel
+from router.text.chat.normal_form import Renderer
 from router.text.hashlm import HashTokenizer
-from router.text.interface import TextModel
-from router.text.normal_form import Renderer
 from shared.core.errors import InvalidRequest
 from tests.support.chat_cases import as_hugging_face_gets_it, conversation
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.fields import GenerationFields, JsonSchemaFormat, ResponseFormat, StructuredOutputs
-from router.api.structured import grammar_of
-from router.text.interface import VocabFacts
-from router.tools.closed_objects import prepared
+from router.api.ask.structured import grammar_of
+from router.api.fields.fields import GenerationFields, JsonSchemaFormat, ResponseFormat, StructuredOutputs
+from router.text.chat.interface import VocabFacts
+from router.tools.schemas.closed_objects import prepared
 from tests.support.drawn_schemas import NAMES
 from tests.support.grammar_oracle import COMPILER, VOCABULARY
 

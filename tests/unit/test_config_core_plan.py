@@ -21,7 +21,7 @@ from shared.config.core_plan import (
     plan_cores,
     usable_cores,
 )
-from shared.config.settings import ParallelConfig
+from shared.config.settings.settings import ParallelConfig
 
 
 def test_two_cores_one_pair():

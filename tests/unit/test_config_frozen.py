@@ -6,9 +6,9 @@ from dataclasses import fields
 
 import pytest
 
-from shared.config.frozen import ENCODER, PIPELINE, FrozenPath
-from shared.config.options import flag_name
 from shared.config.processes import NodeParts
+from shared.config.settings.frozen import ENCODER, PIPELINE, FrozenPath
+from shared.config.settings.options import flag_name
 from shared.core.errors import ConfigError
 
 PATH = FrozenPath("old carts", {"--sail": "have no mast", "--oars": "have no mast", "--bell": "make no noise"})

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shared.config.flags import add_flags, concerns_of, fields_of, given_values, to_argv
 from shared.config.load import load
-from shared.config.options import option_of
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
+from shared.config.settings.options import option_of
 from shared.core.errors import ConfigError
 from tests.support.changed_config import replaced
 

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from shared.config.model_path import ModelKind, resolve_model
+from shared.config.models.model_path import ModelKind, resolve_model
 from shared.core.errors import ConfigError
 
 

@@ -8,12 +8,8 @@ import re
 import pytest
 
 from shared.config.core_plan import CorePlan
-from shared.config.endpoints import check_endpoint, is_ipv6, is_loopback, tcp_endpoint
 from shared.config.flags import concerns_of, fields_of, sections_of
-from shared.config.http_settings import HttpConfig
 from shared.config.load import all_concerns
-from shared.config.local_settings import LocalConfig
-from shared.config.options import option_of, parse_bytes
 from shared.config.processes import (
     ClusterConfig,
     NodeParts,
@@ -22,8 +18,12 @@ from shared.config.processes import (
     RouterProcessConfig,
     router_process,
 )
-from shared.config.router_settings import RouterConfig
-from shared.config.settings import (
+from shared.config.settings.endpoints import check_endpoint, is_ipv6, is_loopback, tcp_endpoint
+from shared.config.settings.http_settings import HttpConfig
+from shared.config.settings.local_settings import LocalConfig
+from shared.config.settings.options import option_of, parse_bytes
+from shared.config.settings.router_settings import RouterConfig
+from shared.config.settings.settings import (
     MemoryConfig,
     ModelConfig,
     NodeConfig,
@@ -32,7 +32,7 @@ from shared.config.settings import (
     SecurityConfig,
     SpecConfig,
 )
-from shared.config.transfer_settings import TransferConfig
+from shared.config.settings.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
 from shared.wire.zeromq.link import open_router
 from shared.wire.zeromq.link_options import LinkOptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.config.settings import NodeConfig, TimeoutsConfig
-from shared.config.silence import link_silence
+from shared.config.settings.settings import NodeConfig, TimeoutsConfig
+from shared.config.settings.silence import link_silence
 
 LONGEST_FREEZE_S, LONGEST_PAUSE_S = 1.0, 2.0
 FOR_AN_ANSWER_S = 0.4  # what a busy machine may take to wake somebody who was frozen for a second

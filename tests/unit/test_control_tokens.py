@@ -12,18 +12,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from router.text.chat_prompt import chat_ids, chat_pieces, chat_text
-from router.text.chat_template import JinjaTemplate
-from router.text.control_tokens import FIRST_PLACEHOLDER, LAST_PLACEHOLDER, ControlTokens
-from router.text.conversation import Conversation
+from router.text.chat.chat_prompt import chat_ids, chat_pieces, chat_text
+from router.text.chat.chat_template import JinjaTemplate
+from router.text.chat.control_tokens import FIRST_PLACEHOLDER, LAST_PLACEHOLDER, ControlTokens
+from router.text.chat.conversation import Conversation
+from router.text.chat.interface import TextModel, VocabFacts
 from router.text.fast_tokenizer import FastTokenizer
 from router.text.folder_tokenizer import load_folder
 from router.text.guarded_encoder import GuardedEncoder
 from router.text.hashlm import HashTokenizer
-from router.text.interface import TextModel, VocabFacts
 from router.text.load import load_text_model
-from shared.config.text_settings import TextConfig
-from shared.config.vocab_bytes import byte_level_decoder, byte_table
+from shared.config.models.vocab_bytes import byte_level_decoder, byte_table
+from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import InvalidRequest
 
 TURN = "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from shared.config.processes import NodeParts
-from shared.config.settings import MemoryConfig, ParallelConfig, SpecConfig
+from shared.config.settings.settings import MemoryConfig, ParallelConfig, SpecConfig
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth, overshoot
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
 from shared.kv.layout import page_bytes
 from shared.kv.pool import KVPool
+from shared.model.formats.opened import MOST_STAGES, MOST_WIDTH, LoadOptions
 from shared.model.hashlm.model import HashLM
-from shared.model.interface import ModelInputs
-from shared.model.opened import MOST_STAGES, MOST_WIDTH, LoadOptions
-from shared.model.pipeline import load_pipeline
-from shared.node.memory_plan import MemoryPlan, plan_memory
+from shared.model.loading.pipeline import load_pipeline
+from shared.model.math.interface import ModelInputs
+from shared.node.build.memory_plan import MemoryPlan, plan_memory
 from tests.support.core_rig import CoreKnobs, make_core
 from tests.support.scripted_core import job
 from tests.support.tiny_families import WHOLE, llama

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.kernel import core_table
-from shared.kernel.core_table import CoreTable, CoreUse, NoTable, Owner
-from shared.kernel.core_words import GUEST, HOLDER, NUM_SLOTS
+from shared.kernel.team import core_table
+from shared.kernel.team.core_table import CoreTable, CoreUse, NoTable, Owner
+from shared.kernel.team.core_words import GUEST, HOLDER, NUM_SLOTS
 from tests.support.patience import HANG_GUARD_S
 
 
@@ -105,7 +105,7 @@ def test_without_shared_memory_the_plan_stays_fixed(monkeypatch: pytest.MonkeyPa
 JOIN = """
 import sys, time
 from pathlib import Path
-from shared.kernel.core_table import CoreTable, Owner, through_gate
+from shared.kernel.team.core_table import CoreTable, Owner, through_gate
 table = CoreTable(Owner("other", (1,), (0,)), Path(sys.argv[1]))
 {then}
 print(table.slot, flush=True)
@@ -192,7 +192,7 @@ def test_the_gate_admits_one_at_a_time_while_the_folder_changes(folder: Path) ->
     code = """
 import sys
 from pathlib import Path
-from shared.kernel.core_table import CoreTable, Owner
+from shared.kernel.team.core_table import CoreTable, Owner
 for n in range(200):
     table = CoreTable(Owner(sys.argv[2], (int(sys.argv[2]),), ()), Path(sys.argv[1]))
     table.hold_own()

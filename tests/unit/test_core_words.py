@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numba import types
 
-from shared.kernel import core_words
-from shared.kernel.core_words import GUEST, HOLDER, LINE_BYTES, PATIENCE_NS
-from shared.kernel.jit import compile_c
-from shared.kernel.team import system_calls
+from shared.kernel.code.jit import compile_c
+from shared.kernel.team import core_words
+from shared.kernel.team.core_words import GUEST, HOLDER, LINE_BYTES, PATIENCE_NS
+from shared.kernel.team.team import system_calls
 
 NUM_CORES = 16
 LONGEST_SHARE_MS = 2.0

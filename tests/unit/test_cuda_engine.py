@@ -12,7 +12,7 @@ import torch
 
 from shared.core.keys import RequestKey
 from shared.engine.plan import Admission, HistorySeed, RowId
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from shared.sample.interface import TokenMasks
 from shared.wire.messages import TokenLogprob
 from tests.support.core_rig import Job, Outcome, assert_whole, name_of, run_local

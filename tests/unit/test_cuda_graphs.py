@@ -13,12 +13,12 @@ from shared.config.processes import NodeProcessConfig
 from shared.engine import buckets
 from shared.engine.buckets import PROMPT_TOKENS
 from shared.engine.graphs import FixedInputs, FixedOutputs, GraphRunner
-from shared.kernel.attention import TorchAttention
-from shared.model.interface import ModelInputs
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.node.core import NodeCore
-from shared.node.graph_spec import GRAPH_TOKENS, GraphSpec, graphs_of
+from shared.kernel.attention.attention import TorchAttention
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import ModelInputs
+from shared.node.build.graph_spec import GRAPH_TOKENS, GraphSpec, graphs_of
+from shared.node.records.core import NodeCore
 from tests.support.core_rig import Job, Outcome, assert_whole, run_local
 from tests.support.cuda_core import KINDS, Kind, adapters_of, folder_of, make_core
 from tests.support.cuda_jobs import jobs_for

@@ -11,7 +11,7 @@ import torch
 from shared.device.cuda import CudaStream
 from shared.device.events import Event
 from shared.device.streams import make_streams
-from shared.kernel.experts import Experts
+from shared.kernel.product.experts import Experts
 from tests.support.patience import HANG_GUARD_S
 from tests.support.virtual_gpu.device import make_device
 

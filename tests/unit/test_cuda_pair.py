@@ -10,8 +10,8 @@ from functools import cache
 
 import pytest
 
-from shared.node.node import Node
-from shared.sched.prebuilt import Arrival
+from shared.node.loop.node import Node
+from shared.sched.steps.prebuilt import Arrival
 from shared.wire.messages import Installed, Prebuilt, Ready
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.cuda_core import Kind, make_core

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.choice_text import ChoiceText, Delta
-from router.api.generation_plan import AnswerForm, ShowOptions, UsageShown
+from router.api.answer.choice_text import ChoiceText, Delta
+from router.api.answer.generation_plan import AnswerForm, ShowOptions, UsageShown
 from router.text.hashlm import HashTokenizer
 from router.tools.answer import AnswerReader
-from router.tools.deltas import WholeAnswer, WholeCall, whole_answer
-from router.tools.formats import BY_NAME
+from router.tools.calls.deltas import WholeAnswer, WholeCall, whole_answer
+from router.tools.calls.formats import BY_NAME
 from router.tools.reasoning import THINK, Thought, framed
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason

@@ -22,11 +22,11 @@ from shared.config import core_plan
 from shared.config.core_plan import CorePlan
 from shared.config.flags import concerns_of, fields_of, given_values, sections_of
 from shared.config.load import load
-from shared.config.local_settings import LocalConfig
-from shared.config.options import flag_name
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
-from shared.config.router_settings import RouterConfig
-from shared.config.settings import ModelConfig, NodeConfig
+from shared.config.settings.local_settings import LocalConfig
+from shared.config.settings.options import flag_name
+from shared.config.settings.router_settings import RouterConfig
+from shared.config.settings.settings import ModelConfig, NodeConfig
 from shared.core import launcher
 from tests.support.changed_config import replaced
 from tests.support.ports import free_port

@@ -10,8 +10,8 @@ import pytest
 from deploy import cli
 from deploy.cluster import key_steps
 from shared.core.errors import ConfigError
-from shared.wire.key_files import NODE, ROUTER, parse_allowed, read_allowed, read_pair
-from shared.wire.keyring import KeyRing, ring_of_node, ring_of_router
+from shared.wire.keys.key_files import NODE, ROUTER, parse_allowed, read_allowed, read_pair
+from shared.wire.keys.keyring import KeyRing, ring_of_node, ring_of_router
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 

@@ -16,9 +16,9 @@ from deploy.tools.prove import client as prove_client
 from deploy.tools.prove import command, layers
 from deploy.tools.prove.layers import PLAIN, LayerRow, ReplayMode, mode_of, name_layer, replay
 from shared.core.errors import ConfigError
-from shared.model.llama import LlamaModel
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.formats.opened import LoadOptions
+from shared.model.llama.llama import LlamaModel
+from shared.model.loading.load import load_model
 from tests.support.serving import serving
 
 NUM_LAYERS = 3

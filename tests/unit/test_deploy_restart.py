@@ -17,7 +17,7 @@ from deploy.cluster.admin_key import ensure_key, with_admin_key
 from deploy.cluster.restart_policy import RestartPolicy
 from deploy.router_http import read_api_key
 from shared.config.processes import ClusterConfig
-from shared.config.router_settings import RouterConfig
+from shared.config.settings.router_settings import RouterConfig
 from shared.core.errors import ConfigError
 from shared.core.exit_codes import EXIT_DRAINED, exit_code_after, start_again_as
 from shared.observe.log import Logger

@@ -11,21 +11,21 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from router.api.answer_form import special_tokens
-from router.api.chat import CHAT, Chat
-from router.api.choice_text import ChoiceText
-from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
+from router.api.answer.choice_text import ChoiceText
+from router.api.answer.generation_plan import Contexts, GenerationPlan
+from router.api.ask.answer_form import special_tokens
+from router.api.ask.resolve import Resolver
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT, Chat
 from router.app import tell_speech
 from router.text.folder_tokenizer import load_folder
 from router.text.hashlm import hash_text_model
-from router.tools.deltas import WholeAnswer, whole_answer
+from router.tools.calls.deltas import WholeAnswer, whole_answer
+from router.tools.calls.formats import BY_NAME
 from router.tools.detect import Speech, speech_of
-from router.tools.formats import BY_NAME
 from router.tools.response_template import response_template_of
-from shared.config.settings import LimitsConfig
-from shared.config.text_settings import TextConfig
+from shared.config.settings.settings import LimitsConfig
+from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import InvalidRequest
 from shared.core.states import FinishReason
 from tests.unit.test_answer_form import JSON, TOOL, follows

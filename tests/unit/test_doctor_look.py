@@ -32,7 +32,7 @@ from deploy.tools.doctor.look_here import (
 )
 from deploy.tools.doctor.look_router import NoRouterError, look_at_router
 from deploy.tools.doctor.visit import as_json, as_text, dial_all, key_folders, user_of
-from shared.config.host_memory import read_pairs
+from shared.config.machine.host_memory import read_pairs
 from shared.core import launcher
 from shared.core.errors import ConfigError
 from tests.support.doctor_facts import PAIR, cluster, machine

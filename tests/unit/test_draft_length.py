@@ -12,7 +12,7 @@ import pytest
 
 from shared.core.keys import RequestKey
 from shared.engine.plan import RowId, StepResult
-from shared.sched.draft_length import LONGEST_PROBE, MEMORY, PROBE_STEPS, DraftLength, WidthChoice
+from shared.sched.steps.draft_length import LONGEST_PROBE, MEMORY, PROBE_STEPS, DraftLength, WidthChoice
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
 ROW = RowId(RequestKey("test", 1, "r0", 0, 0), 0)

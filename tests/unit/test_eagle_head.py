@@ -9,17 +9,17 @@ import torch
 import transformers
 
 from shared.core.errors import ConfigError
-from shared.kernel.attention import AttentionInputs
-from shared.kernel.product import supports
-from shared.kernel.step_layout import Layout
-from shared.kernel.team import Team
+from shared.kernel.attention.attention import AttentionInputs
+from shared.kernel.code.step_layout import Layout
+from shared.kernel.product.product import supports
+from shared.kernel.team.team import Team
 from shared.kv.pool import KVPool
-from shared.model.draft_head import DraftOutput
-from shared.model.eagle_compiled import CompiledHead
-from shared.model.eagle_head import DraftTarget, EagleHead
-from shared.model.interface import Model, ModelInputs, ModelOutput
-from shared.model.load import load_eagle_head, load_model
-from shared.model.opened import LoadOptions
+from shared.model.formats.opened import LoadOptions
+from shared.model.llama.eagle_compiled import CompiledHead
+from shared.model.llama.eagle_head import DraftTarget, EagleHead
+from shared.model.loading.load import load_eagle_head, load_model
+from shared.model.math.draft_head import DraftOutput
+from shared.model.math.interface import Model, ModelInputs, ModelOutput
 from tests.support.draft_head import (
     AUX_LAYERS,
     DRAFT_VOCAB,

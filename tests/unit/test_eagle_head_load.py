@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from shared.config import model_path
-from shared.config.model_path import resolve_head
+from shared.config.models import model_path
+from shared.config.models.model_path import resolve_head
 from shared.core.errors import ConfigError
-from shared.model.config import LlamaConfig, RopeConfig
-from shared.model.eagle_file import HeadFolder, default_aux_layers
+from shared.model.llama.eagle_file import HeadFolder, default_aux_layers
+from shared.model.math.config import LlamaConfig, RopeConfig
 from tests.support.draft_head import (
     AUX_LAYERS,
     DRAFT_VOCAB,

@@ -12,28 +12,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.api.chat import CHAT, Chat
-from router.api.choices_writer import ChoicesWriter
-from router.api.completions import COMPLETIONS, Completions, CompletionShape
-from router.api.generation import Asker, Generation
-from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
-from router.api.tokenization import TokenizeRequest, ids_of
+from router.api.answer.generation_plan import Contexts, GenerationPlan
+from router.api.ask.resolve import Resolver
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT, Chat
+from router.api.openai.choices_writer import ChoicesWriter
+from router.api.openai.completions import COMPLETIONS, Completions, CompletionShape
+from router.api.openai.tokenization import TokenizeRequest, ids_of
+from router.api.site.generation import Asker, Generation
 from router.requests.new_request import NewRequest
+from router.text.chat.interface import TextModel, decode_ids
 from router.text.detokenizer import Detokenizer
 from router.text.folder_tokenizer import load_folder
-from router.text.interface import TextModel, decode_ids
-from shared.config.settings import LimitsConfig, SpecConfig
-from shared.config.text_settings import TextConfig
+from shared.config.settings.settings import LimitsConfig, SpecConfig
+from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import ConfigError, InvalidRequest
 from shared.device.gpu import MemoryInfo
-from shared.kernel.team import Team
-from shared.model.kernels import Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.model.pipeline import load_pipeline
-from shared.model.shard import load_shard
+from shared.kernel.team.team import Team
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.loading.pipeline import load_pipeline
+from shared.model.loading.shard import load_shard
+from shared.model.math.kernels import Formats
 from shared.speculation.drafters import make_drafter
 from tests.support.tiny_models import Rows
 from tests.support.tiny_t5 import EOS, PAD, VOCAB, greedy, text_of, write_tiny_t5

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shared.engine.boundary import Boundary, PinnedCopies, SameMemory
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from tests.support.boundary import GARBAGE, PoisonedSlots
 from tests.support.core_rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from tests.support.core_rig import some_follow_grammars as constrained

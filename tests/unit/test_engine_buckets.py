@@ -22,8 +22,8 @@ from shared.engine.buckets import (
     some_widths,
 )
 from shared.engine.graphs import Captured, FixedInputs
-from shared.kernel.step_layout import HostLengths, Layout, equal_bounds
-from shared.model.interface import ModelInputs
+from shared.kernel.code.step_layout import HostLengths, Layout, equal_bounds
+from shared.model.math.interface import ModelInputs
 from shared.observe.metric_names import EAGER_REASONS
 
 BUCKETS = Buckets.up_to(10, (1, 4), (100,), prompts=(8, 16, 24))

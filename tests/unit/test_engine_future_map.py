@@ -16,7 +16,7 @@ from shared.engine.carry import Carry
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, HistorySeed
-from shared.model.interface import ModelOutput
+from shared.model.math.interface import ModelOutput
 from tests.support.simulated_streams import World
 from tests.support.verify_steps import make_batch, make_plan
 

@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from shared.core.errors import IntegrityError
-from shared.model.interface import ModelOutput
+from shared.model.math.interface import ModelOutput
 from tests.support.scripted_core import Script, job
 
 

@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import RowId, StepPlan
-from shared.model.interface import LayerMarks
+from shared.model.math.interface import LayerMarks
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from tests.support.core_rig import some_follow_grammars as constrained
 from tests.support.grammar_oracle import following

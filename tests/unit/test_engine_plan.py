@@ -16,10 +16,10 @@ from shared.core.sampling_params import SamplingParams
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, HistorySeed, RowId, ScoreShare, StepPlan
-from shared.kernel.attention import rows_alone
-from shared.kernel.step_layout import Layout
+from shared.kernel.attention.attention import rows_alone
+from shared.kernel.code.step_layout import Layout
 from shared.model.hashlm.model import HashLM
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from shared.sample.interface import SamplingBatch
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core, run_local
 from tests.support.verify_steps import new_batch

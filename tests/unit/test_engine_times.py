@@ -11,7 +11,7 @@ import pytest
 from shared.device.clock import Mark
 from shared.engine.lease import StepTimes
 from shared.engine.plan import StepResult
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from tests.support.core_rig import CoreKnobs, draw_jobs, make_core, run_local
 
 TICK_S = 0.25

@@ -16,7 +16,7 @@ from shared.engine.verify import Drafts, Verified, in_order, last_token_idx, nex
 from shared.engine.window import counted_tokens, lay_out
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelOutput
+from shared.model.math.interface import ModelOutput
 from shared.sample.interface import SampleOutput
 from tests.support.draft_trees import depths, draw_parents, path_to, visible_bits
 from tests.support.verify_steps import make_batch, make_plan

@@ -8,9 +8,9 @@ import random
 import pytest
 import torch
 
-from shared.kernel.experts import Experts, GroupedExperts
-from shared.kernel.linear import Linear
-from shared.model import kernels
+from shared.kernel.product.experts import Experts, GroupedExperts
+from shared.kernel.product.linear import Linear
+from shared.model.math import kernels
 from tests.support.core_rig import assert_whole, run_local
 from tests.support.cuda_core import Kind, make_core
 from tests.support.cuda_jobs import jobs_for

@@ -19,15 +19,15 @@ from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.core.errors import ConfigError
 from shared.device.passed_checks import remember
 from shared.engine.engine import Engine
-from shared.kernel import flash_check
-from shared.kernel.attention import AttentionShape
-from shared.kernel.flash_check import MOST_DIFFERENCE, compare_attention
-from shared.kernel.flash_infer import LibraryAttention, packed_pages
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.node.attention_choice import library_attention
-from shared.node.core import NodeCore
-from shared.node.fingerprint import difference, make_fingerprint
+from shared.kernel.attention import flash_check
+from shared.kernel.attention.attention import AttentionShape
+from shared.kernel.attention.flash_check import MOST_DIFFERENCE, compare_attention
+from shared.kernel.attention.flash_infer import LibraryAttention, packed_pages
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.node.build.attention_choice import library_attention
+from shared.node.build.fingerprint import difference, make_fingerprint
+from shared.node.records.core import NodeCore
 from tests.support import fake_flashinfer
 from tests.support.core_rig import Job, assert_whole, run_local
 from tests.support.cuda_core import KINDS, Kind, folder_of, make_core
@@ -95,7 +95,7 @@ def test_the_host_waits_for_copies_of_plans_alone() -> None:
     _, _, counts = run_on("eager", kind_of("plain"), graphs=True)
     assert counts.syncs == 0 and counts.h2d_pageable == 0, counts.told()
     waits = {place.split(":")[0].removeprefix("waits ") for place in counts.by_place if place.startswith("waits")}
-    plans = "shared/kernel/flash_infer.py"
+    plans = "shared/kernel/attention/flash_infer.py"
     assert plans in waits and waits <= {plans, "shared/device/cuda.py", "shared/engine/graphs.py"}, waits
 
 

@@ -14,13 +14,13 @@ from tokenizers import models
 from transformers import AutoConfig
 
 from router.text.folder_tokenizer import load_folder
-from shared.config.family_defaults import FAMILY_DEFAULTS
-from shared.config.folder_facts import ANY_LENGTH, read_facts
-from shared.config.text_settings import TextConfig
-from shared.config.vocabulary import folder_vocabulary
+from shared.config.models.family_defaults import FAMILY_DEFAULTS
+from shared.config.models.folder_facts import ANY_LENGTH, read_facts
+from shared.config.models.vocabulary import folder_vocabulary
+from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import ConfigError
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
 from tests.support.library_families import FAMILIES, NESTED, SIZES, VOCAB, save, write_tokenizer
 from tests.support.tiny_llama import FAMILIES as TINY_FAMILIES
 from tests.support.tiny_llama import write_tiny_llama

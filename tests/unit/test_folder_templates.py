@@ -12,12 +12,12 @@ import transformers
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from router.text import gguf_tokenizer
-from router.text.chat_prompt import chat_text
-from router.text.conversation import Conversation
-from router.text.folder_templates import template_sources, template_tokens
+from router.text.chat.chat_prompt import chat_text
+from router.text.chat.conversation import Conversation
+from router.text.chat.folder_templates import template_sources, template_tokens
+from router.text.chat.interface import TextModel
 from router.text.folder_tokenizer import load_folder
-from router.text.interface import TextModel
-from shared.config.text_settings import TextConfig
+from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import ConfigError
 
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "image_token", "audio_token", "flag_token")

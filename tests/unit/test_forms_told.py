@@ -10,21 +10,21 @@ from unittest.mock import Mock
 
 import pytest
 
-from router.api.chat import CHAT, Chat
-from router.api.chat_task import tell_form
-from router.api.generation_api import GenerationApi
-from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.messages import COUNT_TOKENS, MESSAGES, Messages, counted
-from router.api.ollama import OLLAMA_CHAT, OllamaChat
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
-from router.api.responses import RESPONSES, Responses
-from router.api.tokenization import TOKENIZE, tokenized
+from router.api.answer.generation_plan import Contexts, GenerationPlan
+from router.api.anthropic.messages import COUNT_TOKENS, MESSAGES, Messages, counted
+from router.api.ask.generation_api import GenerationApi
+from router.api.ask.resolve import Resolver
+from router.api.fields.parse import BodyParser
+from router.api.ollama.ollama import OLLAMA_CHAT, OllamaChat
+from router.api.openai.chat import CHAT, Chat
+from router.api.openai.chat_task import tell_form
+from router.api.openai.responses import RESPONSES, Responses
+from router.api.openai.tokenization import TOKENIZE, tokenized
 from router.http.ignored import LOST, NORMALIZED
-from router.text.chat_template import JinjaTemplate
-from router.text.interface import TextModel
+from router.text.chat.chat_template import JinjaTemplate
+from router.text.chat.interface import TextModel
 from router.text.scripted import scripted_text_model
-from shared.config.settings import LimitsConfig
+from shared.config.settings.settings import LimitsConfig
 from shared.observe.log_once import LogOnce
 from tests.support.odd_histories import called, result, system, user
 from tests.unit.test_held_bodies import COUNT, Site, run

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from deploy import cli
-from shared.config import model_path
+from shared.config.models import model_path
 from shared.core import extras, launcher
 from shared.core.errors import ConfigError
 from shared.transfer.transports import available_transports

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from router.api.generation import Generation
+from router.api.site.generation import Generation
 from router.http.connection import Connection
 from router.http.full_collections import (
     FEW_OPEN,

@@ -10,9 +10,9 @@ import torch
 import transformers
 
 from shared.core.errors import ConfigError
-from shared.model.gguf_file import GgufFile
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions, open_model
+from shared.model.formats.gguf_file import GgufFile
+from shared.model.formats.opened import LoadOptions, open_model
+from shared.model.loading.load import load_model
 from tests.support import tiny_families
 from tests.support.gguf_families import write_gguf
 from tests.support.tiny_families import GEMMA_ROPE, SIZES, Make, llama, qwen2, qwen3

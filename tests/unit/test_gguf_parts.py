@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.config.gguf_parts import part_names, without_part
-from shared.config.model_names import names_of
-from shared.config.model_path import resolve_model
+from shared.config.models.gguf_parts import part_names, without_part
+from shared.config.models.model_names import names_of
+from shared.config.models.model_path import resolve_model
 from shared.core.errors import ConfigError
-from shared.model.gguf_file import GgufFile
+from shared.model.formats.gguf_file import GgufFile
 from tests.support.tiny_gguf import write
 
 NAMES = ("embed", "norm", "layers.0.q", "layers.0.down", "layers.0.mlp_norm")

@@ -15,12 +15,12 @@ import pytest
 import tokenizers
 
 from router.text import gguf_tokenizer, word_splits
+from router.text.chat.interface import TextModel, decode_ids
 from router.text.gguf_tokenizer import build_tokenizer, load_gguf
-from router.text.interface import TextModel, decode_ids
 from router.text.sentencepiece_bpe import merges_of
-from shared.config.text_settings import TextConfig
-from shared.config.vocab_bytes import byte_level_alphabet
-from shared.config.vocabulary import gguf_eos_ids, gguf_special, gguf_vocabulary
+from shared.config.models.vocab_bytes import byte_level_alphabet
+from shared.config.models.vocabulary import gguf_eos_ids, gguf_special, gguf_vocabulary
+from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import ConfigError
 from tests.support.odd_strings import odd_strings
 

@@ -49,12 +49,12 @@ REACHED = {
     "streams, graphs": ("shared.engine.graphs:GraphRunner._capture_one", "shared.engine.graphs:divide"),  # of prompts
     "streams, library": ("shared.model.library.on_device:keep_frequencies", "shared.engine.graphs:Captured.fits"),
     "kernels, products": (
-        "shared.kernel.scaled_product:ScaledLinear.__call__",
-        "shared.kernel.experts:GroupedLinear.__call__",
+        "shared.kernel.product.scaled_product:ScaledLinear.__call__",
+        "shared.kernel.product.experts:GroupedLinear.__call__",
     ),
     "attention of FlashInfer": (
-        "shared.kernel.flash_infer:PlannedRows.run_rows",
-        "shared.kernel.flash_infer:FlashInferAttention.plan_graph",
+        "shared.kernel.attention.flash_infer:PlannedRows.run_rows",
+        "shared.kernel.attention.flash_infer:FlashInferAttention.plan_graph",
     ),
 }
 
@@ -253,7 +253,7 @@ def combinations(signatures: Any) -> set[tuple[object, ...]]:
 
 
 def launches_of(*checks: Callable[[], object]) -> set[tuple[object, ...]]:
-    launcher = importlib.import_module("shared.gpu_kernel.launcher")
+    launcher = importlib.import_module("shared.gpu_kernel.launch.launcher")
     with torch.inference_mode(), launcher.recorded() as seen:
         for check in checks:
             check()

@@ -24,9 +24,10 @@ from shared.engine.boundary import HostCopy, OnHost
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
 from shared.engine.transfer_jobs import JobDone, TransferJobs
-from shared.node import build_node, run
-from shared.node.context import NodeContext
-from shared.node.core import NodeCore
+from shared.node import run
+from shared.node.build import build_node
+from shared.node.loop.context import NodeContext
+from shared.node.records.core import NodeCore
 from shared.observe.log import Logger
 from shared.sched.loop import MOST_IN_A_ROW
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_whole, run_local

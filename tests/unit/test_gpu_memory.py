@@ -16,19 +16,19 @@ import torch
 
 from deploy.cluster.gpus import GpusHere, SeenGpu, deal_gpus, with_gpu
 from shared.config.device_defaults import CPU, GPU, with_device_defaults
-from shared.config.local_settings import LocalConfig
 from shared.config.processes import NodeParts
-from shared.config.settings import MemoryConfig, ModelConfig, SchedConfig
+from shared.config.settings.local_settings import LocalConfig
+from shared.config.settings.settings import MemoryConfig, ModelConfig, SchedConfig
 from shared.core.errors import ConfigError
 from shared.device.gpu import GIB, MIB, Gpu, gib
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap
 from shared.engine.plan import StepPlan
-from shared.model.opened import OpenedModel
-from shared.node import build_memory, gpu_memory
-from shared.node.core import NodeCore
-from shared.node.gpu_memory import GpuUse
-from shared.node.memory_plan import MemoryPlan, plan_memory
+from shared.model.formats.opened import OpenedModel
+from shared.node.build import build_memory, gpu_memory
+from shared.node.build.gpu_memory import GpuUse
+from shared.node.build.memory_plan import MemoryPlan, plan_memory
+from shared.node.records.core import NodeCore
 from tests.support.core_rig import assert_whole, run_local
 from tests.support.cuda_core import folder_of
 from tests.support.cuda_jobs import jobs

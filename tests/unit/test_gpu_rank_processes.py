@@ -14,16 +14,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shared.config.gpus import visible_to_rank
+from shared.config.machine.gpus import visible_to_rank
 from shared.config.processes import NodeProcessConfig
 from shared.core import launcher
 from shared.core.errors import BatonError, RankLost
 from shared.device.cpu import do_nothing
 from shared.device.group import file_store, join_ranks
-from shared.node import build_core, build_memory
-from shared.node.core import NodeCore
-from shared.node.cores import NodeCores
-from shared.node.gpu_memory import GpuUse, tightest
+from shared.node.build import build_core, build_memory
+from shared.node.build.gpu_memory import GpuUse, tightest
+from shared.node.machine.cores import NodeCores
+from shared.node.records.core import NodeCore
 from shared.observe.log import Logger
 from shared.ranks import leader
 from shared.ranks.leader import RankProcesses

@@ -24,13 +24,13 @@ import torch.distributed as dist
 from shared.core.errors import ConfigError, RankLost
 from shared.device.gpu import MIB, MemoryInfo
 from shared.device.group import NcclRanks, RankGroup, join_ranks
-from shared.kernel.step_layout import HostLengths, Layout
-from shared.model.interface import ModelInputs
+from shared.kernel.code.step_layout import HostLengths, Layout
+from shared.model.formats.opened import LoadOptions
 from shared.model.library.model import LibraryModel
-from shared.model.load import why_not_on_gpus
-from shared.model.opened import LoadOptions
-from shared.model.shard import load_shard
-from shared.node.gpu_memory import LARGEST_STEP, explained
+from shared.model.loading.load import why_not_on_gpus
+from shared.model.loading.shard import load_shard
+from shared.model.math.interface import ModelInputs
+from shared.node.build.gpu_memory import LARGEST_STEP, explained
 from shared.ranks.on_device import DeviceRanks, inputs_of, order_of
 from shared.ranks.orders import (
     LENGTH_BYTES,

@@ -17,14 +17,14 @@ from deploy.cluster import gpus, local
 from deploy.cluster.child import Child, ChildSpec
 from deploy.cluster.gpus import GpusHere, deal_gpus, find_gpus, seen_gpus
 from deploy.cluster.restart_policy import RestartPolicy
-from shared.config.local_settings import LocalConfig
-from shared.config.log_settings import LogConfig
 from shared.config.processes import ClusterConfig, NodeParts
-from shared.config.settings import ModelConfig, SchedConfig
+from shared.config.settings.local_settings import LocalConfig
+from shared.config.settings.log_settings import LogConfig
+from shared.config.settings.settings import ModelConfig, SchedConfig
 from shared.core import short_process
 from shared.core.errors import ConfigError
-from shared.node.build_model import NO_GPU
-from shared.node.gpu_probe import probe
+from shared.node.build.build_model import NO_GPU
+from shared.node.build.gpu_probe import probe
 from tests.support.changed_config import replaced
 from tests.support.cuda_core import folder_of
 

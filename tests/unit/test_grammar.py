@@ -13,9 +13,9 @@ from llguidance import LLMatcher, grammar_from
 
 from router.text import grammars
 from router.text.load import load_text_model
-from router.tools.closed_objects import prepared
-from shared.config.vocab_bytes import Vocabulary
-from shared.config.vocabulary import hashlm_vocabulary, read_vocabulary
+from router.tools.schemas.closed_objects import prepared
+from shared.config.models.vocab_bytes import Vocabulary
+from shared.config.models.vocabulary import hashlm_vocabulary, read_vocabulary
 from shared.core.errors import InvalidRequest, StepFailed
 from shared.grammar.compiler import GrammarCompiler, _Tokens
 from shared.grammar.grammars import Grammars

@@ -7,7 +7,7 @@ import numpy as np
 from decode_node.handoff_in import HandoffIn
 from decode_node.side import DecodeSide
 from shared.core.sampling_params import SamplingParams
-from shared.node.page_ranges import PageRanges
+from shared.node.records.page_ranges import PageRanges
 from shared.wire.peers import peer_name
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import make_node

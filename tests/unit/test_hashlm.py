@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
-from shared.model.interface import ModelInputs, ModelOutput
+from shared.model.math.interface import ModelInputs, ModelOutput
 from tests.support.hashlm_reference import reference_run, reference_stream
 
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)

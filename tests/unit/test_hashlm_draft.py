@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
-from shared.kernel.attention import AttentionInputs
-from shared.kernel.step_layout import Layout
+from shared.kernel.attention.attention import AttentionInputs
+from shared.kernel.code.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.hashlm.draft import DEPTH, HashDraft, expected_accept_len, is_hit
 from shared.model.hashlm.model import HashLM
-from shared.model.interface import ModelInputs
+from shared.model.math.interface import ModelInputs
 from tests.support.hashlm_reference import reference_stream
 
 WIDTH = 4

@@ -16,9 +16,9 @@ from deploy.tools.head.prompts import OWN_PROMPTS, read_kinds
 from deploy.tools.head.settings import AcceptanceSettings, EvaluateConfig, TargetSettings
 from router.text.hashlm import hash_text_model
 from shared.core.errors import ConfigError
+from shared.model.formats.opened import LoadOptions
 from shared.model.hashlm.model import HashLM
-from shared.model.load import load_eagle_head, load_model
-from shared.model.opened import LoadOptions
+from shared.model.loading.load import load_eagle_head, load_model
 from tests.support.draft_head import AUX_LAYERS, PlainHead, head_config, head_tensors, save_head, save_target
 from tests.support.tiny_t5 import write_tiny_t5
 

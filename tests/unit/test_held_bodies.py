@@ -15,21 +15,21 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.api.body_reader import BodyReader
+from router.api.answer.stream_token import Signer
+from router.api.ask.resolve import CHARS_PER_TOKEN, Resolver
 from router.api.endpoint import Endpoint, EndpointRules
-from router.api.generation_handlers import GenerationHandlers
-from router.api.resolve import CHARS_PER_TOKEN, Resolver
-from router.api.served_model import ServedModel
-from router.api.stream_token import Signer
-from router.api.token_handlers import TokenHandlers
-from router.api.tokenization import MOST_PIECES
+from router.api.openai.tokenization import MOST_PIECES
+from router.api.site.body_reader import BodyReader
+from router.api.site.generation_handlers import GenerationHandlers
+from router.api.site.served_model import ServedModel
+from router.api.site.token_handlers import TokenHandlers
 from router.fleet.registry import Registry
 from router.http.body_budget import BodyBudget, BodyHold
 from router.http.work_threads import HUGE_BODY_BYTES, LONG_BODY_BYTES, MOST_AT_ONCE, NUM_THREADS
 from router.queue.desk import Desk
 from router.tenants.book import Tenants
 from router.text.hashlm import hash_text_model
-from shared.config.settings import LimitsConfig
+from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, NoNodes, QueueFull
 from shared.observe.log import Logger
 from shared.observe.metrics import RequestMetrics

@@ -14,9 +14,9 @@ from shared.device.cpu import CpuStream
 from shared.device.events import Event, StreamSkipped, Ticket
 from shared.engine.future_map import FutureMap
 from shared.engine.worker import Worker
-from shared.kernel import blocks_numba
-from shared.kernel.program import Program
-from shared.kernel.team import Team
+from shared.kernel.product import blocks_numba
+from shared.kernel.team.program import Program
+from shared.kernel.team.team import Team
 from tests.support.patience import HANG_GUARD_S
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api.messages import MESSAGES, MessagesRequest, conversation_of
-from router.api.parse import BodyParser
-from router.api.parts import Parts
-from router.api.responses import RESPONSES, ResponsesRequest
-from router.api.responses_input import turns_of
-from router.text.conversation import Conversation
+from router.api.anthropic.messages import MESSAGES, MessagesRequest, conversation_of
+from router.api.ask.parts import Parts
+from router.api.fields.parse import BodyParser
+from router.api.openai.responses import RESPONSES, ResponsesRequest
+from router.api.openai.responses_input import turns_of
+from router.text.chat.conversation import Conversation
 
 CALLS = [
     {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import home
-from shared.config.cache_folder import kernels_folder
-from shared.kernel import kept_code
+from shared.config.machine import home
+from shared.config.machine.cache_folder import kernels_folder
+from shared.kernel.code import kept_code
 from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from shared.config import host_memory
+from shared.config.machine import host_memory
 from shared.core.errors import ConfigError
-from shared.model.opened import LoadOptions
-from shared.node.build_memory import available_bytes
-from shared.node.build_model import Loaded
+from shared.model.formats.opened import LoadOptions
+from shared.node.build.build_memory import available_bytes
+from shared.node.build.build_model import Loaded
 
 GIB = 1 << 30
 

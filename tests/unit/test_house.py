@@ -92,15 +92,15 @@ def test_a_report_has_every_package_and_list(tmp_path: Path) -> None:
 
 # What mirrors an outside shape: JSON of an API or of a file, metrics, a table that a tool writes.
 OUTSIDE = {
-    "router.api.fields.GenerationFields",
-    "router.api.responses_input.InputItem",
-    "router.api.parts.AnyPart",
-    "router.api.responses.ResponsesRequest",
-    "shared.model.config.LlamaConfig",
+    "router.api.fields.fields.GenerationFields",
+    "router.api.openai.responses_input.InputItem",
+    "router.api.ask.parts.AnyPart",
+    "router.api.openai.responses.ResponsesRequest",
+    "shared.model.math.config.LlamaConfig",
     "shared.observe.metrics.ClusterMetrics",
-    "deploy.tools.traffic.record.RequestRecord",
-    "deploy.tools.traffic.outcome.RequestRow",
-    "deploy.tools.traffic.summary.Summary",
+    "deploy.tools.traffic.figures.record.RequestRecord",
+    "deploy.tools.traffic.figures.outcome.RequestRow",
+    "deploy.tools.traffic.figures.summary.Summary",
 }
 # The others of today, which may lose fields and never gain one.
 WIDE = {
@@ -140,6 +140,36 @@ def test_no_class_name_is_in_two_packages(product: list[house.Module]) -> None:
 
 def test_a_function_s_name_is_defined_at_most_eight_times(product: list[house.Module]) -> None:
     assert house.most(house.counted_names(product), house.MOST_DEFINITIONS) == []
+
+
+def test_files_are_counted_without_those_that_make_a_package() -> None:
+    names = ("a", "a.one", "a.two", "a.b", "a.b.three", "c.four")
+    assert house.num_files([module("", name) for name in names]) == {"a": 2, "a.b": 1, "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("low", "found"),
+    [
+        ("", {}),
+        ("import a.top\n", {"a": [[".", "low"]]}),
+        ("def f():\n    from a.high import one\n", {"a": [["high", "low"]]}),
+    ],
+)
+def test_circles_of_rooms_are_found(low: str, found: dict[str, list[list[str]]]) -> None:
+    top = module("from a.low import two\n", "a.top")
+    high = module("from a.low.two import x\n", "a.high.one")
+    assert house.room_circles([top, high, module(low, "a.low.two"), module("", "b.c.d")]) == found
+
+
+def test_a_folder_has_at_most_24_files(product: list[house.Module]) -> None:
+    beside = house.modules_in(house.ROOT, ("benchmarks", "conformance"))
+    assert house.most(house.num_files([*product, *beside]), house.MOST_FILES) == []
+
+
+def test_rooms_import_each_other_in_no_circle(product: list[house.Module]) -> None:
+    beside = house.modules_in(house.ROOT, ("benchmarks", "conformance"))
+    found = house.room_circles([*product, *beside])
+    assert found.keys() <= {"deploy"}, found  # its tools start what the command line starts
 
 
 def test_the_sources_of_this_tree_are_read() -> None:

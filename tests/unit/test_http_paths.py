@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message
 
 from router.api.endpoint import Endpoint, EndpointRules
-from router.api.missing import NOT_SERVED, MissingPaths
-from router.api.routes import build_routes
+from router.api.site.missing import NOT_SERVED, MissingPaths
+from router.api.site.routes import build_routes
 from router.http.connection import Connection
 from router.http.heads import WHOLE_SERVER
 from router.tenants.book import Tenants

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.server import ServerState
 
 from router.http.protocol import MOST_AHEAD, HttpRules, LimitedProtocol
-from shared.config.http_settings import HttpConfig
+from shared.config.settings.http_settings import HttpConfig
 from tests.support.http_site import GET, LIMIT, SLOW_READER_S, Site, close, sent, serve, status
 
 WAIT = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from router.http import protocol as http_protocol
 from router.http.connection import ClientGone, Connection
 from router.http.protocol import LINGER_BYTES, MOST_LINGERING
-from shared.config.http_settings import HttpConfig
+from shared.config.settings.http_settings import HttpConfig
 from tests.support.http_site import GET, LIMIT, SLOW_READER_S, Site, close, sent, serve, status
 
 LAST = b"Connection: close\r\n"

@@ -21,11 +21,11 @@ from deploy.tools.head import evaluate as head_evaluate
 from deploy.tools.plan import measure as plan_measure
 from deploy.tools.plan import profile as profiles
 from deploy.tools.prove import command as prove
-from shared.config.hub_settings import HubConfig
-from shared.config.local_settings import LocalConfig
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
-from shared.config.router_settings import RouterConfig
-from shared.config.settings import ModelConfig
+from shared.config.settings.hub_settings import HubConfig
+from shared.config.settings.local_settings import LocalConfig
+from shared.config.settings.router_settings import RouterConfig
+from shared.config.settings.settings import ModelConfig
 from shared.core import launcher
 from tests.support import plan_cases
 from tests.support.hub_rig import NAME, WEIGHTS, HubRig, hub_rig, tiny_repo
@@ -37,7 +37,7 @@ import sys
 from dataclasses import replace
 from deploy.ray import session
 from shared.config.processes import RayClusterConfig
-from shared.config.ray_settings import RayConfig
+from shared.config.settings.ray_settings import RayConfig
 
 def fetching(how):
     return lambda nodes: replace(nodes, model=replace(nodes.model, model=how))

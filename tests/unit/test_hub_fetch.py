@@ -16,9 +16,9 @@ from deploy.hub.files import INDEX, matching
 from deploy.hub.name import HubName, parse_hub_name
 from router.text.load import load_text_model
 from shared.core.errors import ConfigError
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.node.fingerprint import difference, make_fingerprint
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.node.build.fingerprint import difference, make_fingerprint
 from tests.support import tiny_gguf
 from tests.support.hub_rig import NAME, WEIGHTS, HubRig, hub_rig, tiny_repo
 from tests.support.hub_server import Seen

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.chat import CHAT
-from router.api.chat_messages import turns_of as chat_turns
-from router.api.insertions import without_insertion
-from router.api.messages import MESSAGES, conversation_of
-from router.api.parse import BodyParser
-from router.api.parts import Parts
-from router.api.responses import RESPONSES
-from router.api.responses_input import turns_of as responses_turns
+from router.api.anthropic.messages import MESSAGES, conversation_of
+from router.api.ask.insertions import without_insertion
+from router.api.ask.parts import Parts
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT
+from router.api.openai.chat_messages import turns_of as chat_turns
+from router.api.openai.responses import RESPONSES
+from router.api.openai.responses_input import turns_of as responses_turns
 
 BILLING = "x-anthropic-billing-header: cc_version=0.0.0; cc_entrypoint=cli; cch=00000;"
 

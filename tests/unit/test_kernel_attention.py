@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared.kernel import attend_numba, attention
-from shared.kernel.attend_numba import FETCH_AHEAD, MOST_SCRATCH, most_run_tokens, run_bytes, score_row
-from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttention
-from shared.kernel.attention_numba import page_items
-from shared.kernel.items import Items
-from shared.kernel.step_layout import HostLengths, Layout
+from shared.kernel.attention import attend_numba, attention
+from shared.kernel.attention.attend_numba import FETCH_AHEAD, MOST_SCRATCH, most_run_tokens, run_bytes, score_row
+from shared.kernel.attention.attention import AttentionInputs, AttentionShape, TorchAttention
+from shared.kernel.attention.attention_numba import page_items
+from shared.kernel.code.items import Items
+from shared.kernel.code.step_layout import HostLengths, Layout
 from tests.support.paged_attention import CPU, MAX_LEN, SHAPE, SHAPES, Paged, numba_backend, tables
 from tests.support.virtual_gpu.device import make_device
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from numba.core.caching import FunctionCache
 
-from shared.kernel.atomics import exchange, look_at
-from shared.kernel.blocks import BlockKernels, TorchBlocks
-from shared.kernel.blocks_numba import NumbaBlocks
-from shared.kernel.core_words import HOLDER
-from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, exp32, floats_at, longs_at, store
-from shared.kernel.linear import PackedFactory, PackedLinear, PlainLinear, pick_linear
-from shared.kernel.program import Program
-from shared.kernel.rope import inverse_frequencies
-from shared.kernel.scratch import LINE_BYTES, Scratch
-from shared.kernel.team import LINE_WORDS, Team, WorkerPlace
+from shared.kernel.attention.rope import inverse_frequencies
+from shared.kernel.code.atomics import exchange, look_at
+from shared.kernel.code.jit import NUM_ROWS, NUM_SHARES, compile_task, exp32, floats_at, longs_at, store
+from shared.kernel.code.scratch import LINE_BYTES, Scratch
+from shared.kernel.product.blocks import BlockKernels, TorchBlocks
+from shared.kernel.product.blocks_numba import NumbaBlocks
+from shared.kernel.product.linear import PackedFactory, PackedLinear, PlainLinear, pick_linear
+from shared.kernel.team.core_words import HOLDER
+from shared.kernel.team.program import Program
+from shared.kernel.team.team import LINE_WORDS, Team, WorkerPlace
 
 HIDDEN, INNER, EPS = 72, 40, 1e-5
 

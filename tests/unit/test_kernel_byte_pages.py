@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttention
-from shared.kernel.quantized import DTYPES, dequantize, quantize
-from shared.kernel.step_layout import Layout
+from shared.kernel.attention.attention import AttentionInputs, AttentionShape, TorchAttention
+from shared.kernel.code.quantized import DTYPES, dequantize, quantize
+from shared.kernel.code.step_layout import Layout
 from tests.support.paged_attention import SHAPE, SHAPES, Paged, numba_backend, tables
 
 WINDOW = SHAPES["sliding window"]

@@ -13,14 +13,14 @@ import pytest
 from numba.core.caching import IndexDataCacheFile
 
 from shared.core import sampling_params
-from shared.kernel.jit import stamp_name
-from shared.kernel.kept_code import VariantFiles
+from shared.kernel.code.jit import stamp_name
+from shared.kernel.code.kept_code import VariantFiles
 from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLER = """
 from part import twice
-from shared.kernel.jit import kernel
+from shared.kernel.code.jit import kernel
 
 @kernel()
 def call(x):
@@ -30,7 +30,7 @@ print(call(3.0))
 """
 CFUNC = """
 from part import twice
-from shared.kernel.jit import compile_task
+from shared.kernel.code.jit import compile_task
 
 def task(words, share, worker):
     words[2] = twice(words[2])
@@ -43,7 +43,7 @@ kind(compiled.address)(ctypes.addressof(words), 0, 0)
 print(words[2] + 1.0)
 """
 PART = """
-from shared.kernel.jit import kernel
+from shared.kernel.code.jit import kernel
 
 @kernel()
 def twice(x):
@@ -53,7 +53,7 @@ def twice(x):
 VARIANTS = """
 import ctypes
 import sys
-from shared.kernel.jit import compile_task, kernel
+from shared.kernel.code.jit import compile_task, kernel
 
 def make(size):
     def task(words, share, worker):
@@ -76,7 +76,7 @@ import logging
 import resource
 import shutil
 from pathlib import Path
-from shared.kernel.jit import kernel
+from shared.kernel.code.jit import kernel
 
 logging.basicConfig(format="%(message)s")
 

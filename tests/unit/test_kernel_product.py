@@ -8,15 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from shared.kernel import shares
-from shared.kernel.block_product import work_of
-from shared.kernel.block_weights import BlockFormat
-from shared.kernel.jit import compile_task, longs_at
-from shared.kernel.linear import FloatHead, PlainLinear
-from shared.kernel.product import DEALT, NUM_TILES, NUM_WORDS, TileLinear, X, pack, pack_tiles, share_of, supports
-from shared.kernel.program import Program
-from shared.kernel.shares import ProductWork, cut
-from shared.kernel.team import Team
+from shared.kernel.code.jit import compile_task, longs_at
+from shared.kernel.product.block_product import work_of
+from shared.kernel.product.block_weights import BlockFormat
+from shared.kernel.product.linear import FloatHead, PlainLinear
+from shared.kernel.product.product import (
+    DEALT,
+    NUM_TILES,
+    NUM_WORDS,
+    TileLinear,
+    X,
+    pack,
+    pack_tiles,
+    share_of,
+    supports,
+)
+from shared.kernel.team import shares
+from shared.kernel.team.program import Program
+from shared.kernel.team.shares import ProductWork, cut
+from shared.kernel.team.team import Team
 
 DTYPES = [
     pytest.param(dtype, marks=pytest.mark.skipif(not supports(64, dtype), reason="not on this processor"))

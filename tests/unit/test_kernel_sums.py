@@ -9,8 +9,8 @@ import pytest
 import torch
 from numba import njit
 
-from shared.kernel.jit import FAST_MATH
-from shared.kernel.sums import LANES, sum_of
+from shared.kernel.code.jit import FAST_MATH
+from shared.kernel.code.sums import LANES, sum_of
 
 
 @njit(fastmath=FAST_MATH)

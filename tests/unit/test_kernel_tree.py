@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape, TorchAttention
-from shared.kernel.attention_numba import NumbaAttention
-from shared.kernel.rope import inverse_frequencies, rope_tables
-from shared.kernel.step_layout import Layout
-from shared.kernel.team import Team
+from shared.kernel.attention.attention import AttentionBackend, AttentionInputs, AttentionShape, TorchAttention
+from shared.kernel.attention.attention_numba import NumbaAttention
+from shared.kernel.attention.rope import inverse_frequencies, rope_tables
+from shared.kernel.code.step_layout import Layout
+from shared.kernel.team.team import Team
 from tests.support.draft_trees import depths, draw_parents, path_to, visible_bits
 
 MAX_LEN = 120

@@ -12,8 +12,8 @@ from pathlib import Path
 from numba import njit
 from numba.core.compiler_lock import global_compiler_lock
 
-from shared.kernel.compile_watch import CompileWatch
-from shared.node.compiling import SAID_EVERY_S, KernelLog, tell_of_kernels
+from shared.kernel.code.compile_watch import CompileWatch
+from shared.node.machine.compiling import SAID_EVERY_S, KernelLog, tell_of_kernels
 from shared.observe.log import Logger
 from tests.support.patience import HANG_GUARD_S
 
@@ -145,10 +145,10 @@ core_plan.apply(config.cores)
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
-from shared.node.build_core import build_core
-from shared.node.warm_up import warm_up
-from shared.node.compiling import KernelLog, tell_of_kernels
-from shared.node.cores import NodeCores
+from shared.node.build.build_core import build_core
+from shared.node.build.warm_up import warm_up
+from shared.node.machine.compiling import KernelLog, tell_of_kernels
+from shared.node.machine.cores import NodeCores
 from shared.observe.log import Logger
 from shared.ranks.leader import RankProcesses
 log = Logger("n", sys.stdout)

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 import zmq
 
-from shared.config.event_settings import EventsConfig
 from shared.config.processes import NodeParts
-from shared.config.transfer_settings import TransferConfig
+from shared.config.settings.event_settings import EventsConfig
+from shared.config.settings.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
 from shared.core.page_identity import KEY_BYTES, ROOT, child_identity, prefix_keys
 from shared.core.sampling_params import SamplingParams
-from shared.node.cache_teller import CacheTeller
-from shared.node.core import NodeCore
-from shared.node.kv_events import LEAST_BETWEEN_PAGES_S, LEAST_BETWEEN_S, KvEvents, hash_of
+from shared.node.machine.kv_events import LEAST_BETWEEN_PAGES_S, LEAST_BETWEEN_S, KvEvents, hash_of
+from shared.node.records.cache_teller import CacheTeller
+from shared.node.records.core import NodeCore
 from shared.wire.zeromq import publisher
 from shared.wire.zeromq.publisher import Publisher
 from tests.support.core_rig import CoreKnobs, Job, make_core

@@ -10,7 +10,7 @@ import pytest
 
 import baton_serve
 from shared.config.load import load
-from shared.config.model_path import DEFAULT_REQUIREMENT
+from shared.config.models.model_path import DEFAULT_REQUIREMENT
 from shared.config.processes import NodeProcessConfig, RouterProcessConfig
 from shared.core.exit_codes import EXIT_CONFIG, EXIT_DRAINED
 from tests.support.installed import FOLDERS

@@ -16,11 +16,11 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
-from shared.kernel.quantized import DTYPES, dequantize, quantize
-from shared.model.kernels import Formats
+from shared.kernel.code.quantized import DTYPES, dequantize, quantize
 from shared.model.library.latents import has_latents
 from shared.model.library.model import LibraryModel, use_attention
-from shared.model.load import load_eagle_head
+from shared.model.loading.load import load_eagle_head
+from shared.model.math.kernels import Formats
 from shared.speculation.eagle import EagleWorkerV2
 from tests.support.core_pair import CorePair, make_pair, run_pair
 from tests.support.core_rig import Job, assert_whole, make_core, run_local

@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers
 
-from shared.model.interface import StoredWeights
+from shared.model.formats.quantized_folder import open_tensors
 from shared.model.library.loading import checked_config, read_network
 from shared.model.library.mapped_tensors import merged_name, own_mappings
-from shared.model.quantized_folder import open_tensors
-from shared.node.build_model import Loaded
+from shared.model.math.interface import StoredWeights
+from shared.node.build.build_model import Loaded
 from tests.support.library_families import load, save
 
 MIB = 1 << 20

@@ -23,20 +23,21 @@ from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap
-from shared.kernel.attention import AttentionInputs
-from shared.kernel.step_layout import HostLengths, Layout
+from shared.kernel.attention.attention import AttentionInputs
+from shared.kernel.code.step_layout import HostLengths, Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelInputs
-from shared.model.kernels import Formats
-from shared.model.library import attention, choice, loading
+from shared.model.formats import choice
+from shared.model.formats.opened import LibraryFolder, LoadOptions, open_named
+from shared.model.library import attention, loading
 from shared.model.library.check import FEW, CheckResult, paged_logits
 from shared.model.library.layer_places import LayerShape
 from shared.model.library.model import LibraryModel
 from shared.model.library.survey import window_of
-from shared.model.llama import LlamaModel
-from shared.model.load import load_model
-from shared.model.opened import LibraryFolder, LoadOptions, open_named
+from shared.model.llama.llama import LlamaModel
+from shared.model.loading.load import load_model
+from shared.model.math.interface import ModelInputs
+from shared.model.math.kernels import Formats
 from tests.support.core_rig import Outcome, make_core, run_local
 from tests.support.library_families import (
     KNOBS,

@@ -19,15 +19,15 @@ from transformers.core_model_loading import MergeModulelist, Transpose, WeightCo
 
 from shared.core.errors import ConfigError
 from shared.device.group import RankGroup
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
-from shared.model.interface import LayerMarks, Model, ModelInputs
+from shared.model.formats.opened import LoadOptions
 from shared.model.library import plan
 from shared.model.library.model import LibraryModel
 from shared.model.library.plan import COLUMNS, ROWS, PartStyle, TensorCut
-from shared.model.opened import LoadOptions
-from shared.model.shard import load_shard
+from shared.model.loading.shard import load_shard
+from shared.model.math.interface import LayerMarks, Model, ModelInputs
 from shared.transfer.interface import Part
 from tests.support.core_rig import CoreKnobs
 from tests.support.library_families import (

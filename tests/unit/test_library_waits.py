@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
 from tests.support.core_rig import make_core, run_local
 from tests.support.library_families import KNOBS, greedy_jobs, save
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.tools.traffic.arrivals import parse_arrivals, when_expected
-from deploy.tools.traffic.lengths import parse_lengths
+from deploy.tools.traffic.workloads.arrivals import parse_arrivals, when_expected
+from deploy.tools.traffic.workloads.lengths import parse_lengths
 from shared.core.errors import ConfigError
 
 

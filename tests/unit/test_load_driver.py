@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.tools.traffic.arrivals import parse_arrivals
-from deploy.tools.traffic.driver import PAUSE_S, Driver, HangUps, Limits
-from deploy.tools.traffic.workload import Session, Turn
+from deploy.tools.traffic.workloads.arrivals import parse_arrivals
+from deploy.tools.traffic.workloads.driver import PAUSE_S, Driver, HangUps, Limits
+from deploy.tools.traffic.workloads.workload import Session, Turn
 from tests.support.virtual_load import Script, always, play, single_turns, talks
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deploy.tools.traffic.client import with_header
 from deploy.tools.traffic.exchange import Exchange, refusal_text
-from deploy.tools.traffic.record import RequestRecord
+from deploy.tools.traffic.figures.record import RequestRecord
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 

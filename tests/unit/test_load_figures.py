@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.tools.traffic import figures
-from deploy.tools.traffic.driver import Driver, HangUps, Limits
-from deploy.tools.traffic.figures import NOTHING, Pooled, Resampling, draw_times, one_each, quantile
-from deploy.tools.traffic.record import RequestRecord
-from deploy.tools.traffic.slo import Slo, parse_slo
-from deploy.tools.traffic.summary import Reader, Window, rate, summarize, worth
+from deploy.tools.traffic.figures import figures
+from deploy.tools.traffic.figures.figures import NOTHING, Pooled, Resampling, draw_times, one_each, quantile
+from deploy.tools.traffic.figures.record import RequestRecord
+from deploy.tools.traffic.figures.slo import Slo, parse_slo
+from deploy.tools.traffic.figures.summary import Reader, Window, rate, summarize, worth
+from deploy.tools.traffic.workloads.driver import Driver, HangUps, Limits
 from shared.core.errors import ConfigError
 from tests.support.virtual_load import Script, always, play, single_turns
 

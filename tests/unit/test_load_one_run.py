@@ -9,8 +9,8 @@ import types
 import pytest
 
 from deploy.tools.traffic import one_run as play
+from deploy.tools.traffic.figures.summary import Lag
 from deploy.tools.traffic.loop_lag import BEAT_S, watching_lag
-from deploy.tools.traffic.summary import Lag
 from shared.core.errors import ConfigError
 
 PAGE = """baton_kv_pool_pages{{node="d"}} 4

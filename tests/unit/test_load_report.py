@@ -15,17 +15,17 @@ from deploy import cli
 from deploy.tools.load.compare import ComparedLine, bad, lines_of, remarks
 from deploy.tools.load.harness import failed_elsewhere
 from deploy.tools.load.page import page_of
-from deploy.tools.traffic.check import Check
-from deploy.tools.traffic.driver import Driver, Limits
-from deploy.tools.traffic.figures import Estimate
-from deploy.tools.traffic.lengths import parse_lengths
+from deploy.tools.traffic.figures.check import Check
+from deploy.tools.traffic.figures.figures import Estimate
+from deploy.tools.traffic.figures.outcome import LoadReport, encode, is_open, read_report, row_of, series_of
+from deploy.tools.traffic.figures.slo import Slo
+from deploy.tools.traffic.figures.summary import Reader, Window, rate, summarize
 from deploy.tools.traffic.live import glance_at
 from deploy.tools.traffic.load_plan import golden_prompts, plan_of
 from deploy.tools.traffic.options import add_arguments
-from deploy.tools.traffic.outcome import LoadReport, encode, is_open, read_report, row_of, series_of
-from deploy.tools.traffic.slo import Slo
-from deploy.tools.traffic.summary import Reader, Window, rate, summarize
-from deploy.tools.traffic.workload import Synthetic, with_probes
+from deploy.tools.traffic.workloads.driver import Driver, Limits
+from deploy.tools.traffic.workloads.lengths import parse_lengths
+from deploy.tools.traffic.workloads.workload import Synthetic, with_probes
 from shared.core.errors import ConfigError
 from tests.support.virtual_load import Script, always, play, single_turns
 

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from deploy.tools.load.compare import lines_of
 from deploy.tools.load.page import page_of
-from deploy.tools.traffic import table
-from deploy.tools.traffic.driver import Driver, Limits
-from deploy.tools.traffic.outcome import LoadReport, encode, read_report, row_of, series_of
-from deploy.tools.traffic.slo import Slo
-from deploy.tools.traffic.summary import Reader, Window, summarize
-from deploy.tools.traffic.talk_figures import AT_ONCE, NO_TALKS
-from deploy.tools.traffic.workload import Session, Turn
+from deploy.tools.traffic.figures import table
+from deploy.tools.traffic.figures.outcome import LoadReport, encode, read_report, row_of, series_of
+from deploy.tools.traffic.figures.slo import Slo
+from deploy.tools.traffic.figures.summary import Reader, Window, summarize
+from deploy.tools.traffic.figures.talk_figures import AT_ONCE, NO_TALKS
+from deploy.tools.traffic.workloads.driver import Driver, Limits
+from deploy.tools.traffic.workloads.workload import Session, Turn
 from tests.support.virtual_load import Script, play, talks
 
 FAN_OUT = Session((Turn("task", 2), Turn("a", 2, 0.0, ("b", "c")), *(Turn(str(i), 2) for i in range(5))))

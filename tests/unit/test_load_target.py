@@ -13,7 +13,7 @@ from deploy.tools.traffic.drills import Planned, ready_nodes, take_away
 from deploy.tools.traffic.golden_run import ask, margin, margins_of
 from deploy.tools.traffic.request_builder import CALL_TOKENS, RequestBuilder
 from deploy.tools.traffic.target import Target, look_at, resolve
-from deploy.tools.traffic.workload import Session, Turn
+from deploy.tools.traffic.workloads.workload import Session, Turn
 from shared.core.errors import ConfigError
 
 

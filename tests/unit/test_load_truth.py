@@ -15,10 +15,10 @@ from deploy.metrics_page import parse_page, unrest
 from deploy.tools.load.sweep import Sweep
 from deploy.tools.traffic import golden
 from deploy.tools.traffic.drills import find_process, has_node_id, is_node, parse_drill
+from deploy.tools.traffic.figures.record import RequestRecord
+from deploy.tools.traffic.figures.summary import Lag
 from deploy.tools.traffic.golden import Golden, check_tokens, first_difference, parting
 from deploy.tools.traffic.loop_lag import LoopLag
-from deploy.tools.traffic.record import RequestRecord
-from deploy.tools.traffic.summary import Lag
 from deploy.tools.traffic.truth import (
     Drill,
     check_agreement,

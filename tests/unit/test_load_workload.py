@@ -9,9 +9,9 @@ import random
 
 import pytest
 
-from deploy.tools.traffic.lengths import NO_PAUSE, Pauses, parse_lengths, parse_pauses
-from deploy.tools.traffic.trace import BLOCK_TOKENS, read_trace
-from deploy.tools.traffic.workload import FromFile, Session, Synthetic, Turn, read_prompts, with_probes
+from deploy.tools.traffic.workloads.lengths import NO_PAUSE, Pauses, parse_lengths, parse_pauses
+from deploy.tools.traffic.workloads.trace import BLOCK_TOKENS, read_trace
+from deploy.tools.traffic.workloads.workload import FromFile, Session, Synthetic, Turn, read_prompts, with_probes
 from shared.core.errors import ConfigError
 
 ONE = parse_lengths("--turns", "1")

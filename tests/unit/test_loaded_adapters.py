@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from shared.config.adapter_settings import AdapterConfig
 from shared.config.processes import NodeParts
-from shared.config.settings import ModelConfig, ParallelConfig
+from shared.config.settings.adapter_settings import AdapterConfig
+from shared.config.settings.settings import ModelConfig, ParallelConfig
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
-from shared.model.adapter_bank import bank_of
-from shared.model.interface import path_digest
-from shared.node import adapters
-from shared.node.adapters import MOST_WHY, NO_FOLDER, AdapterDesk, check_lora_dir, path_below
-from shared.node.node import Node
+from shared.model.math.adapter_bank import bank_of
+from shared.model.math.interface import path_digest
+from shared.node.loop import adapters
+from shared.node.loop.adapters import MOST_WHY, NO_FOLDER, AdapterDesk, check_lora_dir, path_below
+from shared.node.loop.node import Node
 from shared.node.routers.dialled import RouterState
 from shared.wire.messages import AdapterOrder, Key, LoadAdapter, Offer, RemoveAdapter
 from shared.wire.ranges import MAX_ORDERS

@@ -6,7 +6,7 @@ from tests.support.own_process import printed
 
 NODE = """
 from shared.config.processes import NodeParts, NodeProcessConfig
-from shared.config.settings import NodeConfig
+from shared.config.settings.settings import NodeConfig
 from shared.core.errors import ConfigError
 from shared.node import run
 from tests.support.raw_zmtp import RawPeer
@@ -36,7 +36,7 @@ ROUTER = """
 import socket
 from router import app
 from shared.config.processes import RouterProcessConfig
-from shared.config.router_settings import RouterConfig
+from shared.config.settings.router_settings import RouterConfig
 from shared.core.errors import ConfigError
 
 with socket.socket() as free:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from router.api.answer_form import AnswerGrammar, grammar_of_answer
-from router.api.fields import GenerationFields
-from router.api.generation_plan import AnswerForm
-from router.text.interface import VocabFacts
-from router.tools import loosened as module
-from router.tools.choice import ChoiceMode, ToolChoice
-from router.tools.declared import Tool
-from router.tools.formats import BY_NAME
-from router.tools.loosened import loosened
-from router.tools.schema_tree import spelled
+from router.api.answer.generation_plan import AnswerForm
+from router.api.ask.answer_form import AnswerGrammar, grammar_of_answer
+from router.api.fields.fields import GenerationFields
+from router.text.chat.interface import VocabFacts
+from router.tools.calls.formats import BY_NAME
+from router.tools.schemas import loosened as module
+from router.tools.schemas.choice import ChoiceMode, ToolChoice
+from router.tools.schemas.declared import Tool
+from router.tools.schemas.loosened import loosened
+from router.tools.schemas.schema_tree import spelled
 from shared.core.errors import InvalidRequest
 from tests.support.grammar_oracle import COMPILER, VOCABULARY
 

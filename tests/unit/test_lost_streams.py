@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from router.api import stream_token
-from router.api.marks import MAX_CHOICES, read_id
-from router.api.stream_start import begin_stream
-from router.api.stream_token import Signer, StreamFacts
+from router.api.answer import stream_token
+from router.api.answer.marks import MAX_CHOICES, read_id
+from router.api.answer.stream_start import begin_stream
+from router.api.answer.stream_token import Signer, StreamFacts
 from router.http.errors import ResumeMismatch, UnknownStream
 from shared.core.errors import BatonError
 from shared.core.sampling_params import NEUTRAL, SamplingValues

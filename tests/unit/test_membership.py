@@ -8,7 +8,7 @@ import pytest
 
 from router.fleet.leaving import By, Leaving, leaving_also
 from shared.core.errors import NoNodes
-from shared.node.mail import HangUp
+from shared.node.records.mail import HangUp
 from shared.node.routers.dialled import RouterState
 from shared.node.routers.unanswered import PATIENCE_S, TELL_AGAIN_S
 from shared.observe.log import Logger

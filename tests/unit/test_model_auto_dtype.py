@@ -10,13 +10,14 @@ import gguf
 import pytest
 import torch
 
-from shared.config.model_path import bundled_gguf
-from shared.kernel import jit, libraries, product
-from shared.kernel.libraries import multiplies_bytes_best
-from shared.model.kernels import Formats
-from shared.model.opened import LoadOptions, OpenedModel, open_model, open_named, settled
-from shared.model.weights import TensorSource
-from shared.node.fingerprint import make_fingerprint
+from shared.config.models.model_path import bundled_gguf
+from shared.kernel.code import jit
+from shared.kernel.product import libraries, product
+from shared.kernel.product.libraries import multiplies_bytes_best
+from shared.model.formats.opened import LoadOptions, OpenedModel, open_model, open_named, settled
+from shared.model.math.kernels import Formats
+from shared.model.math.weights import TensorSource
+from shared.node.build.fingerprint import make_fingerprint
 from shared.wire.fitting import misfit
 from shared.wire.messages import Fingerprint
 from tests.support import tiny_gguf
@@ -73,8 +74,8 @@ def test_auto_is_bfloat16_and_on_a_cpu_the_blocks_of_a_file(
     name: str, device: str, asked: Formats, settles: Formats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, _, best = device.partition(", ")
-    monkeypatch.setattr("shared.model.opened.has_amx", lambda: best == "AMX")
-    monkeypatch.setattr("shared.model.opened.multiplies_bytes_best", lambda: best == "bytes")
+    monkeypatch.setattr("shared.model.formats.opened.has_amx", lambda: best == "AMX")
+    monkeypatch.setattr("shared.model.formats.opened.multiplies_bytes_best", lambda: best == "bytes")
     found = settled(LoadOptions("auto", formats=asked), source_of(files()[name]), device)
     assert (found.dtype, found.formats) == ("bfloat16", settles)
 
@@ -92,14 +93,14 @@ def test_auto_is_bfloat16_and_on_a_cpu_the_blocks_of_a_file(
 def test_bytes_are_best_with_vnni_alone(
     features: dict[str, bool], is_best: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.kernel.jit.processor_features", lambda: features)
-    monkeypatch.setattr("shared.kernel.libraries.has_amx", lambda: False)
+    monkeypatch.setattr("shared.kernel.code.jit.processor_features", lambda: features)
+    monkeypatch.setattr("shared.kernel.product.libraries.has_amx", lambda: False)
     assert multiplies_bytes_best.__wrapped__() is is_best
 
 
 @pytest.mark.parametrize("best", ["has_amx", "multiplies_bytes_best"])
 def test_plain_torch_keeps_the_blocks(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"shared.model.opened.{best}", lambda: True)
+    monkeypatch.setattr(f"shared.model.formats.opened.{best}", lambda: True)
     assert settled(LoadOptions("auto", kernels="torch"), source_of(GGUF)).formats.weights == "file"
 
 
@@ -113,8 +114,8 @@ def test_a_dtype_by_name_is_exact(dtype: str) -> None:
 def test_auto_and_the_blocks_asked_for_are_one_fingerprint(
     has_amx: bool, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.model.opened.has_amx", lambda: has_amx)
-    monkeypatch.setattr("shared.model.opened.multiplies_bytes_best", lambda: False)
+    monkeypatch.setattr("shared.model.formats.opened.has_amx", lambda: has_amx)
+    monkeypatch.setattr("shared.model.formats.opened.multiplies_bytes_best", lambda: False)
     auto, by_name = opened(GGUF, LoadOptions("auto")), opened(GGUF, LoadOptions(formats=Formats("int8", form)))
     assert auto.spec() == by_name.spec()
     others = [opened(GGUF, LoadOptions(formats=Formats("int8", other))) for other in ("auto", "file", "codes")]

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.core.errors import ConfigError
-from shared.kernel.product import supports
-from shared.model.llama import LlamaModel
-from shared.model.llama_compiled import CompiledLlama
+from shared.kernel.product.product import supports
+from shared.model.llama.llama import LlamaModel
+from shared.model.llama.llama_compiled import CompiledLlama
 from tests.support.tiny_families import FAMILIES, save
 from tests.support.tiny_models import Rows, load, prompt, reference
 

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.core.errors import ConfigError
-from shared.model.gguf_file import GgufFile
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.model.safetensors_folder import SafetensorsFolder
+from shared.model.formats.gguf_file import GgufFile
+from shared.model.formats.opened import LoadOptions
+from shared.model.formats.safetensors_folder import SafetensorsFolder
+from shared.model.loading.load import load_model
 from tests.support.tiny_adapters import adapter
 from tests.support.tiny_gguf import write
 from tests.support.tiny_llama import write_tiny_llama

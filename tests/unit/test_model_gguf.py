@@ -12,10 +12,10 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from shared.core.errors import ConfigError
-from shared.kernel.rope import inverse_frequencies, rope_tables
-from shared.model.gguf_file import GgufFile, dequantize, is_readable
-from shared.model.opened import open_model
-from shared.model.weights import rope_of
+from shared.kernel.attention.rope import inverse_frequencies, rope_tables
+from shared.model.formats.gguf_file import GgufFile, dequantize, is_readable
+from shared.model.formats.opened import open_model
+from shared.model.math.weights import rope_of
 from tests.support.tiny_gguf import HEADS, HIDDEN, KV_HEADS, VOCAB, values, write
 
 ByHand = Callable[[np.ndarray], list[float]]

@@ -10,15 +10,15 @@ import torch
 import transformers
 
 from shared.core.held_result import hold, release
-from shared.kernel.libraries import has_numba
-from shared.kernel.product import supports
-from shared.kernel.step_layout import Layout
-from shared.kernel.team import Team
-from shared.model.interface import LayerMarks, ModelInputs
-from shared.model.kernels import Formats
-from shared.model.llama_compiled import CompiledLlama
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.kernel.code.step_layout import Layout
+from shared.kernel.product.libraries import has_numba
+from shared.kernel.product.product import supports
+from shared.kernel.team.team import Team
+from shared.model.formats.opened import LoadOptions
+from shared.model.llama.llama_compiled import CompiledLlama
+from shared.model.loading.load import load_model
+from shared.model.math.interface import LayerMarks, ModelInputs
+from shared.model.math.kernels import Formats
 from tests.support.tiny_models import VOCAB, Rows, load, prompt, reference, save_random
 
 SIZES = {
@@ -147,7 +147,7 @@ def test_without_numba_it_says_so_once_and_works(
     llama: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.setattr("shared.model.kernels.has_numba", has_numba.__wrapped__)  # its answer is kept
+    monkeypatch.setattr("shared.model.math.kernels.has_numba", has_numba.__wrapped__)  # its answer is kept
     model = load(llama[1], "auto", "bfloat16")
     assert [record.message for record in caplog.records if "numba" in record.message][1:] == []
     assert "numba can't be used" in caplog.text

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.config.model_path import bundled_gguf
+from shared.config.models.model_path import bundled_gguf
 from shared.core.errors import ConfigError
 from shared.device.gpu import MemoryInfo
-from shared.model.hf_config import config_from_hf
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions, open_model
-from shared.model.weights import weights_bytes
+from shared.model.formats.hf_config import config_from_hf
+from shared.model.formats.opened import LoadOptions, open_model
+from shared.model.loading.load import load_model
+from shared.model.math.weights import weights_bytes
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],

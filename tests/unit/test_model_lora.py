@@ -13,14 +13,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from shared.core.errors import ConfigError
-from shared.kernel.linear import PlainLinear
-from shared.kernel.product import supports
-from shared.model.adapter_bank import bank_of
-from shared.model.interface import Model
-from shared.model.load import load_model
-from shared.model.lora import AdaptedModel, Adapter, LoraBank
-from shared.model.lora_file import LoraFolder
-from shared.model.opened import LoadOptions
+from shared.kernel.product.linear import PlainLinear
+from shared.kernel.product.product import supports
+from shared.model.formats.lora_file import LoraFolder
+from shared.model.formats.opened import LoadOptions
+from shared.model.llama.lora import AdaptedModel, Adapter, LoraBank
+from shared.model.loading.load import load_model
+from shared.model.math.adapter_bank import bank_of
+from shared.model.math.interface import Model
 from tests.support.tiny_adapters import CONFIG, adapter
 from tests.support.tiny_models import VOCAB, Rows, prompt, save_random
 
@@ -213,7 +213,7 @@ def test_an_adapter_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.
     model = base(tmp_path / "base")
     folder = adapter(model, tmp_path / "a", 1)
     bank = bank_of(load_model(str(model), LoadOptions("float32", lora_slots=1)))
-    monkeypatch.setattr("shared.model.lora.host_memory", lambda: (1 << 40, 3 * 1024))
+    monkeypatch.setattr("shared.model.llama.lora.host_memory", lambda: (1 << 40, 3 * 1024))
     with pytest.raises(ConfigError, match="may need"):
         bank.read(folder)  # type: ignore[union-attr]
 

@@ -15,21 +15,21 @@ from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
-from shared.kernel.product import supports
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
+from shared.kernel.product.product import supports
 from shared.kv.pool import KVPool
-from shared.model.hf_config import config_from_hf
-from shared.model.interface import Carried, Model, ModelInputs, ModelOutput, Stage
-from shared.model.kernels import Formats
-from shared.model.llama import LlamaModel
-from shared.model.llama_compiled import CompiledLlama
-from shared.model.load import load_eagle_head, load_model
-from shared.model.opened import LoadOptions
-from shared.model.pipeline import StagedModel, load_pipeline
-from shared.model.span import cut
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.node.core import NodeCore
-from shared.sched.settings import SchedSettings
+from shared.model.formats.hf_config import config_from_hf
+from shared.model.formats.opened import LoadOptions
+from shared.model.llama.llama import LlamaModel
+from shared.model.llama.llama_compiled import CompiledLlama
+from shared.model.loading.load import load_eagle_head, load_model
+from shared.model.loading.pipeline import StagedModel, load_pipeline
+from shared.model.math.interface import Carried, Model, ModelInputs, ModelOutput, Stage
+from shared.model.math.kernels import Formats
+from shared.model.math.span import cut
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.records.core import NodeCore
+from shared.sched.steps.settings import SchedSettings
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2
 from tests.support.core_pair import CorePair, run_pair

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from shared.model.progress import SAID_EVERY_S, with_progress
+from shared.model.math.progress import SAID_EVERY_S, with_progress
 
 
 @pytest.mark.parametrize(("seconds_each", "told"), [(0.1, []), (1.0, ["30 %", "60 %", "90 %"]), (5.0, None)])

@@ -11,15 +11,15 @@ import pytest
 import torch
 import transformers
 
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
 from shared.kv.pool import KVPool
+from shared.model.formats.opened import LoadOptions
 from shared.model.hashlm.model import HashLM
-from shared.model.interface import Model, ModelInputs
-from shared.model.kernels import Formats
-from shared.model.llama import LlamaModel
-from shared.model.llama_compiled import CompiledLlama
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.llama.llama import LlamaModel
+from shared.model.llama.llama_compiled import CompiledLlama
+from shared.model.loading.load import load_model
+from shared.model.math.interface import Model, ModelInputs
+from shared.model.math.kernels import Formats
 from tests.support.draft_trees import depths, draw_parents, path_to, visible_bits
 
 VOCAB, MAX_LEN = 96, 80

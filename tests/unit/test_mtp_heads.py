@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
-from shared.config.settings import SpecConfig
+from shared.config.settings.settings import SpecConfig
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.engine.drafter import Drafter
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.verify import Drafts
-from shared.kernel.team import Team
+from shared.kernel.team.team import Team
 from shared.model.hashlm.model import HashLM
 from shared.model.library.kinds import LIBRARY_VERSION
 from shared.model.library.model import LibraryModel

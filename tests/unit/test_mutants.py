@@ -113,7 +113,7 @@ def test_a_slip_without_its_fields_is_refused(tools: SimpleNamespace, fields: di
 
 
 def test_a_slip_that_fits_no_longer_is_named(tools: SimpleNamespace) -> None:
-    edits = (tools.catalogue.Edit("shared.node.tombstones.Tombstones.expire", "was_there_once()", "pass"),)
+    edits = (tools.catalogue.Edit("shared.node.records.tombstones.Tombstones.expire", "was_there_once()", "pass"),)
     (error,) = tools.check.wrong_edits(tools.catalogue.Slip("s", "why", "who", edits))
     assert "s: the old text occurs 0 times" in error
     with pytest.raises(tools.catalogue.CatalogueError, match="no slip is called"):

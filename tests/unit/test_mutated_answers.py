@@ -7,8 +7,8 @@ import random
 import pytest
 
 from router.tools.answer import AnswerReader
-from router.tools.deltas import WholeAnswer, whole_answer
-from router.tools.formats import BY_NAME, FORMATS
+from router.tools.calls.deltas import WholeAnswer, whole_answer
+from router.tools.calls.formats import BY_NAME, FORMATS
 from router.tools.reasoning import TAGS, THINK, Thought, framed
 from tests.support.template_turns import answers_of, calls_of, names, speech
 from tests.support.tool_cases import CASES, TOOLS

@@ -15,9 +15,9 @@ import pytest
 from starlette.routing import Route
 
 from router.api.endpoint import EndpointRules
-from router.api.field_page import ALL_TABLES
-from router.api.parse import BodyParser
-from router.api.routes import build_routes
+from router.api.fields.parse import BodyParser
+from router.api.site.field_page import ALL_TABLES
+from router.api.site.routes import build_routes
 from router.tenants.book import Tenants
 from shared.core.errors import InvalidRequest
 from tests.chaos.bodies import Tally, is_json

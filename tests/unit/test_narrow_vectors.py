@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.kernel.attention_numba import make_write
-from shared.kernel.blocks_numba import make_gate, make_norm, make_rows_norm
-from shared.kernel.items import Items
-from shared.kernel.product import BLOCKS, TileLinear, blocks_together, has_wide_vectors, pack
-from shared.kernel.rope import inverse_frequencies
-from shared.kernel.team import Team
-from shared.model.kernels import Formats
+from shared.kernel.attention.attention_numba import make_write
+from shared.kernel.attention.rope import inverse_frequencies
+from shared.kernel.code.items import Items
+from shared.kernel.product.blocks_numba import make_gate, make_norm, make_rows_norm
+from shared.kernel.product.product import BLOCKS, TileLinear, blocks_together, has_wide_vectors, pack
+from shared.kernel.team.team import Team
+from shared.model.formats.opened import LoadOptions
 from shared.model.library.attention import PagedAttention
 from shared.model.library.compiled_attention import CompiledAttention
 from shared.model.library.layer_places import LayerShape
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.kernels import Formats
 from tests.support import library_steps
 from tests.support.paged_attention import SHAPES as HEADS
 from tests.support.paged_attention import Paged, numba_backend

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from router.text.chat_prompt import pieces_and_form
-from router.text.chat_template import JinjaTemplate
-from router.text.control_tokens import ControlTokens
-from router.text.conversation import Conversation, normalized
+from router.text.chat.chat_prompt import pieces_and_form
+from router.text.chat.chat_template import JinjaTemplate
+from router.text.chat.control_tokens import ControlTokens
+from router.text.chat.conversation import Conversation, normalized
+from router.text.chat.interface import ChatTemplate, TextModel
+from router.text.chat.normal_form import AS_SENT, GENTLE, STRONG, Form, FormStep
 from router.text.hashlm import HashTokenizer, PlainTemplate
-from router.text.interface import ChatTemplate, TextModel
-from router.text.normal_form import AS_SENT, GENTLE, STRONG, Form, FormStep
 from router.tools.detect import speech_of
 from shared.core.errors import InvalidRequest
 from tests.support.odd_histories import HISTORIES, TOOL, user

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.node.mail import Outgoing
+from shared.node.records.mail import Outgoing
 from shared.wire.messages import Begun, Message
 from tests.support.core_rig import CoreKnobs
 from tests.support.faulty_pair import job, pair

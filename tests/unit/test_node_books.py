@@ -17,8 +17,9 @@ from shared.core.states import FinishReason
 from shared.engine.future_map import FutureMap, RelaySpec
 from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.layout import PlaneSpec
-from shared.model.interface import ModelSpec
-from shared.node.convert import (
+from shared.model.math.interface import ModelSpec
+from shared.node.build.fingerprint import difference, make_fingerprint
+from shared.node.records.convert import (
     draft_state_of_bytes,
     draft_state_to_bytes,
     drafts_within,
@@ -28,14 +29,13 @@ from shared.node.convert import (
     requests_of,
     run_of,
 )
-from shared.node.fingerprint import difference, make_fingerprint
-from shared.node.page_ranges import PageRanges
-from shared.node.report import node_load
+from shared.node.records.page_ranges import PageRanges
+from shared.node.records.report import node_load
+from shared.node.records.tombstones import Tombstones
 from shared.node.routers.dialled import Routers, RouterState
 from shared.node.routers.lives import RouterLife, SessionKey
-from shared.node.tombstones import Tombstones
 from shared.observe.node_metrics import NodeMetrics
-from shared.sched.events import Emitted, Ended, PrefillDone
+from shared.sched.steps.events import Emitted, Ended, PrefillDone
 from shared.transfer.interface import Part
 from shared.wire.codec import decode, encode, to_wire
 from shared.wire.fitting import misfit

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from shared.config.core_plan import CorePlan
-from shared.config.settings import ParallelConfig
+from shared.config.settings.settings import ParallelConfig
 from shared.core.errors import ConfigError
-from shared.kernel import core_table
-from shared.kernel.core_table import CoreTable, Owner
-from shared.kernel.jit import compile_task, longs_at
-from shared.kernel.program import Program
+from shared.kernel.code.jit import compile_task, longs_at
+from shared.kernel.team import core_table
+from shared.kernel.team.core_table import CoreTable, Owner
+from shared.kernel.team.program import Program
 from shared.model.hashlm.model import HashLM
-from shared.model.llama_compiled import CompiledLlama
-from shared.node.cores import FEW_THREADS, IN_STEP, NO_BORROW, NO_CPUS, NO_NUMBA, NO_PROGRAM, NodeCores
-from shared.node.daemon import Daemon
+from shared.model.llama.llama_compiled import CompiledLlama
+from shared.node.loop.daemon import Daemon
+from shared.node.machine.cores import FEW_THREADS, IN_STEP, NO_BORROW, NO_CPUS, NO_NUMBA, NO_PROGRAM, NodeCores
 from shared.observe.log import Logger
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import make_node
@@ -126,7 +126,7 @@ def test_a_model_that_is_not_one_program_keeps_its_cores(watcher: CoreTable) -> 
 
 
 def test_without_numba_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.node.cores.has_numba", lambda: False)
+    monkeypatch.setattr("shared.node.machine.cores.has_numba", lambda: False)
     cores, _ = taken(CorePlan(threads=1, cpus=(1,), borrow=(0, 1)))
     assert cores.describe_cores() == f"1; it uses only these: {NO_NUMBA}" and not any(folder.iterdir())
     cores.close()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.node.mail import Dial, HangUp, Outgoing
-from shared.node.node import Node
+from shared.node.loop.node import Node
+from shared.node.records.mail import Dial, HangUp, Outgoing
 from shared.wire.messages import (
     Abort,
     Failed,

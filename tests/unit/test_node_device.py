@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from shared.config.processes import NodeParts
-from shared.config.settings import ModelConfig, ParallelConfig, SchedConfig
+from shared.config.settings.settings import ModelConfig, ParallelConfig, SchedConfig
 from shared.core.errors import ConfigError
-from shared.model.load import load_model, why_on_cpu
-from shared.node.build_model import devices
+from shared.model.loading.load import load_model, why_on_cpu
+from shared.node.build.build_model import devices
 from shared.observe.log import Logger
 from tests.support import tiny_t5
 from tests.support.cuda_core import folder_of

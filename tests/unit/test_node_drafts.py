@@ -11,8 +11,8 @@ import pytest
 
 from shared.core.sampling_params import SamplingParams
 from shared.kv.manager import page_count
-from shared.node.mail import Outgoing
-from shared.node.node import Node
+from shared.node.loop.node import Node
+from shared.node.records.mail import Outgoing
 from shared.wire.messages import Prebuilt
 from tests.support.core_rig import CoreKnobs, Job, draw_jobs
 from tests.support.node_pair import Net, assert_clean, expected, make_node

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
-from shared.node.convert import drafts_within
-from shared.node.node import Node
+from shared.node.loop.node import Node
+from shared.node.records.convert import drafts_within
 from shared.wire.messages import Drain, Heartbeat, Refuse
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import ROUTER, Net, assert_clean, expected, make_node, name_of

@@ -14,9 +14,9 @@ from router.requests.faults import can_resume, error_of_end, is_node_fault
 from router.text.grammars import of_grammar
 from shared.core.errors import InvalidRequest
 from shared.core.sampling_params import SamplingParams
-from shared.node.departure import Departure
-from shared.node.mail import Outgoing
-from shared.node.node import Node
+from shared.node.loop.node import Node
+from shared.node.records.departure import Departure
+from shared.node.records.mail import Outgoing
 from shared.wire.messages import (
     Abort,
     Failed,

@@ -12,15 +12,15 @@ import pytest
 
 from router.text import grammars
 from router.text.folder_tokenizer import load_folder
+from shared.config.models.vocabulary import folder_vocabulary
 from shared.config.processes import NodeParts
-from shared.config.settings import ModelConfig, ParallelConfig
-from shared.config.text_settings import TextConfig
-from shared.config.vocabulary import folder_vocabulary
+from shared.config.settings.settings import ModelConfig, ParallelConfig
+from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import InvalidRequest
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars, NoGrammars
-from shared.model.load import load_model
-from shared.node.build_model import make_grammars
+from shared.model.loading.load import load_model
+from shared.node.build.build_model import make_grammars
 from shared.observe.log import Logger
 from shared.wire.fitting import NO_GRAMMAR
 from tests.support.core_rig import CoreKnobs, draw_jobs, make_core, some_follow_grammars

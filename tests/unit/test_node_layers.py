@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from shared.kv.layout import PlaneSpec, layer_ends
-from shared.model.interface import ModelInputs, ModelOutput
-from shared.node.node import Node
+from shared.model.math.interface import ModelInputs, ModelOutput
+from shared.node.loop.node import Node
 from shared.wire.messages import Grant, Installed, Ready
 from tests.support.core_rig import CoreKnobs, draw_jobs
 from tests.support.faulty_pair import job

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.config.settings import SpecConfig
+from shared.config.settings.settings import SpecConfig
 from shared.core.errors import ModelChanged
-from shared.node.model_files import ModelFiles, files_of_model
+from shared.node.machine.model_files import ModelFiles, files_of_model
 
 
 @pytest.fixture

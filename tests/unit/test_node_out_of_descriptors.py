@@ -9,7 +9,7 @@ import pytest
 
 from prefill_node.side import PrefillSide
 from shared.core.errors import PeerUnreachable
-from shared.node.daemon import Daemon
+from shared.node.loop.daemon import Daemon
 from shared.observe.log import Logger
 from shared.wire import descriptors
 from tests.support.core_rig import CoreKnobs

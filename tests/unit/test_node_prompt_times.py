@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shared.core.sampling_params import SamplingParams
-from shared.node.report import StepWatch
-from shared.node.request_spans import RequestSpans
+from shared.node.records.report import StepWatch
+from shared.node.records.request_spans import RequestSpans
 from shared.observe.node_metrics import NodeMetrics
 from tests.support.core_rig import CoreKnobs, Job, make_core
 from tests.support.simulated_streams import World

@@ -12,8 +12,8 @@ import pytest
 
 from decode_node.shares import Shares
 from shared.core.sampling_params import SamplingParams
-from shared.node.node import Node
-from shared.sched.settings import SchedSettings
+from shared.node.loop.node import Node
+from shared.sched.steps.settings import SchedSettings
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Installed, Key, Message, Offer, Prebuilt, Ready, Wait
 from tests.support.core_rig import CoreKnobs, Job

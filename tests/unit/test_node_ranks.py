@@ -23,7 +23,7 @@ from shared.device.group import as_bytes
 from shared.kv.pool import KVPool, map_pool
 from shared.model.hashlm.model import HashLM
 from shared.node import run
-from shared.node.daemon import Daemon
+from shared.node.loop.daemon import Daemon
 from shared.observe.log import Logger
 from shared.ranks import follower, process
 from shared.ranks import leader as ranks

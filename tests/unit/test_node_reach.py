@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 
 from prefill_node.reach import Reach
-from shared.node.mail import HangUp
-from shared.node.node import Node
+from shared.node.loop.node import Node
+from shared.node.records.mail import HangUp
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.wire.messages import Offer, Prebuilt

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from router.dispatch.gateway import Gateway
 from router.requests.new_request import NewRequest
 from shared.core.sampling_params import SamplingParams
-from shared.node.routers.membership import HELLO_AGAIN_S
+from shared.node.loop.membership import HELLO_AGAIN_S
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.codec import key_of

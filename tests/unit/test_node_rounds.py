@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
-from shared.node.daemon import Daemon
-from shared.node.departure import Departure
-from shared.node.mail import HangUp, Outgoing
-from shared.node.node import Node
+from shared.node.loop.daemon import Daemon
+from shared.node.loop.node import Node
+from shared.node.records.departure import Departure
+from shared.node.records.mail import HangUp, Outgoing
 from shared.node.routers.dialled import Routers
 from shared.observe.log import Logger
 from shared.wire.codec import Buffer

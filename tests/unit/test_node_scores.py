@@ -8,8 +8,8 @@ import pytest
 
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import MAX_TOP_LOGPROBS
-from shared.node.convert import MESSAGE_BYTES, request_of, scores_of
-from shared.sched.events import Scored
+from shared.node.records.convert import MESSAGE_BYTES, request_of, scores_of
+from shared.sched.steps.events import Scored
 from shared.wire.codec import encode
 from shared.wire.messages import Offer, Scores, TokenLogprob
 from tests.support.core_rig import CoreKnobs, Job

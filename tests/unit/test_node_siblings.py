@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prefill_node.side import PrefillSide
-from shared.sched.events import ChunkReady
+from shared.sched.steps.events import ChunkReady
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Installed, Offer
 from tests.support.faulty_pair import pair

@@ -11,7 +11,7 @@ from prefill_node.side import PrefillSide
 from router.requests.journal import Journal
 from shared.core.errors import HandoffFailed
 from shared.core.sampling_params import SamplingParams
-from shared.node.node import Node
+from shared.node.loop.node import Node
 from shared.transfer.transports import make_sender
 from shared.wire.codec import encode
 from shared.wire.messages import Abort, Grant, Installed, Key, Offer, Refuse

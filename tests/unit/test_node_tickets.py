@@ -163,7 +163,7 @@ def test_a_short_offer_leaves_nothing_of_its_ticket() -> None:
 
 
 def test_used_tickets_are_forgotten_once_over_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.node.spent_tickets.MAX_SPENT", 2)
+    monkeypatch.setattr("shared.node.records.spent_tickets.MAX_SPENT", 2)
     pair = Pair()
     spent = pair.d.side.prealloc._vouchers.spent
     for number in range(1, 5):

@@ -11,7 +11,7 @@ import pytest
 from decode_node.groups_in import Fetched
 from shared.core.sampling_params import SamplingParams
 from shared.device.events import Event
-from shared.node.node import Node
+from shared.node.loop.node import Node
 from shared.wire.messages import Failed, Grant, Installed, Key, Prebuilt, Ready
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.hand_driven import HandDriven

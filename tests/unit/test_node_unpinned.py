@@ -6,7 +6,7 @@ import pytest
 
 from prefill_node.handoff_out import HandoffOut
 from prefill_node.side import PrefillSide
-from shared.node.node import Node
+from shared.node.loop.node import Node
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Key
 from tests.support.faulty_pair import ends_of, job, pair

@@ -13,7 +13,7 @@ from prefill_node.unread import SHARES
 from shared.core.errors import HandoffFailed
 from shared.core.sampling_params import SamplingParams
 from shared.device.cpu import do_nothing
-from shared.node.node import Node
+from shared.node.loop.node import Node
 from shared.transfer.frames import FrameSender
 from shared.transfer.host_bytes import PinnedReader
 from shared.transfer.interface import READY_BYTES

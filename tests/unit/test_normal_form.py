@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from router.text import normal_form
-from router.text.chat_prompt import chat_ids, pieces_and_form
-from router.text.chat_template import JinjaTemplate
-from router.text.chat_texts import all_found, call_texts_of, contents_of, is_usual, lost_places, marked
-from router.text.control_tokens import FIRST_PLACEHOLDER, LAST_PLACEHOLDER
-from router.text.conversation import Conversation, normalized
+from router.text.chat import normal_form
+from router.text.chat.chat_prompt import chat_ids, pieces_and_form
+from router.text.chat.chat_template import JinjaTemplate
+from router.text.chat.chat_texts import all_found, call_texts_of, contents_of, is_usual, lost_places, marked
+from router.text.chat.control_tokens import FIRST_PLACEHOLDER, LAST_PLACEHOLDER
+from router.text.chat.conversation import Conversation, normalized
+from router.text.chat.interface import TextModel
+from router.text.chat.normal_form import Form
 from router.text.hashlm import HashTokenizer
-from router.text.interface import TextModel
-from router.text.normal_form import Form
 from router.tools.as_text import ToolsAsText
 from shared.core.errors import InvalidRequest
 from tests.support.odd_histories import (

@@ -7,11 +7,11 @@ import hashlib
 import pytest
 import torch
 
-from shared.kernel.product import supports
-from shared.model.kernels import Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.node.fingerprint import NUMERICS_VERSION
+from shared.kernel.product.product import supports
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.kernels import Formats
+from shared.node.build.fingerprint import NUMERICS_VERSION
 from tests.support.tiny_models import Rows
 
 VOCAB = 49152

@@ -173,10 +173,10 @@ def test_our_own_parts_without_a_log_are_heard(root_logger):
     """Models, kernels and engines load in tools too, which have no node's log."""
     log, stream = make()
     capture_libraries(log)
-    logging.getLogger("shared.model.load").info("a step runs %s", "kernel by kernel")
-    logging.getLogger("shared.model.load").debug("not shown")
+    logging.getLogger("shared.model.loading.load").info("a step runs %s", "kernel by kernel")
+    logging.getLogger("shared.model.loading.load").debug("not shown")
     (line,) = stream.getvalue().splitlines()
-    assert "INFO    decode-0 a step runs kernel by kernel logger=shared.model.load" in line
+    assert "INFO    decode-0 a step runs kernel by kernel logger=shared.model.loading.load" in line
 
 
 def test_what_a_client_can_provoke_again_and_again_is_one_line(root_logger):

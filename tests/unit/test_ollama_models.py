@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from router.api.ollama import served_name
-from router.api.ollama_models import ShowRequest, running, shown_model, tagged, tags
-from router.api.resolve import Resolver
+from router.api.ask.resolve import Resolver
+from router.api.ollama.ollama import served_name
+from router.api.ollama.ollama_models import ShowRequest, running, shown_model, tagged, tags
 from router.text.hashlm import hash_text_model
-from shared.config.settings import LimitsConfig
+from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import ModelNotFound
 
 CARDS: list[dict[str, Any]] = [

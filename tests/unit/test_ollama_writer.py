@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.ollama_writer import Loading, OllamaWriter, PartWriter, chat_part, generate_part
-from router.api.writer import AnswerFacts, Times
+from router.api.answer.writer import AnswerFacts, Times
+from router.api.ollama.ollama_writer import Loading, OllamaWriter, PartWriter, chat_part, generate_part
 from router.tools.reasoning import THINK, Thought
 from shared.core.errors import Overloaded
 from shared.core.states import FinishReason

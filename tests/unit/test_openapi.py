@@ -12,12 +12,12 @@ import pytest
 from jsonschema import Draft202012Validator
 from starlette.routing import Route
 
-from router.api.chat import CHAT
 from router.api.endpoint import EndpointRules
-from router.api.field_page import ALL_TABLES
-from router.api.known_fields import APIS
-from router.api.openapi import document, encoded
-from router.api.routes import build_routes
+from router.api.openai.chat import CHAT
+from router.api.site.field_page import ALL_TABLES
+from router.api.site.known_fields import APIS
+from router.api.site.openapi import document, encoded
+from router.api.site.routes import build_routes
 from router.tenants.book import Tenants
 from tests.support.field_rows import Row, Table
 from tests.support.messages_rows import MESSAGES_ROWS

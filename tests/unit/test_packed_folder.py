@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.model import packed_folder
-from shared.model.packed_file import ALIGNMENT, MappedFile, PackedWriter
-from shared.model.packed_folder import PackedFolder, PackedKey, PackedRefused
+from shared.model.formats import packed_folder
+from shared.model.formats.packed_file import ALIGNMENT, MappedFile, PackedWriter
+from shared.model.formats.packed_folder import PackedFolder, PackedKey, PackedRefused
 from tests.support.patience import HANG_GUARD_S
 
 KEY = PackedKey({"model": "a", "content": "1"}, "code 1")
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHILD = """
 import sys, time
 from pathlib import Path
-from shared.model.packed_folder import PackedFolder
+from shared.model.formats.packed_folder import PackedFolder
 from tests.unit.test_packed_folder import KEY, MIB, fill
 
 def slowly(writer):

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from deploy import cli
-from shared.config.cache_folder import packed_folder
+from shared.config.machine.cache_folder import packed_folder
 from shared.config.processes import NodeParts
-from shared.config.settings import MemoryConfig, ModelConfig
-from shared.kernel.product import supports
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.model.packed_folder import PackedFolder, packed_of
-from shared.node import build_memory, build_model
+from shared.config.settings.settings import MemoryConfig, ModelConfig
+from shared.kernel.product.product import supports
+from shared.model.formats.opened import LoadOptions
+from shared.model.formats.packed_folder import PackedFolder, packed_of
+from shared.model.loading.load import load_model
+from shared.node.build import build_memory, build_model
 from shared.observe.log import Logger
 from shared.ranks import follower
 from shared.ranks.orders import Start
@@ -105,7 +105,7 @@ def test_the_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr("shared.model.packed_folder.packed_folder", homeless)
+    monkeypatch.setattr("shared.model.formats.packed_folder.packed_folder", homeless)
     assert packed_of(GIB) is None and "no home folder" in caplog.text
 
 

@@ -13,8 +13,8 @@ import pytest
 from shared.core.errors import HandoffFailed
 from shared.device.cpu import do_nothing
 from shared.device.events import Event
-from shared.node.context import NodeContext
-from shared.node.page_copies import PageCopies
+from shared.node.loop.context import NodeContext
+from shared.node.loop.page_copies import PageCopies
 from shared.observe.step_records import StepRecords
 from shared.transfer.interface import PageReceiver
 from shared.wire.messages import Key, Ready

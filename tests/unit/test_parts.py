@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.chat import CHAT
-from router.api.chat_messages import turns_of as chat_turns
-from router.api.messages import MESSAGES, conversation_of
-from router.api.parse import BodyParser
-from router.api.parts import AnyPart, Parts, newest_user
-from router.api.responses import RESPONSES
-from router.api.responses_input import turns_of as responses_turns
+from router.api.anthropic.messages import MESSAGES, conversation_of
+from router.api.ask.parts import AnyPart, Parts, newest_user
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT
+from router.api.openai.chat_messages import turns_of as chat_turns
+from router.api.openai.responses import RESPONSES
+from router.api.openai.responses_input import turns_of as responses_turns
 from shared.core.errors import InvalidRequest
 
 PARSERS = {table.path: BodyParser(table) for table in (CHAT, MESSAGES, RESPONSES)}

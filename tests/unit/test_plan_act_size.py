@@ -14,7 +14,7 @@ from deploy.tools.plan.act.act import fleet_config
 from deploy.tools.plan.act.balance import DECODE, PREFILL, ClusterLook, Demand, NodeLook, Totals
 from deploy.tools.plan.act.size import Sizer, Wish
 from deploy.tools.plan.act.sizing import Sizing
-from shared.config.ray_settings import ScalingConfig
+from shared.config.settings.ray_settings import ScalingConfig
 from shared.core.errors import ConfigError
 from shared.core.states import NodeState
 

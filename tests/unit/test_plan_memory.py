@@ -10,7 +10,7 @@ from deploy.tools.plan.profile import PathProfile, Profile
 from deploy.tools.plan.sim_cluster import SimCluster
 from deploy.tools.plan.simulate import play_virtual
 from deploy.tools.plan.timed_node import TimedNode
-from deploy.tools.traffic.record import UNFINISHED, RequestRecord
+from deploy.tools.traffic.figures.record import UNFINISHED, RequestRecord
 from tests.support import plan_cases as made
 
 TURNS_OF_A_RUN = 20_000  # some 5,000 are needed

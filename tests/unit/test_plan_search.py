@@ -13,9 +13,9 @@ import pytest
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.search import fewest_machines, find_fewest, find_plan, in_small, mean_lengths, splits
 from deploy.tools.plan.simulate import Forecast, rank
-from deploy.tools.traffic.figures import Estimate
+from deploy.tools.traffic.figures.figures import Estimate
+from deploy.tools.traffic.figures.summary import Lag, Summary
 from deploy.tools.traffic.load_plan import LoadPlan
-from deploy.tools.traffic.summary import Lag, Summary
 from tests.support import plan_cases as made
 
 PLAN = made.plan("--rate", "4", "--prompt-tokens", "200", "--output-tokens", "50")

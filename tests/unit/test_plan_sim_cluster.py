@@ -10,8 +10,8 @@ from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import PathProfile, Profile
 from deploy.tools.plan.sim_cluster import SimCluster
 from deploy.tools.plan.simulate import forecast, play_virtual
+from deploy.tools.traffic.figures.record import RequestRecord
 from deploy.tools.traffic.load_plan import LoadPlan
-from deploy.tools.traffic.record import RequestRecord
 from shared.core.errors import ConfigError
 from tests.support import plan_cases as made
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.kernel.block_product import make_task
-from shared.kernel.dot import Dot
-from shared.model.gguf_blocks import Q4_1
+from shared.kernel.product.block_product import make_task
+from shared.kernel.product.dot import Dot
+from shared.model.formats.gguf_blocks import Q4_1
 from tests.support.processors import run_python
 
 LINES = 20  # of 64 bytes, in a block of a tile

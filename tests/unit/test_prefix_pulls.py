@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shared.device.events import Event
-from shared.node.departure import Departure
+from shared.node.records.departure import Departure
 from shared.wire.codec import key_of
 from shared.wire.messages import FramesTaken, Lent, Message, Pull, Ready, Returned
 from shared.wire.peers import PeerClosed, Received

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from router.api.generation import DEADLINE, Generation
-from router.api.generation_plan import PromptJob
+from router.api.answer.generation_plan import PromptJob
+from router.api.site.generation import DEADLINE, Generation
 from router.dispatch.gateway import Gateway
 from router.http.connection import Connection
 from router.text.hashlm import HashTokenizer

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from router.tools.answer import AnswerReader
-from router.tools.channels import HARMONY
-from router.tools.deltas import WholeAnswer, whole_answer
+from router.tools.calls.channels import HARMONY
+from router.tools.calls.deltas import WholeAnswer, whole_answer
+from router.tools.calls.format_row import ToolFormat
 from router.tools.detect import ARGUMENTS, PROBE, READS_TOOLS
-from router.tools.format_row import ToolFormat
 from tests.support.template_turns import (
     CONTENT,
     END,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from shared.node.node import Node
+from shared.node.loop.node import Node
 from shared.node.run import check_at_exit
 from shared.observe.log import Logger
 from shared.wire.messages import Ready

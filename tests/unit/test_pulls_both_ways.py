@@ -6,8 +6,8 @@ import io
 import time
 from collections.abc import Sequence
 
-from shared.node.daemon import Daemon
-from shared.node.mail import HangUp
+from shared.node.loop.daemon import Daemon
+from shared.node.records.mail import HangUp
 from shared.observe.log import Logger
 from shared.wire.codec import Buffer
 from shared.wire.messages import Drain, Key, Message, Pull, Ready

@@ -9,10 +9,10 @@ import torch
 
 from shared.core.errors import ConfigError
 from shared.device.gpu import MemoryInfo
-from shared.model.kernels import Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions, OpenedModel, open_model, open_named, settled
-from shared.model.safetensors_folder import SafetensorsFolder
+from shared.model.formats.opened import LoadOptions, OpenedModel, open_model, open_named, settled
+from shared.model.formats.safetensors_folder import SafetensorsFolder
+from shared.model.loading.load import load_model
+from shared.model.math.kernels import Formats
 from tests.support.tiny_llama import write_tiny_llama
 from tests.support.tiny_models import Rows, prompt
 from tests.support.tiny_quantized import FORMATS, write_quantised
@@ -88,8 +88,8 @@ def test_a_folder_without_blocks_can_t_be_served_in_them(folders: dict[str, Path
 def test_auto_packs_what_the_machine_can_t_hold(
     form: str, weights: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.model.opened.has_amx", lambda: False)
-    monkeypatch.setattr("shared.model.opened.multiplies_bytes_best", lambda: False)
+    monkeypatch.setattr("shared.model.formats.opened.has_amx", lambda: False)
+    monkeypatch.setattr("shared.model.formats.opened.multiplies_bytes_best", lambda: False)
     source, free = open_model(folders[form]), 1
     assert isinstance(source, SafetensorsFolder)
     need = opened(folders[form], LoadOptions("bfloat16")).weights_bytes(source.config)

@@ -17,15 +17,15 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
-from shared.model.kernels import Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions, open_model
-from shared.model.quantized_folder import open_tensors
-from shared.model.quantized_numbers import add_one, fields
-from shared.model.quantized_scheme import scheme_of
-from shared.model.tensor_files import TensorFiles
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.sched.settings import SchedSettings
+from shared.model.formats.opened import LoadOptions, open_model
+from shared.model.formats.quantized_folder import open_tensors
+from shared.model.formats.quantized_numbers import add_one, fields
+from shared.model.formats.quantized_scheme import scheme_of
+from shared.model.formats.tensor_files import TensorFiles
+from shared.model.loading.load import load_model
+from shared.model.math.kernels import Formats
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.sched.steps.settings import SchedSettings
 from tests.support.core_rig import Job, assert_whole, run_local
 from tests.support.tiny_families import save
 from tests.support.tiny_models import prompt

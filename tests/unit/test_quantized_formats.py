@@ -10,22 +10,22 @@ import pytest
 import torch
 import transformers
 
-from shared.config.settings import ModelConfig
+from shared.config.settings.settings import ModelConfig
 from shared.core.errors import ConfigError
-from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttention
-from shared.kernel.linear import QuantizedLinear
-from shared.kernel.product import supports
-from shared.kernel.quantized import DTYPES, dequantize, quantize
-from shared.kernel.quantized_product import QuantizedTileLinear, pack
-from shared.kernel.rope import inverse_frequencies, rope_tables
-from shared.kernel.step_layout import Layout
-from shared.kernel.team import Team
+from shared.kernel.attention.attention import AttentionInputs, AttentionShape, TorchAttention
+from shared.kernel.attention.rope import inverse_frequencies, rope_tables
+from shared.kernel.code.quantized import DTYPES, dequantize, quantize
+from shared.kernel.code.step_layout import Layout
+from shared.kernel.product.linear import QuantizedLinear
+from shared.kernel.product.product import supports
+from shared.kernel.product.quantized_product import QuantizedTileLinear, pack
+from shared.kernel.team.team import Team
 from shared.kv.pool import KVPool
-from shared.model.interface import Model
-from shared.model.kernels import Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.node.fingerprint import difference, make_fingerprint
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import Model
+from shared.model.math.kernels import Formats
+from shared.node.build.fingerprint import difference, make_fingerprint
 from tests.support.tiny_models import VOCAB, Rows, prompt, save_random
 from tests.support.virtual_gpu.device import make_device
 

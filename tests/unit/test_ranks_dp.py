@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from shared.kernel.step_layout import HostLengths, Layout
+from shared.kernel.code.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
+from shared.model.formats.opened import LoadOptions
 from shared.model.hashlm.model import HashLM
-from shared.model.interface import AdapterSpec, LayerMarks, Model, ModelInputs, ModelOutput
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import AdapterSpec, LayerMarks, Model, ModelInputs, ModelOutput
 from shared.ranks.dp import deal
 from shared.ranks.tp import inputs_of, order_of
 from tests.support.core_rig import (

@@ -12,19 +12,19 @@ import torch
 
 from shared.core.errors import ConfigError, RankLost
 from shared.device.group import RankGroup
-from shared.kernel.attention import AttentionBackend
-from shared.kernel.product import supports
-from shared.kernel.step_layout import Layout
+from shared.kernel.attention.attention import AttentionBackend
+from shared.kernel.code.step_layout import Layout
+from shared.kernel.product.product import supports
 from shared.kv.pool import KVPool
-from shared.model.config import ExpertConfig
+from shared.model.formats.opened import LoadOptions, open_model
 from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.shard import HashLMShard
-from shared.model.interface import LayerMarks, Model, ModelInputs, ModelOutput
-from shared.model.kernels import AS_DTYPE, Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions, open_model
-from shared.model.shard import check_shares, load_shard
-from shared.sched.events import Ended
+from shared.model.loading.load import load_model
+from shared.model.loading.shard import check_shares, load_shard
+from shared.model.math.config import ExpertConfig
+from shared.model.math.interface import LayerMarks, Model, ModelInputs, ModelOutput
+from shared.model.math.kernels import AS_DTYPE, Formats
+from shared.sched.steps.events import Ended
 from shared.transfer.interface import Part
 from tests.support.core_rig import (
     MAX_CONTEXT,

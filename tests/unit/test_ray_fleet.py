@@ -23,13 +23,13 @@ from deploy.ray.report import (
     StopOrder,
 )
 from shared.config.core_plan import CorePlan
-from shared.config.event_settings import EventsConfig
 from shared.config.load import load
-from shared.config.probe_settings import ProbeConfig
 from shared.config.processes import NodeParts, RayClusterConfig
-from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig, environment, is_local
-from shared.config.router_settings import RouterConfig
-from shared.config.settings import MemoryConfig, NodeConfig, ParallelConfig, SchedConfig, SecurityConfig
+from shared.config.settings.event_settings import EventsConfig
+from shared.config.settings.probe_settings import ProbeConfig
+from shared.config.settings.ray_settings import RayConfig, ScalingConfig, ShareConfig, environment, is_local
+from shared.config.settings.router_settings import RouterConfig
+from shared.config.settings.settings import MemoryConfig, NodeConfig, ParallelConfig, SchedConfig, SecurityConfig
 from shared.core.errors import ConfigError
 from tests.support.changed_config import replaced
 

@@ -13,7 +13,7 @@ from deploy.ray.lead import LEASE_S, LeadOrder, Lease
 from deploy.ray.own_rules import OwnRules
 from deploy.ray.report import DECODE, DRAINED, PREFILL, RUNNING, ActorPlace, ActorReport
 from shared.config.processes import RayClusterConfig
-from shared.config.ray_settings import RayConfig, ScalingConfig
+from shared.config.settings.ray_settings import RayConfig, ScalingConfig
 
 HERE = ActorPlace("127.0.0.1", "a", "n", (0,))
 SCALING = ScalingConfig(max_decode=3, up_after_s=15.0, down_after_s=60.0, settle_s=30.0)

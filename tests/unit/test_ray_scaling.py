@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deploy.metrics_page import parse_page
 from deploy.ray.scaling import REMEMBERED_S, RoleLoad, RoleScaler
 from deploy.ray.signals import load_of
-from shared.config.ray_settings import ScalingConfig
+from shared.config.settings.ray_settings import ScalingConfig
 
 SETTINGS = ScalingConfig(busy_rows=0.8, busy_waiting=4.0, up_after_s=15, down_after_s=180, settle_s=30, slo_itl_ms=50)
 TICK_S = 5.0

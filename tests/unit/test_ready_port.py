@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from shared.core.errors import ConfigError
-from shared.node.daemon import Daemon
-from shared.node.departure import Departure
-from shared.node.ready_port import HANGS, LEAVING, MOST_CALLERS, NO_ROUTER, SLOW_CALLER_S, ReadyPort
+from shared.node.loop.daemon import Daemon
+from shared.node.machine.ready_port import HANGS, LEAVING, MOST_CALLERS, NO_ROUTER, SLOW_CALLER_S, ReadyPort
+from shared.node.records.departure import Departure
 from shared.observe.log import Logger
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import Net, make_node, name_of

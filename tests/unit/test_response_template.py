@@ -11,9 +11,9 @@ import pytest
 from transformers.utils.chat_parsing.response_parser import ResponseParser
 
 from router.tools.answer import AnswerReader
-from router.tools.declared import Tool
-from router.tools.deltas import WholeAnswer, WholeCall, whole_answer
+from router.tools.calls.deltas import WholeAnswer, WholeCall, whole_answer
 from router.tools.response_template import MAX_PROMPT_CHARS, response_template_of
+from router.tools.schemas.declared import Tool
 from shared.core.errors import ConfigError
 
 SPECS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "response_templates.json").read_text())

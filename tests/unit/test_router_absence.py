@@ -12,7 +12,7 @@ from router.dispatch.attempts import MAX_EXCUSED
 from router.dispatch.gateway import TICK_S, Gateway
 from router.requests.mailbox import Mailbox
 from router.requests.new_request import NewRequest
-from shared.config.silence import link_silence
+from shared.config.settings.silence import link_silence
 from shared.core.errors import Aborted
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger

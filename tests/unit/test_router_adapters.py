@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from router.api.completions import CompletionRequest, Completions
-from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.resolve import Resolver
+from router.api.answer.generation_plan import Contexts, GenerationPlan
+from router.api.ask.resolve import Resolver
+from router.api.openai.completions import CompletionRequest, Completions
 from router.fleet.registry import RegisteredNode
 from router.requests.new_request import NewRequest
 from router.text.hashlm import hash_text_model
-from shared.config.settings import LimitsConfig, ModelConfig
+from shared.config.settings.settings import LimitsConfig, ModelConfig
 from shared.core.errors import AdapterMissing, ConfigError, ModelNotFound
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Adapter

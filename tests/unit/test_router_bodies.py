@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from router.api.chat import CHAT
-from router.api.completions import COMPLETIONS, Completions
-from router.api.field_page import ALL_TABLES
-from router.api.fields import FieldTable
-from router.api.generation_plan import Contexts
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
+from router.api.answer.generation_plan import Contexts
+from router.api.ask.resolve import Resolver
+from router.api.fields.fields import FieldTable
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT
+from router.api.openai.completions import COMPLETIONS, Completions
+from router.api.site.field_page import ALL_TABLES
 from router.text.hashlm import hash_text_model
-from shared.config.settings import LimitsConfig
+from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 from tests.support.growth import grows_linearly
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.api.chat import ChatShape
-from router.api.choice_text import ChoiceText, Delta
-from router.api.completions import CompletionShape
-from router.api.generation_plan import ShowOptions, UsageShown
-from router.api.shapes import token_text
+from router.api.answer.choice_text import ChoiceText, Delta
+from router.api.answer.generation_plan import ShowOptions, UsageShown
+from router.api.answer.shapes import token_text
+from router.api.openai.chat import ChatShape
+from router.api.openai.completions import CompletionShape
+from router.text.chat.interface import VocabFacts
 from router.text.hashlm import HashTokenizer
-from router.text.interface import VocabFacts
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import TokenLogprob
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.api import generation
-from router.api.choices_writer import ChoicesWriter
-from router.api.completions import CompletionShape
+from router.api.answer.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
+from router.api.answer.stream_start import StreamStart
+from router.api.answer.writer import COMMENT, AnswerFacts, Writer, ping_among_ids
 from router.api.endpoint import Endpoint, EndpointRules, Handler
-from router.api.generation import Generation
-from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
-from router.api.stream_start import StreamStart
-from router.api.writer import COMMENT, AnswerFacts, Writer, ping_among_ids
+from router.api.openai.choices_writer import ChoicesWriter
+from router.api.openai.completions import CompletionShape
+from router.api.site import generation
+from router.api.site.generation import Generation
 from router.http.body_budget import BodyHold
 from router.http.connection import Connection
 from router.http.work_threads import LONG_BODY_BYTES, BodyWork

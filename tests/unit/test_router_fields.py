@@ -11,30 +11,30 @@ import anthropic.types.beta
 import pytest
 from openai.types import chat, completion_create_params, responses
 
-from router.api.chat import CHAT, Chat
-from router.api.chat_messages import CalledFunction, ChatMessage, ContentPart, ToolCall
-from router.api.completions import COMPLETIONS, Completions
-from router.api.field_page import ALL_TABLES, field_page
-from router.api.fields import (
+from router.api.answer.generation_plan import Contexts, GenerationPlan, UsageShown
+from router.api.anthropic.messages import COUNT_TOKENS, MESSAGES, Messages, counted
+from router.api.ask.generation_api import GenerationApi
+from router.api.ask.resolve import Resolver
+from router.api.fields.fields import (
     REFUSED_GENERATION,
     JsonSchemaFormat,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
 )
-from router.api.generation_api import GenerationApi
-from router.api.generation_plan import Contexts, GenerationPlan, UsageShown
-from router.api.messages import COUNT_TOKENS, MESSAGES, Messages, counted
-from router.api.ollama import OllamaChat, OllamaGenerate
-from router.api.ollama_models import SHOW, shown_model
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
-from router.api.responses import RESPONSES, Responses
-from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized
+from router.api.fields.parse import BodyParser
+from router.api.ollama.ollama import OllamaChat, OllamaGenerate
+from router.api.ollama.ollama_models import SHOW, shown_model
+from router.api.openai.chat import CHAT, Chat
+from router.api.openai.chat_messages import CalledFunction, ChatMessage, ContentPart, ToolCall
+from router.api.openai.completions import COMPLETIONS, Completions
+from router.api.openai.responses import RESPONSES, Responses
+from router.api.openai.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized
+from router.api.site.field_page import ALL_TABLES, field_page
 from router.http.ignored import names_in_header
 from router.text.hashlm import hash_text_model
 from router.tools.detect import AS_TEXT as HERMES
-from shared.config.settings import LimitsConfig
+from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 from shared.core.sampling_params import MAX_GRAMMAR_CHARS
 from tests.support.field_rows import (
@@ -531,7 +531,7 @@ def test_every_parameter_of_the_sdks_is_in_the_table(kind: Table, params: Any) -
 
 
 def test_the_page_of_the_fields_is_up_to_date() -> None:
-    """To write it: python -m router.api.field_page > docs/http-api.md"""
+    """To write it: python -m router.api.site.field_page > docs/http-api.md"""
     assert (ROOT / "docs" / "http-api.md").read_text() == field_page(ALL_TABLES)
 
 

@@ -11,9 +11,9 @@ import pytest
 from deploy.cluster import local
 from router.app import own_name
 from shared.config.processes import ClusterConfig, RouterProcessConfig
-from shared.config.router_settings import RouterConfig
+from shared.config.settings.router_settings import RouterConfig
 from shared.core.errors import ConfigError
-from shared.wire.keyring import ring_of_router
+from shared.wire.keys.keyring import ring_of_router
 from tests.support.key_folders import make_keys
 
 

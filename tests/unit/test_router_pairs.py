@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.api.admin import pair_status
+from router.api.admin.admin import pair_status
 from router.fleet.registry import RegisteredNode
 from router.policy.interface import Picked, Wanted
 from router.requests.effects import Effects

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from deploy.cluster.admin import table
-from router.api.admin import node_status
+from router.api.admin.admin import node_status
 from router.dispatch.gateway import Gateway
 from router.fleet.prompt_cost import (
     ENOUGH_STEPS,
@@ -26,7 +26,7 @@ from router.policy.least_load import LeastLoad
 from router.policy.placement import Placer
 from router.policy.prefix_aware import PrefixAware
 from router.requests.new_request import NewRequest
-from shared.config.router_settings import BY_COST, UNMEASURED_LOCAL_TOKENS
+from shared.config.settings.router_settings import BY_COST, UNMEASURED_LOCAL_TOKENS
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api.chat import ChatShape
-from router.api.choice_text import Delta
-from router.api.completions import CompletionShape
-from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
-from router.api.prompts import Prompts
+from router.api.answer.choice_text import Delta
+from router.api.answer.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
+from router.api.answer.prompts import Prompts
+from router.api.openai.chat import ChatShape
+from router.api.openai.completions import CompletionShape
 from router.fleet.registry import RegisteredNode
 from router.requests.effects import Effects, ScoredPrompt
 from router.text.hashlm import HashTokenizer

@@ -18,7 +18,7 @@ from router.requests.mailbox import Mailbox
 from router.tenants.book import Tenants
 from router.tenants.tenant import EVERYBODY
 from shared.core.errors import BodyTooLarge, ConfigError, NoNodes, Overloaded
-from shared.wire.http_keys import read_key
+from shared.wire.keys.http_keys import read_key
 
 
 def test_accepted_sockets_send_small_writes_at_once() -> None:

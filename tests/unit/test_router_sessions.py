@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.api.generation import MAX_SESSION_CHARS, session_of
+from router.api.site.generation import MAX_SESSION_CHARS, session_of
 from router.http.connection import Connection
 from router.requests.new_request import NewRequest
 from shared.core.sampling_params import SamplingParams

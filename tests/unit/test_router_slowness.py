@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from deploy.cluster.admin import table
-from router.api.admin import node_status
+from router.api.admin.admin import node_status
 from router.dispatch.gateway import Gateway
 from router.dispatch.moves import MOVE_AFTER_S
 from router.fleet.leaving import By, Leaving

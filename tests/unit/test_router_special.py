@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from router.api.chat import CHAT, Chat
-from router.api.completions import COMPLETIONS, Completions
-from router.api.fields import FieldTable
-from router.api.generation_plan import Contexts
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
-from router.api.tokenization import TOKENIZE, ids_of
+from router.api.answer.generation_plan import Contexts
+from router.api.ask.resolve import Resolver
+from router.api.fields.fields import FieldTable
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT, Chat
+from router.api.openai.completions import COMPLETIONS, Completions
+from router.api.openai.tokenization import TOKENIZE, ids_of
+from router.text.chat.interface import TextModel
 from router.text.hashlm import HashTokenizer, hash_text_model
-from router.text.interface import TextModel
-from shared.config.settings import LimitsConfig
+from shared.config.settings.settings import LimitsConfig
 
 BEGIN = 7
 

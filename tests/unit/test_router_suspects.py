@@ -8,7 +8,7 @@ from router.fleet.registry import RegisteredNode
 from router.requests.effects import Effects
 from router.requests.journal import OpenRequest
 from router.requests.suspects import CLEARED_AFTER
-from shared.config.silence import link_silence
+from shared.config.settings.silence import link_silence
 from shared.wire.messages import Begun, Drain, Generate, Key
 from tests.support.router_rig import RouterRig, failures, generates, sibling
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.text.chat_prompt import chat_text
-from router.text.conversation import Conversation
+from router.text.chat.chat_prompt import chat_text
+from router.text.chat.conversation import Conversation
+from router.text.chat.interface import VocabFacts, decode_ids
 from router.text.detokenizer import Detokenizer
 from router.text.hashlm import HashTokenizer, hash_text_model
-from router.text.interface import VocabFacts, decode_ids
 from router.text.stops import StopMatcher
 from shared.core.errors import InvalidRequest
 

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from router.text import gguf_tokenizer, word_splits
-from router.text.chat_prompt import chat_text
-from router.text.conversation import Conversation
+from router.text.chat.chat_prompt import chat_text
+from router.text.chat.conversation import Conversation
+from router.text.chat.interface import TextModel, decode_ids
 from router.text.folder_tokenizer import load_folder
 from router.text.gguf_tokenizer import load_gguf
-from router.text.interface import TextModel, decode_ids
 from router.text.load import load_text_model
-from shared.config.gguf_metadata import read_pairs
-from shared.config.model_path import bundled_gguf
-from shared.config.shipped_model import SYSTEM, TEMPLATES_SYSTEM, with_system
-from shared.config.text_settings import TextConfig
-from shared.config.vocab_bytes import byte_level_alphabet
-from shared.config.vocabulary import folder_vocabulary
+from shared.config.models.gguf_metadata import read_pairs
+from shared.config.models.model_path import bundled_gguf
+from shared.config.models.shipped_model import SYSTEM, TEMPLATES_SYSTEM, with_system
+from shared.config.models.vocab_bytes import byte_level_alphabet
+from shared.config.models.vocabulary import folder_vocabulary
+from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import ConfigError, InvalidRequest
 
 SAMPLES = [

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from router.api.json_shape import MOST_CONTAINERS, check_shape
+from router.api.fields.json_shape import MOST_CONTAINERS, check_shape
 from router.http.body_budget import BodyBudget
 from router.http.connection import Connection
 from router.http.errors import BodiesFull, HostNotAllowed, MediaTypeRefused
 from router.http.ignored import IGNORED, LOWERED, PLACEHOLDERS
 from router.http.web_rules import WebRules
-from shared.config.http_settings import HttpConfig
+from shared.config.settings.http_settings import HttpConfig
 from shared.core.errors import ConfigError, InvalidRequest
 
 ELSEWHERE = "https://evil.example"

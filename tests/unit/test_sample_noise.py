@@ -9,8 +9,8 @@ import pytest
 import torch
 from numba import njit
 
-from shared.kernel import noise, noise_numba
-from shared.kernel.sample_cpu import may_reach, reach_of
+from shared.kernel.sampling import noise, noise_numba
+from shared.kernel.sampling.sample_cpu import may_reach, reach_of
 
 SEEDS = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1, 0x123456789ABCDEF0]
 POSITIONS = [0, 1, 2, 4095, 131071, 2**31 - 1]

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from shared.core.sampling_params import PARAMETERS, SamplingParams, Step
-from shared.kernel.noise import noise_bits, row_keys
-from shared.kernel.sample_constants import GREEDY_BELOW
-from shared.kernel.sample_team import PlacedParams, TeamSampler
-from shared.kernel.team import Team
+from shared.kernel.sampling.noise import noise_bits, row_keys
+from shared.kernel.sampling.sample_constants import GREEDY_BELOW
+from shared.kernel.sampling.sample_team import PlacedParams, TeamSampler
+from shared.kernel.team.team import Team
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import History, SamplingBatch
 from shared.sample.sampler import sample

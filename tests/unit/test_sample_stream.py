@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
-from shared.model.interface import ModelInputs
+from shared.model.math.interface import ModelInputs
 from shared.sample.interface import History, SamplingBatch
 from shared.sample.sampler_numba import sample_cpu
 from tests.support.hashlm_reference import ReferenceRun, reference_run

@@ -10,17 +10,17 @@ from typing import Any
 import gguf
 import pytest
 
-from router.api.chat import CHAT, Chat
-from router.api.completions import COMPLETIONS, Completions
-from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.messages import MESSAGES, Messages
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
-from router.api.responses import RESPONSES, Responses, echo_of
-from router.api.sampling_defaults import NAMES, load_sampling_defaults
+from router.api.answer.generation_plan import Contexts, GenerationPlan
+from router.api.anthropic.messages import MESSAGES, Messages
+from router.api.ask.resolve import Resolver
+from router.api.ask.sampling_defaults import NAMES, load_sampling_defaults
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT, Chat
+from router.api.openai.completions import COMPLETIONS, Completions
+from router.api.openai.responses import RESPONSES, Responses, echo_of
 from router.text.hashlm import hash_text_model
-from shared.config import shipped_model
-from shared.config.settings import LimitsConfig
+from shared.config.models import shipped_model
+from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import NEUTRAL, SamplingValues
 from tests.support import tiny_gguf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from router.api.fields import GenerationFields
+from router.api.fields.fields import GenerationFields
 from shared.core.sampling_params import NEUTRAL, NUMBERS, PARAMETERS, SamplingParams
 
 

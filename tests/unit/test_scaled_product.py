@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from shared.core.errors import ConfigError
-from shared.kernel import scaled_product
-from shared.kernel.quantized import DTYPES, dequantize, quantize
-from shared.kernel.scaled_product import ScaledLinear
-from shared.kernel.team import Team
-from shared.model.kernels import Formats, pick_kernels
-from shared.model.opened import HASH_ENDS
+from shared.kernel.code.quantized import DTYPES, dequantize, quantize
+from shared.kernel.product import scaled_product
+from shared.kernel.product.scaled_product import ScaledLinear
+from shared.kernel.team.team import Team
+from shared.model.formats.opened import HASH_ENDS
+from shared.model.math.kernels import Formats, pick_kernels
 from tests.support.core_rig import assert_whole, run_local
 from tests.support.cuda_core import KINDS, make_core
 from tests.support.cuda_jobs import jobs_for

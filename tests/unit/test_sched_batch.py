@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
-from shared.sched.batch import ScheduleBatch
-from shared.sched.lengths import Lengths
+from shared.sched.steps.batch import ScheduleBatch
+from shared.sched.steps.lengths import Lengths
 
 
 def i64(*values: int) -> np.ndarray:

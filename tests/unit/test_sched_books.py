@@ -7,9 +7,9 @@ import random
 import pytest
 
 from shared.core.sampling_params import SamplingParams
-from shared.model.interface import LayerMarks
-from shared.node.core import NodeCore
-from shared.sched.events import ChunkLaunched
+from shared.model.math.interface import LayerMarks
+from shared.node.records.core import NodeCore
+from shared.sched.steps.events import ChunkLaunched
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.sched import chunking
+from shared.sched.steps import chunking
 
 prompts = st.lists(st.integers(1, 300), max_size=12)
 budgets = st.integers(1, 128)

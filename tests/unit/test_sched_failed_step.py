@@ -8,7 +8,7 @@ from shared.core.errors import HandoffFailed, StepFailed
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.engine.plan import RowId
-from shared.sched.events import Ended
+from shared.sched.steps.events import Ended
 from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from benchmarks.growth import study, thrash
+from benchmarks.layouts.growth import study, thrash
 from deploy.cluster.admin import table
 from deploy.tools.plan.run import model_flags
 from deploy.tools.plan.sim_cluster import SimCluster
 from deploy.tools.plan.timed_node import make_scheduler
-from shared.config.settings import SchedConfig
+from shared.config.settings.settings import SchedConfig
 from shared.core.request import Request, RequestState
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
@@ -24,14 +24,14 @@ from shared.kv.pages import PageAllocator
 from shared.kv.prefix_cache import PrefixCache
 from shared.kv.rows import ReqToTokenPool
 from shared.kv.window_cache import WindowCache
-from shared.node.report import node_load
+from shared.node.records.report import node_load
 from shared.observe.metrics import ClusterMetrics, NodeReport
 from shared.observe.node_metrics import NodeMetrics
-from shared.sched.answer_lengths import ALL, CELL, ENOUGH, LATEST, LengthEstimator
-from shared.sched.growth import Growth
-from shared.sched.queues import Queues
+from shared.sched.planning.growth import Growth
+from shared.sched.requests.answer_lengths import ALL, CELL, ENOUGH, LATEST, LengthEstimator
+from shared.sched.requests.queues import Queues
 from shared.sched.scheduler import Scheduler
-from shared.sched.settings import SchedSettings
+from shared.sched.steps.settings import SchedSettings
 from tests.support import plan_cases as made
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from tests.support.node_pair import Net, assert_clean, make_node

@@ -11,8 +11,8 @@ from deploy.tools.plan.timed_node import TimedNode, VirtualClock, make_scheduler
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import PageState
-from shared.node.core import NodeCore
-from shared.sched.settings import SchedSettings
+from shared.node.records.core import NodeCore
+from shared.sched.steps.settings import SchedSettings
 from tests.support.core_rig import CoreKnobs, Job, make_core, run_local
 
 WAITING = 1000

@@ -15,18 +15,18 @@ import torch
 
 from shared.config.load import load
 from shared.config.processes import NodeParts, NodeProcessConfig
-from shared.config.settings import SchedConfig
+from shared.config.settings.settings import SchedConfig
 from shared.core.errors import ConfigError
 from shared.core.keys import RequestKey
 from shared.device.clock import HostClock
 from shared.device.cpu import do_nothing
 from shared.engine.plan import RowId, StepPlan, StepResult
-from shared.node.build_core import build_core
-from shared.node.core import NodeCore
-from shared.node.cores import NodeCores
+from shared.node.build.build_core import build_core
+from shared.node.machine.cores import NodeCores
+from shared.node.records.core import NodeCore
 from shared.observe.log import Logger
 from shared.ranks.leader import RankProcesses
-from shared.sched.mixed_chunk import LEAST, BudgetedChunk, FixedChunk, MixedChunk, make_mixed_chunk
+from shared.sched.steps.mixed_chunk import LEAST, BudgetedChunk, FixedChunk, MixedChunk, make_mixed_chunk
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core, run_local
 
 ROW = RowId(RequestKey("test", 1, "r0", 0, 0), 0)

@@ -14,9 +14,9 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
-from shared.node.core import NodeCore
-from shared.sched.events import GrantRevoked
-from shared.sched.page_budget import pick_victim
+from shared.node.records.core import NodeCore
+from shared.sched.memory.page_budget import pick_victim
+from shared.sched.steps.events import GrantRevoked
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 
 

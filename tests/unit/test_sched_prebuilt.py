@@ -11,8 +11,8 @@ from shared.core.request import RequestState
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.engine.plan import Admission
-from shared.sched.events import Emitted, GrantRevoked
-from shared.sched.prebuilt import Arrival
+from shared.sched.steps.events import Emitted, GrantRevoked
+from shared.sched.steps.prebuilt import Arrival
 from tests.support.core_pair import CorePair, make_pair, run_pair
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core
 

@@ -10,7 +10,7 @@ import pytest
 from shared.core.errors import BatonError
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from tests.support.core_rig import CoreKnobs, Job, Outcome, make_core
 
 ANSWER = SamplingParams(max_tokens=8, temperature=0.0)
@@ -219,7 +219,7 @@ def test_a_rewound_prompt_leads_nobody() -> None:
 
 
 def test_few_prompts_are_hashed_in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.sched.prefixes.MOST_NAMED", 3 * (STEM + OWN))
+    monkeypatch.setattr("shared.sched.memory.prefixes.MOST_NAMED", 3 * (STEM + OWN))
     core, jobs = make_core(KNOBS), jobs_of(9)
     submit(core, jobs)
     core.scheduler.planner.plan()

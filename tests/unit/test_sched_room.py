@@ -13,9 +13,9 @@ from shared.kv.pages import PageAllocator
 from shared.kv.prefix_cache import PrefixCache
 from shared.kv.rows import ReqToTokenPool
 from shared.kv.window_cache import WindowCache
-from shared.sched.page_budget import PageBudget, Shortage
-from shared.sched.room import NoRoom
-from shared.sched.settings import SchedSettings
+from shared.sched.memory.page_budget import PageBudget, Shortage
+from shared.sched.memory.room import NoRoom
+from shared.sched.steps.settings import SchedSettings
 from tests.support.core_rig import Job
 
 PAGE, POOL, ROWS = 4, 41, 8  # page 0 is the sink

@@ -17,9 +17,9 @@ from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
-from shared.node.core import NodeCore
-from shared.sched.draft_length import FixedWidth
-from shared.sched.events import Emitted, Ended, HandoffUnpinned
+from shared.node.records.core import NodeCore
+from shared.sched.steps.draft_length import FixedWidth
+from shared.sched.steps.events import Emitted, Ended, HandoffUnpinned
 from shared.wire.messages import TokenLogprob
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import (

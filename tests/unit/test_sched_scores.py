@@ -14,10 +14,10 @@ import torch
 
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from shared.sample.sampler import score
 from shared.sample.sampler_torch import SCORED_AT_ONCE, score_torch
-from shared.sched.events import Emitted, Scored
+from shared.sched.steps.events import Emitted, Scored
 from shared.wire.messages import TokenLogprob
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, draw_jobs, make_core
 from tests.support.hashlm_reference import reference_run

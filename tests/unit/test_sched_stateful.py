@@ -17,8 +17,8 @@ from shared.core.errors import NodeLost
 from shared.core.request import Request, RequestState
 from shared.core.states import FinishReason
 from shared.engine.transfer_jobs import TransferJobs
-from shared.sched.events import Emitted, Ended, GrantRevoked
-from shared.sched.prebuilt import Arrival
+from shared.sched.steps.events import Emitted, Ended, GrantRevoked
+from shared.sched.steps.prebuilt import Arrival
 from tests.support.core_rig import CoreKnobs, Job, make_core
 from tests.support.scripted_core import Script, job
 

@@ -15,9 +15,9 @@ from shared.core.errors import DeviceLost, StepFailed
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.engine.plan import StepPlan
-from shared.model.interface import ModelInputs, ModelOutput
-from shared.node.core import NodeCore
-from shared.node.warm_up import warm_up
+from shared.model.math.interface import ModelInputs, ModelOutput
+from shared.node.build.warm_up import warm_up
+from shared.node.records.core import NodeCore
 from shared.observe.log import Logger
 from shared.sched.loop import MOST_IN_A_ROW
 from shared.wire.messages import Installed, Ready

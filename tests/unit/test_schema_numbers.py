@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from router.api.answer_form import AnswerGrammar, grammar_of_answer
-from router.api.fields import GenerationFields
-from router.api.generation_plan import AnswerForm
+from router.api.answer.generation_plan import AnswerForm
+from router.api.ask.answer_form import AnswerGrammar, grammar_of_answer
+from router.api.fields.fields import GenerationFields
 from router.text import grammars
-from router.text.interface import VocabFacts
+from router.text.chat.interface import VocabFacts
 from router.text.schema_numbers import LAST_EXACT, MOST_INT64, MOST_MULTIPLE, MOST_UNREAD
-from router.tools.choice import ChoiceMode, ToolChoice
-from router.tools.declared import Tool
-from router.tools.formats import BY_NAME
+from router.tools.calls.formats import BY_NAME
+from router.tools.schemas.choice import ChoiceMode, ToolChoice
+from router.tools.schemas.declared import Tool
 from shared.core.errors import InvalidRequest
 from tests.support.grammar_oracle import COMPILER, VOCABULARY, mask_bits
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.text.conversation import Conversation
-from router.text.interface import decode_ids
+from router.text.chat.conversation import Conversation
+from router.text.chat.interface import decode_ids
 from router.text.scripted import scripted_text_model
-from shared.config.pieces import MAX_BYTES, make_pieces
+from shared.config.models.pieces import MAX_BYTES, make_pieces
+from shared.config.models.vocabulary import read_vocabulary
 from shared.config.processes import NodeParts
-from shared.config.settings import ModelConfig, ParallelConfig, SpecConfig
-from shared.config.vocabulary import read_vocabulary
+from shared.config.settings.settings import ModelConfig, ParallelConfig, SpecConfig
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.model.scripted import ScriptedLM, script_of
-from shared.node.node import Node
+from shared.node.loop.node import Node
 from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local
 from tests.support.node_pair import Net, assert_clean, make_node
 

@@ -14,7 +14,7 @@ from prefill_node.unread import UNTAKEN_BYTES, Unread
 from shared.core.errors import HandoffFailed
 from shared.device.cpu import do_nothing
 from shared.kv.layout import PlaneSpec
-from shared.node.context import NodeContext
+from shared.node.loop.context import NodeContext
 from shared.observe.step_records import StepRecords
 from shared.transfer.interface import WHOLE, PageList, PageSender, PageSet, Part
 from tests.support.hand_driven import HandDriven

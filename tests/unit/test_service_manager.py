@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from router.app import tell_manager
-from shared.config.systemd import NotifySocket, notify_socket
-from shared.node.daemon import Daemon
+from shared.config.machine.systemd import NotifySocket, notify_socket
+from shared.node.loop.daemon import Daemon
 from shared.observe.log import Logger
 from shared.observe.service_manager import ServiceManager
 from tests.support.core_rig import CoreKnobs

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.kernel.product import supports
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
+from shared.kernel.product.product import supports
 from shared.kv.pool import KVPool
+from shared.model.formats.opened import LoadOptions
 from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.shard import HashLMShard
-from shared.model.interface import AdapterSpec, Model, ModelInputs, ModelOutput
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.model.shard import load_shard
+from shared.model.loading.load import load_model
+from shared.model.loading.shard import load_shard
+from shared.model.math.interface import AdapterSpec, Model, ModelInputs, ModelOutput
 from tests.support.core_rig import (
     MAX_CONTEXT,
     CoreKnobs,

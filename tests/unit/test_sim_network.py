@@ -6,7 +6,7 @@ import random
 
 from msgspec.structs import replace
 
-from shared.config.silence import LinkSilence
+from shared.config.settings.silence import LinkSilence
 from shared.wire.messages import Abort, Key, Message, Ready
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, peer_name
 from tests.support.sim.timers import Timers

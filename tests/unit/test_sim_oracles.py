@@ -15,7 +15,7 @@ from prefill_node.side import PrefillSide
 from router.requests.effects import Update
 from router.requests.journal import OpenRequest
 from router.requests.new_request import NewRequest
-from shared.config.silence import LinkSilence
+from shared.config.settings.silence import LinkSilence
 from shared.core.errors import WireError
 from shared.core.keys import RequestKey
 from shared.core.request import Request

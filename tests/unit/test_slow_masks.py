@@ -19,8 +19,8 @@ from shared.device.cpu import do_nothing
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.constraint import FADE, GrammarConstraint
 from shared.grammar.grammars import Grammars
-from shared.sched.batch import ScheduleBatch
-from shared.sched.slow_masks import LEAST_S, rows_with_slow_masks
+from shared.sched.steps.batch import ScheduleBatch
+from shared.sched.steps.slow_masks import LEAST_S, rows_with_slow_masks
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, make_core
 from tests.support.grammar_oracle import (
     GRAMMARS,

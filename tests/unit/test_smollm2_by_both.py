@@ -9,9 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from shared.core.sampling_params import SamplingParams
+from shared.model.formats.opened import LoadOptions
 from shared.model.library.model import LibraryModel
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.loading.load import load_model
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import CoreKnobs, Job, assert_whole
 from tests.support.transformers_model import default_model_in_transformers

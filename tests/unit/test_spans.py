@@ -16,20 +16,20 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from router.api import answer_span
-from router.api.answer_span import BodyTimes, begin_answer
-from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
-from router.api.writer import Counts, Times
+from router.api.answer import answer_span
+from router.api.answer.answer_span import BodyTimes, begin_answer
+from router.api.answer.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
+from router.api.answer.writer import Counts, Times
 from router.http.kept_answers import name_of_request
 from router.requests.journey import UNTRACED
 from router.requests.new_request import NewRequest
-from shared.config.trace_settings import TraceConfig
+from shared.config.settings.trace_settings import TraceConfig
 from shared.core import extras
 from shared.core.errors import ConfigError, QueueFull, RateLimited
 from shared.core.sampling_params import SamplingParams
 from shared.core.trace_context import is_sampled
-from shared.node.node import Node
-from shared.node.request_spans import MOST_TRACED, RequestSpans
+from shared.node.loop.node import Node
+from shared.node.records.request_spans import MOST_TRACED, RequestSpans
 from shared.observe.log import Logger
 from shared.wire.messages import Generate, Message, Offer
 from shared.wire.peers import PeerClosed
@@ -95,8 +95,8 @@ def test_the_signal_s_path_is_added_to_a_bare_address(monkeypatch: pytest.Monkey
 def test_without_an_address_nothing_of_it_is_loaded() -> None:
     code = (
         "import sys, io\n"
-        "import router.app, shared.observe.tracer as own, shared.node.request_spans\n"
-        "from shared.config.trace_settings import TraceConfig\n"
+        "import router.app, shared.observe.tracer as own, shared.node.records.request_spans\n"
+        "from shared.config.settings.trace_settings import TraceConfig\n"
         "assert own.open_tracer('r', TraceConfig(), None) is None\n"
         "print(sorted(name for name in sys.modules if name.startswith('opentelemetry')))"
     )

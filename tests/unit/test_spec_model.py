@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 import torch
 
-from shared.config.settings import SpecConfig
+from shared.config.settings.settings import SpecConfig
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.engine.plan import StepResult
-from shared.kernel.attention import AttentionInputs
-from shared.kernel.team import Team
+from shared.kernel.attention.attention import AttentionInputs
+from shared.kernel.team.team import Team
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.eagle_head import EagleHead, SeparateHead
-from shared.model.interface import Model
-from shared.model.load import load_eagle_head, load_model
-from shared.model.opened import LoadOptions
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.node.core import NodeCore
-from shared.sched.events import Emitted
-from shared.sched.settings import SchedSettings
+from shared.model.formats.opened import LoadOptions
+from shared.model.llama.eagle_head import EagleHead, SeparateHead
+from shared.model.loading.load import load_eagle_head, load_model
+from shared.model.math.interface import Model
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.records.core import NodeCore
+from shared.sched.steps.events import Emitted
+from shared.sched.steps.settings import SchedSettings
 from shared.speculation.drafters import make_drafter
 from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
 from tests.support.core_pair import CorePair, run_pair

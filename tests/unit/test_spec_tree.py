@@ -11,16 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.config.settings import SpecConfig
+from shared.config.settings.settings import SpecConfig
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.engine.verify import Drafts
-from shared.kernel.attention import AttentionInputs
+from shared.kernel.attention.attention import AttentionInputs
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.draft_head import DraftOutput
+from shared.model.math.draft_head import DraftOutput
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import History
 from shared.speculation.draft_tree import Level, _likeliest, grow, num_levels

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.node.leases import Leases
-from shared.node.spent_tickets import KEPT_LONGER_S, SpentTickets
+from shared.node.records.leases import Leases
+from shared.node.records.spent_tickets import KEPT_LONGER_S, SpentTickets
 
 
 def test_a_used_ticket_is_kept_beyond_its_deadline() -> None:
@@ -19,7 +19,7 @@ def test_a_used_ticket_is_kept_beyond_its_deadline() -> None:
 
 
 def test_so_many_used_tickets_are_kept_and_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.node.spent_tickets.MAX_SPENT", 3)
+    monkeypatch.setattr("shared.node.records.spent_tickets.MAX_SPENT", 3)
     spent: SpentTickets[int] = SpentTickets()
     for number in range(5):
         spent.spend(number, deadline=100.0, now=0.0)

@@ -10,7 +10,7 @@ import torch
 
 from shared.engine.forward_batch import host_lengths
 from shared.engine.step_arrays import NOTHING, step_arrays
-from shared.kernel.step_layout import PER_ROW, HostLengths, Layout, equal_bounds
+from shared.kernel.code.step_layout import PER_ROW, HostLengths, Layout, equal_bounds
 from tests.support.verify_steps import make_plan
 
 BATCH = 4

@@ -16,9 +16,9 @@ import pytest
 from deploy.tools import trace
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
-from shared.node.node import Node
-from shared.node.recording import FolderRecording
-from shared.node.request_spans import RequestSpans
+from shared.node.loop.node import Node
+from shared.node.machine.recording import FolderRecording
+from shared.node.records.request_spans import RequestSpans
 from shared.observe.log import Logger
 from shared.observe.step_records import MOST_ROWS, StepRecords, StepRow
 from tests.support.core_rig import CoreKnobs, Job

@@ -15,7 +15,7 @@ import pytest
 
 from shared.config.core_plan import CorePlan
 from shared.core.stop_signals import stop_signals
-from shared.node.daemon import Daemon
+from shared.node.loop.daemon import Daemon
 from shared.observe.log import Logger
 from shared.ranks.leader import rank_argv
 from shared.wire.peers import Inbound

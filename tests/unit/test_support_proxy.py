@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.config.endpoints import KEY_MARK
-from shared.wire.key_files import NODE, ROUTER, read_allowed
-from shared.wire.keyring import KeyRing
+from shared.config.settings.endpoints import KEY_MARK
+from shared.wire.keys.key_files import NODE, ROUTER, read_allowed
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.messages import Abort, Goodbye, Key, Message, Ready, Welcome
 from shared.wire.peers import PeerClosed, PeerUp, Received
 from shared.wire.zeromq.link import NodeLinks, close_router, open_router

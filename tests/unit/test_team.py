@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.kernel.atomics import add_to, look_at, put, rest_a_moment
-from shared.kernel.core_table import CoreTable, Owner
-from shared.kernel.jit import NUM_SHARES, compile_task, longs_at
-from shared.kernel.program import Program
-from shared.kernel.team import Team
+from shared.kernel.code.atomics import add_to, look_at, put, rest_a_moment
+from shared.kernel.code.jit import NUM_SHARES, compile_task, longs_at
+from shared.kernel.team.core_table import CoreTable, Owner
+from shared.kernel.team.program import Program
+from shared.kernel.team.team import Team
 from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).parents[2]
@@ -320,7 +320,7 @@ def test_programs_of_two_threads_run_one_after_the_other() -> None:
 GUEST = """
 import sys
 from pathlib import Path
-from shared.kernel.core_table import CoreTable, Owner
+from shared.kernel.team.core_table import CoreTable, Owner
 from tests.unit.test_team import Work
 own, borrowed = int(sys.argv[2]), int(sys.argv[3])
 team = CoreTable(Owner("guest", (own,), (borrowed,)), Path(sys.argv[1])).team()

@@ -11,13 +11,13 @@ import pytest
 from deploy import cli
 from deploy.cluster.admin import table
 from deploy.router_http import seers_key
-from router.api.resolve import Resolver
+from router.api.ask.resolve import Resolver
 from router.tenants import book
 from router.tenants.book import KeysFollower, Tenants
 from router.tenants.keys_file import NO_KEYS, hash_of, parse_keys, read_keys
 from router.tenants.tenant import EVERYBODY
 from router.text.load import load_text_model
-from shared.config.settings import LimitsConfig
+from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import ConfigError, ModelNotFound
 from shared.observe.log import Logger
 from tests.support.key_folders import write_key

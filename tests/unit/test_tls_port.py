@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from router.http.protocol import MOST_LINGERING, HttpRules
 from router.http.server import bind_http
 from router.http.tls_port import TlsPort
-from shared.config.http_settings import HttpConfig
+from shared.config.settings.http_settings import HttpConfig
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import RequestMetrics

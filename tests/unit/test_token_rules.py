@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.api.token_rules import allowed_ids_of, bad_words_of
+from router.api.ask.token_rules import allowed_ids_of, bad_words_of
 from shared.core.errors import InvalidRequest
 from shared.core.sampling_params import MAX_ALLOWED_TOKEN_IDS
 

@@ -9,15 +9,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-from router.api.answer_form import AnswerGrammar, grammar_of_answer
-from router.api.fields import GenerationFields
-from router.api.generation_plan import AnswerForm
-from router.text.interface import VocabFacts
-from router.tools.choice import ChoiceMode, ToolChoice
-from router.tools.closed_objects import prepared
-from router.tools.declared import parse_tools
-from router.tools.format_row import ToolFormat
-from router.tools.formats import BY_NAME
+from router.api.answer.generation_plan import AnswerForm
+from router.api.ask.answer_form import AnswerGrammar, grammar_of_answer
+from router.api.fields.fields import GenerationFields
+from router.text.chat.interface import VocabFacts
+from router.tools.calls.format_row import ToolFormat
+from router.tools.calls.formats import BY_NAME
+from router.tools.schemas.choice import ChoiceMode, ToolChoice
+from router.tools.schemas.closed_objects import prepared
+from router.tools.schemas.declared import parse_tools
 from tests.support.tool_schemas import NPM, PYPI, packages
 
 FACTS = VocabFacts(256, (0,), frozenset({0}), 100)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.tools.answer import AnswerReader
-from router.tools.deltas import (
+from router.tools.calls.deltas import (
     AnswerDelta,
     CallArguments,
     CallBegun,
@@ -21,7 +21,7 @@ from router.tools.deltas import (
     WholeCall,
     whole_answer,
 )
-from router.tools.formats import BY_NAME, FORMATS
+from router.tools.calls.formats import BY_NAME, FORMATS
 from router.tools.reasoning import THINK, Thought, framed
 from tests.support.tool_cases import CASES, FULL_JSON, TOOLS, Case
 from tests.support.tool_formats import WRITTEN

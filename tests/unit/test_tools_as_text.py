@@ -6,16 +6,16 @@ import json
 
 import pytest
 
-from router.api.answer_form import format_of
-from router.text.chat_template import JinjaTemplate
-from router.text.conversation import Conversation
+from router.api.ask.answer_form import format_of
+from router.text.chat.chat_template import JinjaTemplate
+from router.text.chat.conversation import Conversation
+from router.text.chat.interface import TextModel
 from router.text.hashlm import hash_text_model
-from router.text.interface import TextModel
 from router.tools.as_text import ToolsAsText
-from router.tools.choice import ChoiceMode, ToolChoice
+from router.tools.calls.formats import BY_NAME
 from router.tools.detect import AS_TEXT as FORMAT
 from router.tools.detect import speech_of
-from router.tools.formats import BY_NAME
+from router.tools.schemas.choice import ChoiceMode, ToolChoice
 from shared.core.errors import ConfigError, InvalidRequest
 
 PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"

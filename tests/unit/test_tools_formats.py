@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from router.text.chat_template import JinjaTemplate
-from router.text.conversation import Conversation
+from router.text.chat.chat_template import JinjaTemplate
+from router.text.chat.conversation import Conversation
+from router.text.chat.interface import TextModel
 from router.text.hashlm import HashTokenizer, hash_text_model
-from router.text.interface import TextModel
+from router.tools.calls.format_row import CallIds
+from router.tools.calls.formats import BY_NAME, FORMATS
 from router.tools.detect import PROBE, speech_of
-from router.tools.format_row import CallIds
-from router.tools.formats import BY_NAME, FORMATS
 from router.tools.reasoning import BRACKETS, THINK, Thought, thought_of, thought_tags
 from shared.core.errors import ConfigError
 from tests.support.template_turns import names, sources_of, speech, template_of

@@ -11,14 +11,14 @@ import llguidance
 import pytest
 
 from router.tools.answer import AnswerReader
-from router.tools.call_shape import Markers
-from router.tools.choice import ChoiceMode, ToolChoice
-from router.tools.declared import Tool, parse_tools
-from router.tools.deltas import whole_answer
-from router.tools.format_row import ToolFormat
-from router.tools.formats import BY_NAME, FORMATS
+from router.tools.calls.call_shape import Markers
+from router.tools.calls.deltas import whole_answer
+from router.tools.calls.format_row import ToolFormat
+from router.tools.calls.formats import BY_NAME, FORMATS
 from router.tools.grammar import tool_grammar
 from router.tools.reasoning import THINK, Thought, framed
+from router.tools.schemas.choice import ChoiceMode, ToolChoice
+from router.tools.schemas.declared import Tool, parse_tools
 from shared.core.errors import InvalidRequest
 from tests.support.tool_cases import CASES, TOOLS, Case
 from tests.support.tool_formats import WRITTEN

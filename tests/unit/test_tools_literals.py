@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.tools.literals import from_argument, from_python, from_tagged
-from router.tools.schemas import KINDS, UNKNOWN, kinds_of, standing_alone
+from router.tools.calls.literals import from_argument, from_python, from_tagged
+from router.tools.schemas.schemas import KINDS, UNKNOWN, kinds_of, standing_alone
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from router.tools.call_ids import call_id
-from router.tools.choice import NO_TOOLS, ChoiceMode, ToolChoice, parse_tool_choice
-from router.tools.declared import (
+from router.tools.calls.call_ids import call_id
+from router.tools.calls.format_row import CallIds
+from router.tools.schemas.choice import NO_TOOLS, ChoiceMode, ToolChoice, parse_tool_choice
+from router.tools.schemas.declared import (
     MAX_SCHEMA_BYTES,
     MAX_SCHEMA_DEPTH,
     MAX_TOOLS,
@@ -19,7 +20,6 @@ from router.tools.declared import (
     make_tool,
     parse_tools,
 )
-from router.tools.format_row import CallIds
 from shared.core.errors import InvalidRequest
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

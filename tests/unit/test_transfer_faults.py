@@ -17,9 +17,9 @@ import pytest
 from decode_node.side import DecodeSide
 from prefill_node.side import PrefillSide
 from shared.core.sampling_params import SamplingParams
-from shared.node.group_table import MOST_POSTED, WINDOW
-from shared.node.mail import Outgoing
-from shared.node.node import Node
+from shared.node.loop.group_table import MOST_POSTED, WINDOW
+from shared.node.loop.node import Node
+from shared.node.records.mail import Outgoing
 from shared.wire.messages import (
     Abort,
     Broken,

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from shared.config.endpoints import same_host
+from shared.config.settings.endpoints import same_host
 from shared.core.errors import ConfigError
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool

@@ -56,7 +56,7 @@ def test_the_page_has_every_kernel() -> None:
 SLIPS = """
 import sys
 import torch, triton, triton.language as tl
-from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.launch.launcher import launch, recorded
 from tests.support import ahead
 
 EXACT = True
@@ -109,7 +109,7 @@ def test_real_slips_are_seen(tmp_path: Path) -> None:
 LIMITED = """
 from pathlib import Path
 import torch, triton, triton.language as tl
-from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.launch.launcher import launch, recorded
 from tests.support import ahead
 
 ahead.CACHE = Path(__file__).parent / "kept"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shared.kernel.attention import AttentionBackend, AttentionShape, TorchAttention
+from shared.kernel.attention.attention import AttentionBackend, AttentionShape, TorchAttention
 from tests.gpu.checks.real import by_token
 from tests.support.attention_cases import CASES, TREE, shape_of
 from tests.support.paged_steps import Row, bounded, make_step, tables_of

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shared.core.errors import KernelRefused
-from shared.kernel.blocks import BlockKernels, TorchBlocks
+from shared.kernel.product.blocks import BlockKernels, TorchBlocks
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
 blocks = interpreter.kernels("blocks")

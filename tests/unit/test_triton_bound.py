@@ -12,7 +12,7 @@ import torch
 from shared.core.errors import KernelRefused
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
-launcher, bound_kernels = interpreter.kernels("launcher"), interpreter.kernels("bound")
+launcher, bound_kernels = interpreter.kernels("launch.launcher"), interpreter.kernels("launch.bound")
 
 import triton.language as tl  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from shared.kernel.blocks import TorchBlocks
-from shared.kernel.linear import QuantizedLinear
-from shared.kernel.quantized import DTYPES
-from shared.model.kernels import Formats, pick_kernels
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.kernel.code.quantized import DTYPES
+from shared.kernel.product.blocks import TorchBlocks
+from shared.kernel.product.linear import QuantizedLinear
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.kernels import Formats, pick_kernels
 from tests.support.cuda_core import folder_of
 from tests.support.tiny_models import Rows, prompt
 

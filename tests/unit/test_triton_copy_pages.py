@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shared.kernel import libraries
+from shared.kernel.product import libraries
 from shared.transfer.digest import copy_and_digest, sums_by_torch, tensor_digests
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)

@@ -7,7 +7,7 @@ import pytest
 from tests.support import ahead
 
 pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
-from shared.model.kernels import Formats  # noqa: E402
+from shared.model.math.kernels import Formats  # noqa: E402
 from tests.support.gpu_counts import COUNTED, attention_programs, count_layer, count_step, counted, llama  # noqa: E402
 from tests.support.step_code import launches_of_layer  # noqa: E402
 

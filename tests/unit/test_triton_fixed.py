@@ -12,13 +12,13 @@ import torch
 from shared.core.errors import ConfigError
 from shared.engine.buckets import MOST_PROMPTS, PromptShape
 from shared.engine.graphs import FixedInputs
-from shared.kernel.attention import AttentionShape
-from shared.kernel.step_layout import HostLengths
-from shared.model.interface import ModelInputs
-from shared.model.kernels import Formats
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
-from shared.node.deterministic import check_deterministic
+from shared.kernel.attention.attention import AttentionShape
+from shared.kernel.code.step_layout import HostLengths
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import ModelInputs
+from shared.model.math.kernels import Formats
+from shared.node.build.deterministic import check_deterministic
 from tests.support.core_rig import Job, Outcome, assert_whole, run_local
 from tests.support.cuda_core import KINDS, Kind, folder_of, make_core
 from tests.support.cuda_jobs import jobs_for
@@ -201,7 +201,7 @@ def test_products_of_the_library_are_refused(family: str, formats: Formats, told
 
 
 def test_it_is_refused_where_triton_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.model.kernels.has_triton", lambda: False)
+    monkeypatch.setattr("shared.model.math.kernels.has_triton", lambda: False)
     with pytest.raises(ConfigError, match="--deterministic: Triton is missing"):
         load_model(str(folder_of("qwen3")), LoadOptions("float32", kernels="fixed"))
 

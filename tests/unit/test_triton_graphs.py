@@ -16,7 +16,7 @@ from tests.support.cuda_jobs import jobs_for
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
-gates, launcher = interpreter.kernels("gate"), interpreter.kernels("launcher")
+gates, launcher = interpreter.kernels("gate"), interpreter.kernels("launch.launcher")
 from tests.support.virtual_gpu.kernels import kernels_on  # noqa: E402
 
 WAYS = (SamplingParams(4, temperature=0.8), SamplingParams(5, temperature=0.7, top_k=9, top_p=0.8))

@@ -14,8 +14,8 @@ import torch
 from shared.core.errors import KernelRefused
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
-launcher = interpreter.kernels("launcher")
-signatures = interpreter.kernels("signatures")
+launcher = interpreter.kernels("launch.launcher")
+signatures = interpreter.kernels("launch.signatures")
 
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402

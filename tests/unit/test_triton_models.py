@@ -10,13 +10,13 @@ import torch
 
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
-from shared.kernel.attention import AttentionBackend, TorchAttention
-from shared.kernel.rope import inverse_frequencies, rope_tables
-from shared.kernel.team import Team
-from shared.model.config import LlamaConfig
-from shared.model.kernels import Formats, pick_kernels
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.kernel.attention.attention import AttentionBackend, TorchAttention
+from shared.kernel.attention.rope import inverse_frequencies, rope_tables
+from shared.kernel.team.team import Team
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.config import LlamaConfig
+from shared.model.math.kernels import Formats, pick_kernels
 from tests.support.core_rig import Job, assert_whole, run_local
 from tests.support.cuda_core import Kind, folder_of, make_core
 from tests.support.cuda_jobs import jobs_for
@@ -96,7 +96,7 @@ def test_a_gpu_gets_triton_s_attention_where_there_is_one(monkeypatch: pytest.Mo
 
     assert isinstance(picked(), attention.TritonAttention) and isinstance(picked("torch"), TorchAttention)
     assert isinstance(picked(config=replace(config, head_dim=320)), TorchAttention)
-    monkeypatch.setattr("shared.model.kernels.has_triton", lambda: False)
+    monkeypatch.setattr("shared.model.math.kernels.has_triton", lambda: False)
     assert isinstance(picked(), TorchAttention)
 
 

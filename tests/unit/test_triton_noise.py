@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from shared.kernel import noise
+from shared.kernel.sampling import noise
 from tests.support.patience import HANG_GUARD_S
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
 gpu_noise = interpreter.kernels("noise")
-launcher = interpreter.kernels("launcher")
+launcher = interpreter.kernels("launch.launcher")
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shared.kernel.attention import AttentionShape, TorchAttention
-from shared.kernel.quantized import DTYPES, quantize
+from shared.kernel.attention.attention import AttentionShape, TorchAttention
+from shared.kernel.code.quantized import DTYPES, quantize
 from tests.support.paged_steps import LAYER, Row, Step, make_step, tables_of
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)

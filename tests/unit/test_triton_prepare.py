@@ -12,7 +12,7 @@ from shared.engine import prepare as engine_prepare
 from shared.engine.forward_batch import ForwardBatch, resolve_forward_inputs
 from shared.engine.future_map import FutureMap
 from shared.engine.prepare import Prepared, prepare_by_torch, prepare_windows
-from shared.kernel import libraries
+from shared.kernel.product import libraries
 from tests.support.verify_steps import make_plan, new_batch
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
-from shared.kernel import libraries
+from shared.kernel.product import libraries
 from shared.sample import sampler as samplers
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
@@ -31,7 +31,7 @@ from tests.support.sampling_cases import (
 )
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
-kernels, launcher = interpreter.kernels("sample"), interpreter.kernels("launcher")
+kernels, launcher = interpreter.kernels("sample"), interpreter.kernels("launch.launcher")
 from shared.sample import sampler_triton  # noqa: E402
 
 NAMES = ("ids", "logprobs", "top_ids", "top_logprobs")

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from shared.engine.buckets import PROMPT_TOKENS
-from shared.gpu_kernel.real_models import REAL_MODELS
-from shared.model.config import LlamaConfig, RopeConfig
-from shared.model.kernels import AS_DTYPE, Formats
+from shared.gpu_kernel.launch.real_models import REAL_MODELS
+from shared.model.math.config import LlamaConfig, RopeConfig
+from shared.model.math.kernels import AS_DTYPE, Formats
 from tests.support import ahead
 from tests.support.meta_models import PromptGraph, Step, meta_model
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
-launcher, signatures = interpreter.kernels("launcher"), interpreter.kernels("signatures")
+launcher, signatures = interpreter.kernels("launch.launcher"), interpreter.kernels("launch.signatures")
 
 USUAL = "Llama-3.1-8B"
 LONG, SHORT = 131_072, 200

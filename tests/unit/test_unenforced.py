@@ -8,27 +8,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api.chat import Chat
-from router.api.choice_text import Delta
-from router.api.completions import Completions
-from router.api.generation_api import GenerationApi
-from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.messages import Messages
-from router.api.ollama import OllamaChat, OllamaGenerate
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
-from router.api.responses import Responses
-from router.api.structured import MAKERS
-from router.api.unenforced import free_header
+from router.api.answer.choice_text import Delta
+from router.api.answer.generation_plan import Contexts, GenerationPlan
+from router.api.anthropic.messages import Messages
+from router.api.ask.generation_api import GenerationApi
+from router.api.ask.resolve import Resolver
+from router.api.ask.structured import MAKERS
+from router.api.ask.unenforced import free_header
+from router.api.fields.parse import BodyParser
+from router.api.ollama.ollama import OllamaChat, OllamaGenerate
+from router.api.openai.chat import Chat
+from router.api.openai.completions import Completions
+from router.api.openai.responses import Responses
 from router.fleet.registry import Needs, Registry
 from router.http.ignored import UNENFORCED
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
 from router.policy.placement import Placer
 from router.text.hashlm import hash_text_model
-from router.tools.deltas import ContentText, ReasoningText
-from router.tools.formats import BY_NAME
-from shared.config.settings import LimitsConfig
+from router.tools.calls.deltas import ContentText, ReasoningText
+from router.tools.calls.formats import BY_NAME
+from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, NoNodes
 from shared.wire.fitting import NO_GRAMMAR, no_grammar_because
 from shared.wire.messages import Fingerprint

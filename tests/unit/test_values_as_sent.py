@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from msgspec import inspect
 
-from router.api.chat import CHAT, Chat
-from router.api.completions import COMPLETIONS, Completions
-from router.api.field_page import ALL_TABLES
-from router.api.fields import FieldTable
-from router.api.generation_api import GenerationApi
-from router.api.generation_plan import Contexts, GenerationPlan
-from router.api.lenient import LEAST_INEXACT, shape_of, with_whole_characters
-from router.api.messages import MESSAGES, Messages
-from router.api.ollama import OLLAMA_CHAT, OLLAMA_GENERATE, OllamaChat
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
-from router.api.responses import RESPONSES, Responses, echo_of
-from router.api.tokenization import DETOKENIZE
+from router.api.answer.generation_plan import Contexts, GenerationPlan
+from router.api.anthropic.messages import MESSAGES, Messages
+from router.api.ask.generation_api import GenerationApi
+from router.api.ask.resolve import Resolver
+from router.api.fields.fields import FieldTable
+from router.api.fields.lenient import LEAST_INEXACT, shape_of, with_whole_characters
+from router.api.fields.parse import BodyParser
+from router.api.ollama.ollama import OLLAMA_CHAT, OLLAMA_GENERATE, OllamaChat
+from router.api.openai.chat import CHAT, Chat
+from router.api.openai.completions import COMPLETIONS, Completions
+from router.api.openai.responses import RESPONSES, Responses, echo_of
+from router.api.openai.tokenization import DETOKENIZE
+from router.api.site.field_page import ALL_TABLES
 from router.text.hashlm import hash_text_model
-from shared.config.settings import LimitsConfig
+from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 from tests.support.growth import grows_linearly
 

@@ -18,7 +18,7 @@ from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.engine.plan import RowId, StepPlan
 from shared.engine.verify import Drafts, Verified, verify
-from shared.kernel.step_layout import Layout, equal_bounds
+from shared.kernel.code.step_layout import Layout, equal_bounds
 from shared.sample.interface import SampleOutput, SamplingBatch
 from shared.sample.sampler import sample
 from tests.support.chi_square import SMALLEST_P, p_value_given

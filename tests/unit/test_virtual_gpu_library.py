@@ -13,11 +13,11 @@ import torch
 from shared.core.errors import ConfigError
 from shared.device.gpu import MemoryInfo
 from shared.engine.graphs import GraphRunner
-from shared.kernel import experts
+from shared.kernel.product import experts
+from shared.model.formats.opened import LoadOptions
 from shared.model.library.layer_places import LayerShape
-from shared.model.load import load_model, why_on_cpu
-from shared.model.opened import LoadOptions
-from shared.node.graph_spec import why_not_captured
+from shared.model.loading.load import load_model, why_on_cpu
+from shared.node.build.graph_spec import why_not_captured
 from tests.support import cuda_core
 from tests.support.core_rig import Outcome, assert_whole, run_local
 from tests.support.cuda_core import Kind, folder_of, make_core

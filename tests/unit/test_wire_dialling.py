@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shared.core.errors import ConfigError
-from shared.wire.key_files import NODE, ROUTER, KeyEntry, new_pair, read_allowed
-from shared.wire.keyring import KeyRing
+from shared.wire.keys.key_files import NODE, ROUTER, KeyEntry, new_pair, read_allowed
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.zeromq.dialling import PAUSE_S, Dialling
 from tests.support.key_folders import edit_allowed, make_keys
 

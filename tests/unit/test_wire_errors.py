@@ -29,10 +29,10 @@ from shared.core.errors import (
 )
 from shared.core.keys import RequestKey
 from shared.core.states import FinishReason
-from shared.node.convert import end_of
-from shared.node.mail import Outgoing
-from shared.node.node import Node
-from shared.sched.events import Ended
+from shared.node.loop.node import Node
+from shared.node.records.convert import end_of
+from shared.node.records.mail import Outgoing
+from shared.sched.steps.events import Ended
 from shared.wire.codec import decode, encode, to_wire
 from shared.wire.errors import BY_CODE, NODE_ERRORS, error_of, error_of_peer, failed, refuse
 from shared.wire.messages import Failed, Generate, Message, Refuse, Tokens, Welcome

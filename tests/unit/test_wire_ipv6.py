@@ -10,8 +10,8 @@ import pytest
 
 from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
-from shared.wire.key_files import NODE
-from shared.wire.keyring import KeyRing
+from shared.wire.keys.key_files import NODE
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.messages import Abort
 from shared.wire.peers import Received
 from shared.wire.zeromq.link import NodeLinks

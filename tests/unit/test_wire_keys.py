@@ -18,8 +18,8 @@ import zmq
 from shared.core.errors import ConfigError
 from shared.core.keys import RequestKey
 from shared.wire.codec import encode, to_wire
-from shared.wire.key_files import NODE, ROUTER, KeyEntry, new_pair, read_allowed, read_pair, write_pair
-from shared.wire.keyring import KeyRing, Keys
+from shared.wire.keys.key_files import NODE, ROUTER, KeyEntry, new_pair, read_allowed, read_pair, write_pair
+from shared.wire.keys.keyring import KeyRing, Keys
 from shared.wire.messages import Abort, Drain, Goodbye, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
 from shared.wire.zeromq import sockets

@@ -24,8 +24,8 @@ import zmq
 from shared.core.errors import ConfigError, WireError
 from shared.core.keys import RequestKey
 from shared.wire.codec import WireLimits, encode, to_wire
-from shared.wire.key_files import NODE, AllowedKeys, new_pair
-from shared.wire.keyring import KeyRing, Keys
+from shared.wire.keys.key_files import NODE, AllowedKeys, new_pair
+from shared.wire.keys.keyring import KeyRing, Keys
 from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, NodeLoad, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals, parse_peer, peer_name
 from shared.wire.pool_ref import PoolRef

@@ -11,11 +11,11 @@ import pytest
 import zmq
 
 import router.app
-import shared.node.build_node
+import shared.node.build.build_node
 from shared.config.processes import NodeParts, RouterProcessConfig
-from shared.config.router_settings import RouterConfig
-from shared.config.settings import NodeConfig, TimeoutsConfig
-from shared.config.silence import link_silence
+from shared.config.settings.router_settings import RouterConfig
+from shared.config.settings.settings import NodeConfig, TimeoutsConfig
+from shared.config.settings.silence import link_silence
 from shared.device.malloc import give_freed_memory_back
 from shared.wire.peers import Inbound, PeerClosed, PeerUp
 from shared.wire.zeromq.link import NodeLinks
@@ -45,8 +45,10 @@ def options_of_router(silence_s: float, monkeypatch: pytest.MonkeyPatch) -> Link
 
 def options_of_node(silence_s: float, monkeypatch: pytest.MonkeyPatch, role: str = "decode") -> LinkOptions:
     found: list[LinkOptions] = []
-    monkeypatch.setattr(shared.node.build_node, "NodeLinks", lambda name, epoch, bind, options: found.append(options))
-    shared.node.build_node.open_links(NodeParts(node=NodeConfig(role=role, silence_s=silence_s)), "d", 1, None)
+    monkeypatch.setattr(
+        shared.node.build.build_node, "NodeLinks", lambda name, epoch, bind, options: found.append(options)
+    )
+    shared.node.build.build_node.open_links(NodeParts(node=NodeConfig(role=role, silence_s=silence_s)), "d", 1, None)
     return found[0]
 
 

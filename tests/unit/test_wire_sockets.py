@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from shared.config.endpoints import KEY_MARK
-from shared.wire.key_files import NODE, ROUTER
-from shared.wire.keyring import KeyRing
+from shared.config.settings.endpoints import KEY_MARK
+from shared.wire.keys.key_files import NODE, ROUTER
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.peers import PeerClosed, PeerUp, WireStats
 from shared.wire.zeromq import sockets
 from shared.wire.zeromq.link_options import LinkOptions

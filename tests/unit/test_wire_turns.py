@@ -18,7 +18,7 @@ from router.dispatch import gateway
 from router.dispatch.gateway import TURN_S, Gateway
 from shared.core.errors import WireError
 from shared.core.keys import RequestKey
-from shared.node.convert import MESSAGE_BYTES, tokens_of
+from shared.node.records.convert import MESSAGE_BYTES, tokens_of
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire import codec

@@ -13,8 +13,8 @@ import pytest
 
 from shared.observe.process_memory import ProcessMemory
 from shared.wire.codec import encode
-from shared.wire.key_files import NODE
-from shared.wire.keyring import KeyRing
+from shared.wire.keys.key_files import NODE
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.messages import Goodbye, Wait
 from shared.wire.peers import PeerClosed, Received
 from shared.wire.zeromq.link import NodeLinks
@@ -178,8 +178,8 @@ def test_dialled_peers_may_outnumber_libzmq_s_default_sockets() -> None:
 OUT_OF_DESCRIPTORS = """
 import resource
 from shared.core.errors import PeerUnreachable
-from shared.wire.key_files import NODE
-from shared.wire.keyring import KeyRing
+from shared.wire.keys.key_files import NODE
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.zeromq.link import NodeLinks
 from shared.wire.peers import PeerUp
 links, d = NodeLinks("p", 1), NodeLinks("d", 1)

@@ -7,8 +7,8 @@ from typing import Any
 
 from deploy.tools.certify.settings import ReplayConfig
 from router.certify.record import CertifiedNumerics
-from shared.model.library.choice import LIBRARY_NAME
-from shared.model.opened import AUTO, DTYPES, FIXED_END, HASH_ENDS, PLAIN_END
+from shared.model.formats.choice import LIBRARY_NAME
+from shared.model.formats.opened import AUTO, DTYPES, FIXED_END, HASH_ENDS, PLAIN_END
 from shared.wire.fitting import BY_LIBRARY
 
 KV_TYPES = {"torch.int8": "int8", "torch.float8_e4m3fn": "fp8"}  # in the name of a plane

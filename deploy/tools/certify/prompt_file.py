@@ -9,17 +9,17 @@ from typing import Any
 
 import msgspec
 
-from router.api.chat import Chat
-from router.api.completions import Completions
-from router.api.generation_api import GenerationApi
-from router.api.generation_plan import Contexts
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
+from router.api.answer.generation_plan import Contexts
+from router.api.ask.generation_api import GenerationApi
+from router.api.ask.resolve import Resolver
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import Chat
+from router.api.openai.completions import Completions
 from router.certify.record import AnswerRecord, BadCertificate, certified_ids, template_digest
 from router.text.load import load_text_model
 from router.tools.detect import speech_of
-from shared.config.settings import LimitsConfig
-from shared.config.text_settings import TextConfig
+from shared.config.settings.settings import LimitsConfig
+from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import ConfigError, InvalidRequest
 
 

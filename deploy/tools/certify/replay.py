@@ -24,12 +24,12 @@ from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
-from shared.kernel.noise import noise_bits, row_keys, torch_gumbel
-from shared.kernel.sample_constants import GREEDY_BELOW
-from shared.model.opened import PLAIN_END
-from shared.node.core import NodeCore
-from shared.node.fingerprint import build_name, make_fingerprint
-from shared.sched.events import Emitted, Ended
+from shared.kernel.sampling.noise import noise_bits, row_keys, torch_gumbel
+from shared.kernel.sampling.sample_constants import GREEDY_BELOW
+from shared.model.formats.opened import PLAIN_END
+from shared.node.build.fingerprint import build_name, make_fingerprint
+from shared.node.records.core import NodeCore
+from shared.sched.steps.events import Emitted, Ended
 from shared.wire.messages import TokenLogprob
 
 AHEAD = 2  # requests at the engine, in multiples of the rows that it runs together
@@ -255,7 +255,8 @@ def behind(ties: Sequence[str]) -> str:
 def margin_of(task: ReplayTask, place: int, own: ScoredToken, certified: ScoredToken) -> float:
     """Return by how much the engine's token wins: of what the sampler compares, before penalties, biases and filters.
 
-    That is the log-probability, or when drawing, log-probability / temperature + noise (shared/kernel/noise.py)."""
+    That is the log-probability, or when drawing, log-probability / temperature + noise
+    (shared/kernel/sampling/noise.py)."""
     temperature = task.sampling.temperature
     if temperature < GREEDY_BELOW:
         return own.logprob - certified.logprob

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.config.core_plan import CorePlan
-from shared.config.hub_settings import HubConfig
-from shared.config.settings import MemoryConfig, ModelConfig, SchedConfig
-from shared.config.text_settings import TextConfig
+from shared.config.settings.hub_settings import HubConfig
+from shared.config.settings.settings import MemoryConfig, ModelConfig, SchedConfig
+from shared.config.settings.text_settings import TextConfig
 
 FLAGS = frozenset(
     {

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Sequence
 
 from router.certify.record import AnswerRecord, BadCertificate, ShownAnswer
+from router.text.chat.interface import Tokenizer
 from router.text.detokenizer import Detokenizer
-from router.text.interface import Tokenizer
 
 SHOWN_CHARS = 40
 

@@ -10,7 +10,7 @@ import msgspec
 
 from deploy.tools.doctor.facts import Cluster, ReadyFacts, SeenNode
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, or_well
-from shared.config.endpoints import is_loopback, same_host
+from shared.config.settings.endpoints import is_loopback, same_host
 from shared.core.states import NodeState
 from shared.wire.fitting import REPORTED_ONLY, misfit
 from shared.wire.messages import Fingerprint

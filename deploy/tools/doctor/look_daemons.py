@@ -16,7 +16,7 @@ from deploy.tools.doctor.facts import DaemonFacts
 from shared.config.core_plan import CorePlan
 from shared.config.flags import Values, add_flags, given_values
 from shared.config.load import load
-from shared.config.settings import SecurityConfig
+from shared.config.settings.settings import SecurityConfig
 from shared.core.errors import ConfigError
 
 PROGRAMS = ("baton", "baton_serve", "deploy.cli")

@@ -15,17 +15,17 @@ import torch
 
 from deploy.tools.doctor.facts import GpuDevice, GpuFacts
 from deploy.tools.doctor.read_shared import check_sharing
-from shared.config.gpus import has_driver, visible_gpus
+from shared.config.machine.gpus import has_driver, visible_gpus
 from shared.core.short_process import run_short
 from shared.device.gpu import Gpu
 from shared.device.passed_checks import remember
-from shared.kernel import flash_check
-from shared.kernel.flash_infer import full_name, installed_version
-from shared.kernel.step_layout import Layout
+from shared.kernel.attention import flash_check
+from shared.kernel.attention.flash_infer import full_name, installed_version
+from shared.kernel.code.step_layout import Layout
 from shared.kv.pool import KVPool
-from shared.model.config import LlamaConfig, RopeConfig
-from shared.model.interface import ModelInputs
-from shared.model.made_up import made_up
+from shared.model.loading.made_up import made_up
+from shared.model.math.config import LlamaConfig, RopeConfig
+from shared.model.math.interface import ModelInputs
 from shared.transfer.transports import CHECKED
 
 COPIED_BYTES = 64 << 20

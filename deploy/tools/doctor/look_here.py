@@ -17,9 +17,9 @@ import psutil
 from deploy.tools.doctor.facts import DialFacts, Disk, KeysFolder, MachineFacts, Secret
 from deploy.tools.doctor.look_daemons import find_daemons
 from shared.config.core_plan import usable_cores
-from shared.config.host_memory import CGROUP, host_memory, read_pairs
+from shared.config.machine.host_memory import CGROUP, host_memory, read_pairs
 from shared.core.errors import ConfigError
-from shared.wire.key_files import ALLOWED, NEXT, SECRET, names_with_secret, read_allowed, read_pair
+from shared.wire.keys.key_files import ALLOWED, NEXT, SECRET, names_with_secret, read_allowed, read_pair
 
 CPUFREQ = "/sys/devices/system/cpu"
 DIAL_TIMEOUT_S = 3.0

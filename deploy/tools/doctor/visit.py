@@ -24,7 +24,7 @@ from deploy.tools.doctor.facts import Cluster, DialFacts, Facts, GpuFacts, Machi
 from deploy.tools.doctor.finding import BROKEN, LEVELS, LOOK, OK, Finding, worst
 from deploy.tools.doctor.look_here import dial, look_at_keys, look_at_machine, take_pulse
 from deploy.tools.doctor.look_router import NoRouterError, look_at_router
-from shared.config.endpoints import check_endpoint, is_any, is_loopback
+from shared.config.settings.endpoints import check_endpoint, is_any, is_loopback
 from shared.core.errors import ConfigError
 
 MARKS = {"ok": "ok    ", "look": "look  ", "broken": "BROKEN"}

@@ -25,7 +25,7 @@ from deploy.tools.generate.line_file import BatchStopped, LineFile, OutputLine, 
 from deploy.tools.generate.lines import BadLine, BatchRequest, is_answered, read_lines, survey
 from deploy.tools.generate.stop_signals import StopSignals
 from deploy.tools.generate.tally import Tally, progress_text, summary_text
-from shared.config import shipped_model
+from shared.config.models import shipped_model
 from shared.core.errors import ConfigError
 
 REDRAW_S = 0.5

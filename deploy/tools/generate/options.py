@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from deploy.router_url import add_url
-from shared.config import shipped_model
+from shared.config.models import shipped_model
 
 DESCRIPTION = """\
 baton generate: answer a file of requests, offline. FILE has OpenAI's batch format, one request per line:

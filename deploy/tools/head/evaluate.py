@@ -23,18 +23,18 @@ from deploy.tools.head.generate import PAGE, Generator, Task
 from deploy.tools.head.prompts import OWN_PROMPTS, prompt_ids, read_kinds
 from deploy.tools.head.settings import EvaluateConfig
 from router.text.load import load_text_model
-from shared.config.frozen import ENCODER
-from shared.config.model_path import resolve_model
+from shared.config.models.model_path import resolve_model
+from shared.config.settings.frozen import ENCODER
 from shared.core.errors import ConfigError
-from shared.kernel.attention import AttentionInputs
-from shared.kernel.step_layout import Layout
+from shared.kernel.attention.attention import AttentionInputs
+from shared.kernel.code.step_layout import Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
-from shared.model.draft_head import DraftOutput
-from shared.model.eagle_head import DraftTarget, EagleHead
-from shared.model.interface import Model, ModelInputs
-from shared.model.load import load_eagle_head, load_model
-from shared.model.opened import LoadOptions
+from shared.model.formats.opened import LoadOptions
+from shared.model.llama.eagle_head import DraftTarget, EagleHead
+from shared.model.loading.load import load_eagle_head, load_model
+from shared.model.math.draft_head import DraftOutput
+from shared.model.math.interface import Model, ModelInputs
 
 LONGEST_PROMPT = 1024
 SHORTEST = 3  # an answer of fewer ids has no room for a chain

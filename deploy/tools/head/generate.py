@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
-from shared.model.interface import Model, ModelInputs
+from shared.model.math.interface import Model, ModelInputs
 
 PAGE = 16
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from router.text.chat_prompt import chat_ids
-from router.text.conversation import Conversation
-from router.text.interface import TextModel
+from router.text.chat.chat_prompt import chat_ids
+from router.text.chat.conversation import Conversation
+from router.text.chat.interface import TextModel
 from shared.core.errors import ConfigError
 
 OWN_PROMPTS = Path(__file__).with_name("held_out_prompts.jsonl")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.config.hub_settings import OFFLINE_HELP
-from shared.config.options import check_fields, option
+from shared.config.settings.hub_settings import OFFLINE_HELP
+from shared.config.settings.options import check_fields, option
 
 
 @dataclass(frozen=True, slots=True)

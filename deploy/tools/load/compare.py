@@ -14,10 +14,10 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from deploy.tools.traffic.check import Check
-from deploy.tools.traffic.figures import Estimate
-from deploy.tools.traffic.outcome import LoadReport
-from deploy.tools.traffic.table import MARKS, NAMES, with_interval
+from deploy.tools.traffic.figures.check import Check
+from deploy.tools.traffic.figures.figures import Estimate
+from deploy.tools.traffic.figures.outcome import LoadReport
+from deploy.tools.traffic.figures.table import MARKS, NAMES, with_interval
 
 Verdict = Literal["better", "worse", "same", ""]
 COMPARED = ("p50", "p90", "p99")

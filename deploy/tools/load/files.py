@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from deploy.tools.load.page import page_of
-from deploy.tools.traffic.outcome import REPORT, LoadReport, RequestRow, encode
+from deploy.tools.traffic.figures.outcome import REPORT, LoadReport, RequestRow, encode
 from shared.core import extras
 from shared.core.errors import ConfigError
 

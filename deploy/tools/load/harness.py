@@ -17,12 +17,12 @@ from deploy.router_http import read_api_key
 from deploy.router_url import DEFAULT_URL, Url, all_of, parse_url
 from deploy.tools.load import compare, files
 from deploy.tools.load.sweep import Sweep
-from deploy.tools.traffic import table
-from deploy.tools.traffic.check import Check
+from deploy.tools.traffic.figures import table
+from deploy.tools.traffic.figures.check import Check
+from deploy.tools.traffic.figures.outcome import LoadReport, SweepPoint, read_report, row_of, series_of
 from deploy.tools.traffic.golden import Golden
 from deploy.tools.traffic.load_plan import LoadPlan, plan_of
 from deploy.tools.traffic.one_run import Outcome, RunContext, golden_answers, run_load
-from deploy.tools.traffic.outcome import LoadReport, SweepPoint, read_report, row_of, series_of
 from deploy.tools.traffic.request_builder import RequestBuilder
 from deploy.tools.traffic.target import Server, look_at
 from shared.core.errors import ConfigError

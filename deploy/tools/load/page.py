@@ -6,11 +6,20 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from deploy.tools.traffic.check import Check
-from deploy.tools.traffic.outcome import LoadReport
-from deploy.tools.traffic.summary import Lag, Summary
-from deploy.tools.traffic.table import COLUMNS, NAMES, TURN_HEADS, counts_line, ms, talks_line, turn_rows, with_interval
-from deploy.tools.traffic.talk_figures import TalkFigures
+from deploy.tools.traffic.figures.check import Check
+from deploy.tools.traffic.figures.outcome import LoadReport
+from deploy.tools.traffic.figures.summary import Lag, Summary
+from deploy.tools.traffic.figures.table import (
+    COLUMNS,
+    NAMES,
+    TURN_HEADS,
+    counts_line,
+    ms,
+    talks_line,
+    turn_rows,
+    with_interval,
+)
+from deploy.tools.traffic.figures.talk_figures import TalkFigures
 
 STYLE = """
 :root { color-scheme: light; }

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from deploy.tools.traffic.outcome import LoadReport, RequestRow
+from deploy.tools.traffic.figures.outcome import LoadReport, RequestRow
 
 MAX_POINTS = 3000  # more dots would only enlarge the file
 SIZE = (6.4, 3.2)

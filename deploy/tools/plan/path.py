@@ -19,12 +19,12 @@ from deploy.tools.plan.profile import PathProfile, Profile, ProfiledCosts, StepS
 from deploy.tools.plan.router_load import load_plan, put_load
 from deploy.tools.plan.simulate import play_virtual
 from deploy.tools.plan.tokens import SimTokens
+from deploy.tools.traffic.figures.record import RequestRecord
 from deploy.tools.traffic.load_plan import LoadPlan
-from deploy.tools.traffic.record import RequestRecord
 from router.text.load import load_text_model
 from shared.config.flags import to_argv
 from shared.config.processes import NodeProcessConfig
-from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
+from shared.config.settings.router_settings import UNMEASURED_LOCAL_TOKENS
 from shared.core.errors import ConfigError
 
 SHORT, LONG = 60, 490  # prompt lengths in words; both prompts are handed over, and their last chunks differ greatly

@@ -29,15 +29,15 @@ from deploy.tools.plan.search import SearchResult, find_fewest, find_plan
 from deploy.tools.plan.simulate import Forecast, forecast
 from deploy.tools.plan.tokens import SimTokens
 from deploy.tools.traffic.collector import no_collector
+from deploy.tools.traffic.figures.table import ms, with_interval
 from deploy.tools.traffic.load_plan import LoadPlan
-from deploy.tools.traffic.table import ms, with_interval
 from router.text.load import load_text_model
 from shared.config.core_plan import usable_cores
 from shared.config.device_defaults import CPU, with_device_defaults
 from shared.config.flags import given_values, to_argv
 from shared.config.load import load
 from shared.config.processes import NodeParts, NodeProcessConfig
-from shared.config.settings import MemoryConfig, ModelConfig, SchedConfig
+from shared.config.settings.settings import MemoryConfig, ModelConfig, SchedConfig
 from shared.core.errors import ConfigError
 
 SHOWN = 12

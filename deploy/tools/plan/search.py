@@ -15,9 +15,9 @@ from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.simulate import Forecast, rank
 from deploy.tools.traffic.load_plan import LoadPlan, LoadShape
-from deploy.tools.traffic.trace import Trace
+from deploy.tools.traffic.workloads.trace import Trace
 from shared.config.device_defaults import CPU
-from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
+from shared.config.settings.router_settings import UNMEASURED_LOCAL_TOKENS
 
 Forecaster = Callable[[ClusterLayout, LoadPlan], Forecast]
 FEW = 4  # fewest machines of a small simulation

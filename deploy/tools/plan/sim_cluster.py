@@ -19,8 +19,8 @@ from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.timed_node import TimedNode, VirtualClock, make_scheduler
 from deploy.tools.plan.tokens import SimTokens
-from deploy.tools.traffic.driver import Driver, LoadRequest
-from deploy.tools.traffic.record import UNFINISHED, RequestRecord
+from deploy.tools.traffic.figures.record import UNFINISHED, RequestRecord
+from deploy.tools.traffic.workloads.driver import Driver, LoadRequest
 from router.fleet.registry import RegisteredNode, Registry
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
@@ -28,9 +28,9 @@ from router.policy.placement import Placer
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState, TokenIds
 from shared.core.sampling_params import SamplingParams
-from shared.sched.events import ChunkReady, Emitted, Ended, GrantRevoked, HandoffUnpinned, PrefillDone, SchedEvent
-from shared.sched.prebuilt import Arrival
-from shared.sched.settings import SchedSettings
+from shared.sched.steps.events import ChunkReady, Emitted, Ended, GrantRevoked, HandoffUnpinned, PrefillDone, SchedEvent
+from shared.sched.steps.prebuilt import Arrival
+from shared.sched.steps.settings import SchedSettings
 from shared.wire.messages import Fingerprint, Hello
 
 EQUAL = Fingerprint(  # equal for all nodes, so any two can pair

@@ -11,9 +11,9 @@ from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile
 from deploy.tools.plan.sim_cluster import SimCluster
 from deploy.tools.plan.tokens import SimTokens
+from deploy.tools.traffic.figures.record import RequestRecord
+from deploy.tools.traffic.figures.summary import Summary, summarize
 from deploy.tools.traffic.load_plan import LoadPlan
-from deploy.tools.traffic.record import RequestRecord
-from deploy.tools.traffic.summary import Summary, summarize
 from shared.core.errors import ConfigError
 
 Passes = Callable[[float], None]

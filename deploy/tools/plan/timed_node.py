@@ -17,10 +17,10 @@ from shared.kv.manager import KVManager
 from shared.kv.pages import PageAllocator
 from shared.kv.prefix_cache import PrefixCache
 from shared.kv.rows import ReqToTokenPool
-from shared.sched.draft_length import FixedWidth
-from shared.sched.prebuilt import Arrival
 from shared.sched.scheduler import Scheduler
-from shared.sched.settings import SchedSettings
+from shared.sched.steps.draft_length import FixedWidth
+from shared.sched.steps.prebuilt import Arrival
+from shared.sched.steps.settings import SchedSettings
 
 TokenOf = Callable[[RequestKey, int], int]  # (request, position of the output token) -> id
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from deploy.tools.traffic.driver import Messages
-from deploy.tools.traffic.workload import WORDS
-from router.text.chat_prompt import chat_ids
-from router.text.conversation import Conversation
-from router.text.interface import TextModel
+from deploy.tools.traffic.workloads.driver import Messages
+from deploy.tools.traffic.workloads.workload import WORDS
+from router.text.chat.chat_prompt import chat_ids
+from router.text.chat.conversation import Conversation
+from router.text.chat.interface import TextModel
 from shared.core.request import TokenIds
 
 

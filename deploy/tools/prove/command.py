@@ -22,10 +22,11 @@ from deploy.tools.prove.cells import CELLS, Cell, chosen_cells
 from deploy.tools.prove.client import ProveClient
 from deploy.tools.prove.compare import Answers, ComparedRow, Difference, differences, table
 from deploy.tools.prove.partings import NOISE
-from shared.config import core_plan, shipped_model
+from shared.config import core_plan
 from shared.config.core_plan import CorePlan
-from shared.config.hub_settings import OFFLINE_HELP
-from shared.config.model_path import resolve_model
+from shared.config.models import shipped_model
+from shared.config.models.model_path import resolve_model
+from shared.config.settings.hub_settings import OFFLINE_HELP
 from shared.core.errors import ConfigError
 
 PASSES = ("fresh", "again", "together")
@@ -129,14 +130,14 @@ def run(args: argparse.Namespace) -> int:
 
 def print_check(args: argparse.Namespace) -> None:
     """Print what the check of a library's model finds. Raises ConfigError if the model is refused."""
-    from shared.model.library.choice import uses_library
+    from shared.model.formats.choice import uses_library
 
     path = resolve_model(args.model).path
     if path is None or not uses_library(path, args.model_library):
         return
     core_plan.apply(CorePlan())
+    from shared.model.formats.opened import LoadOptions
     from shared.model.library.loading import load_library_model  # loads torch and the library
-    from shared.model.opened import LoadOptions
 
     print(f"check: {load_library_model(path, LoadOptions(args.dtype)).report}", flush=True)
 

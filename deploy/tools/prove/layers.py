@@ -15,14 +15,14 @@ import torch
 
 from shared.config.core_plan import CorePlan, num_threads
 from shared.config.device_defaults import CPU
-from shared.config.settings import MemoryConfig
+from shared.config.settings.settings import MemoryConfig
 from shared.core.errors import ConfigError
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelInputs
-from shared.model.llama import LlamaModel
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.formats.opened import LoadOptions
+from shared.model.llama.llama import LlamaModel
+from shared.model.loading.load import load_model
+from shared.model.math.interface import ModelInputs
 
 MOVED_BY = 3  # page numbers in the other pool are larger by this number
 

@@ -16,7 +16,7 @@ from deploy.tools.prove.asks import KINDS
 from deploy.tools.prove.compare import aligned
 from deploy.tools.prove.partings import Parting
 from deploy.tools.prove.truths import WayRow
-from deploy.tools.traffic.check import Check
+from deploy.tools.traffic.figures.check import Check
 
 FORMAT = 1
 EXIT_UNTRUE = 1

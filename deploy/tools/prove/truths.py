@@ -11,7 +11,7 @@ from deploy.tools.prove.asks import KINDS, SEEDED_ONE, SEEDED_OTHER, Ask, limit_
 from deploy.tools.prove.counters import Moved
 from deploy.tools.prove.partings import Parting, all_said, max_move, part
 from deploy.tools.prove.recorded import RecordedAnswer, TokenScore
-from deploy.tools.traffic.check import Check
+from deploy.tools.traffic.figures.check import Check
 
 MOST_DETAILS = 5
 TOO_MANY = 429

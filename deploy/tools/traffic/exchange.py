@@ -6,7 +6,7 @@ import math
 
 import httptools
 
-from deploy.tools.traffic.record import NOT_YET, RequestRecord
+from deploy.tools.traffic.figures.record import NOT_YET, RequestRecord
 from deploy.tools.traffic.sse import DONE, Chunk, Splitter, decode_chunk, error_text
 
 MAX_ERROR_BYTES = 4096

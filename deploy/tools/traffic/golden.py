@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deploy.tools.traffic.check import Check
-from deploy.tools.traffic.driver import Messages
-from deploy.tools.traffic.record import RequestRecord
+from deploy.tools.traffic.figures.check import Check
+from deploy.tools.traffic.figures.record import RequestRecord
 from deploy.tools.traffic.truth import MOST_DETAILS
-from deploy.tools.traffic.workload import Session, Turn
+from deploy.tools.traffic.workloads.driver import Messages
+from deploy.tools.traffic.workloads.workload import Session, Turn
 from shared.core.errors import ConfigError
 
 

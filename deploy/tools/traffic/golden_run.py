@@ -9,7 +9,7 @@ from typing import Any
 from deploy.tools.traffic.golden import Golden
 from deploy.tools.traffic.request_builder import RequestBuilder
 from deploy.tools.traffic.target import Server
-from deploy.tools.traffic.workload import Session
+from deploy.tools.traffic.workloads.workload import Session
 from shared.core.errors import ConfigError
 
 MAX_SHOWN = 300

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from deploy.tools.concurrently import concurrently, every
-from deploy.tools.traffic.record import RequestRecord
+from deploy.tools.traffic.figures.record import RequestRecord
 from deploy.tools.traffic.runner import LoadRunner
 
 REDRAW_S = 0.5

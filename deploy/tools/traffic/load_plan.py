@@ -11,17 +11,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy.tools.traffic.arrivals import Arrivals, parse_arrivals
 from deploy.tools.traffic.drills import Planned, parse_drill
-from deploy.tools.traffic.driver import Driver, HangUps, Limits
-from deploy.tools.traffic.lengths import ONE, parse_lengths, parse_pauses
+from deploy.tools.traffic.figures.record import RequestRecord
+from deploy.tools.traffic.figures.slo import Slo, parse_slo
+from deploy.tools.traffic.figures.summary import Reader, Window
 from deploy.tools.traffic.options import AGENTS, AGENTS_DURATION_S, DURATION_S, PLAIN
-from deploy.tools.traffic.record import RequestRecord
 from deploy.tools.traffic.runner import Storm
-from deploy.tools.traffic.slo import Slo, parse_slo
-from deploy.tools.traffic.summary import Reader, Window
-from deploy.tools.traffic.trace import Trace, read_trace
-from deploy.tools.traffic.workload import FromFile, Session, Synthetic, read_prompts, with_probes
+from deploy.tools.traffic.workloads.arrivals import Arrivals, parse_arrivals
+from deploy.tools.traffic.workloads.driver import Driver, HangUps, Limits
+from deploy.tools.traffic.workloads.lengths import ONE, parse_lengths, parse_pauses
+from deploy.tools.traffic.workloads.trace import Trace, read_trace
+from deploy.tools.traffic.workloads.workload import FromFile, Session, Synthetic, read_prompts, with_probes
 from shared.core.errors import ConfigError
 
 LAST_ARRIVAL_S = 1e-3  # added so that the window contains a trace's last arrival

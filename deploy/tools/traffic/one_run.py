@@ -18,17 +18,17 @@ from rich.console import Console
 
 from deploy.metrics_page import OPEN, Page, merged, parse_page, unrest
 from deploy.tools.traffic import drills, golden, golden_run
-from deploy.tools.traffic.check import Check, needs_ours
 from deploy.tools.traffic.client import Client
 from deploy.tools.traffic.collector import no_collector
+from deploy.tools.traffic.figures.check import Check, needs_ours
+from deploy.tools.traffic.figures.record import RequestRecord
+from deploy.tools.traffic.figures.summary import Lag, Summary, summarize
 from deploy.tools.traffic.golden import Golden
 from deploy.tools.traffic.live import shown
 from deploy.tools.traffic.load_plan import LoadPlan, golden_prompts
 from deploy.tools.traffic.loop_lag import LoopLag, watching_lag
-from deploy.tools.traffic.record import RequestRecord
 from deploy.tools.traffic.request_builder import RequestBuilder
 from deploy.tools.traffic.runner import LoadRunner
-from deploy.tools.traffic.summary import Lag, Summary, summarize
 from deploy.tools.traffic.target import Server, resolve
 from deploy.tools.traffic.truth import (
     Drill,

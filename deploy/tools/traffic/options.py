@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.router_url import DEFAULT_URL, add_url_flag
-from deploy.tools.traffic.arrivals import SHAPES
-from deploy.tools.traffic.lengths import FORMS, PAUSE_FORMS
+from deploy.tools.traffic.workloads.arrivals import SHAPES
+from deploy.tools.traffic.workloads.lengths import FORMS, PAUSE_FORMS
 
 DESCRIPTION = """\
 baton load: put load on a server with OpenAI's API, measure what its users would see, and check the answers and figures.

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from deploy.tools.traffic.driver import CALL, Message, Messages
 from deploy.tools.traffic.target import Target
+from deploy.tools.traffic.workloads.driver import CALL, Message, Messages
 from shared.core.sampling_params import NEUTRAL
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}

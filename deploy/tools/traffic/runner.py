@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.tools.traffic.client import Client
-from deploy.tools.traffic.driver import Driver, LoadRequest
 from deploy.tools.traffic.exchange import Exchange
-from deploy.tools.traffic.record import UNFINISHED, RequestRecord
+from deploy.tools.traffic.figures.record import UNFINISHED, RequestRecord
 from deploy.tools.traffic.request_builder import RequestBuilder
+from deploy.tools.traffic.workloads.driver import Driver, LoadRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.metrics_page import OPEN, Page, has_nodes, unrest
-from deploy.tools.traffic.check import Check
+from deploy.tools.traffic.figures.check import Check
+from deploy.tools.traffic.figures.record import RequestRecord
+from deploy.tools.traffic.figures.summary import Lag
 from deploy.tools.traffic.loop_lag import LoopLag
-from deploy.tools.traffic.record import RequestRecord
-from deploy.tools.traffic.summary import Lag
 
 MOST_DETAILS = 5
 LAG_BOUND_S = 0.020

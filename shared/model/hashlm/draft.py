@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.kernel.attention import AttentionInputs
-from shared.kernel.noise_numba import exact
+from shared.kernel.attention.attention import AttentionInputs
+from shared.kernel.sampling.noise_numba import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.draft_head import DraftOutput
 from shared.model.hashlm.layer import mix, odd_weight, window_begin
 from shared.model.hashlm.model import HashLM
+from shared.model.math.draft_head import DraftOutput
 
 # columns of a feature: HashLM's sums up to the token at POSITION, and the feature's depth
 LOWER, UPPER, DEPTH, POSITION = range(4)

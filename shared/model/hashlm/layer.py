@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.kernel.jit import kernel
-from shared.kernel.noise_numba import exact
+from shared.kernel.code.jit import kernel
+from shared.kernel.sampling.noise_numba import exact
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelInputs
+from shared.model.math.interface import ModelInputs
 
 STATE = -1  # a window: the layer is a recurrence
 STATE_WINDOW = 2  # its pages are kept as those of a layer that reads its own token and the one before

@@ -18,12 +18,12 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from shared.kernel.noise_numba import exact
+from shared.kernel.sampling.noise_numba import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.adapter_bank import AdapterBank, ReadAdapter
 from shared.model.hashlm.layer import STATE, STATE_WINDOW, Words, arrays_of, layers_of, mix, run_layer, words_of
-from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput, ModelSpec, path_digest
+from shared.model.math.adapter_bank import AdapterBank, ReadAdapter
+from shared.model.math.interface import AdapterSpec, ModelInputs, ModelOutput, ModelSpec, path_digest
 
 VOCAB_SIZE = 96  # ids 0..94 are chr(32 + id); the last is EOS
 DEFAULT_CONTEXT = 4096  # freely chosen: positions have no limit

@@ -16,7 +16,7 @@ from shared.device.group import RankGroup
 from shared.kv.pool import KVPool
 from shared.model.hashlm.layer import NUM_LANES, Words, arrays_of, layers_of, run_layer, words_of
 from shared.model.hashlm.model import HashLM
-from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput
+from shared.model.math.interface import AdapterSpec, ModelInputs, ModelOutput
 
 
 class HashLMShard(HashLM):

@@ -11,7 +11,7 @@ import torch
 from shared.kv.pool import KVPool
 from shared.model.hashlm.layer import arrays_of, layers_of, run_layer, words_of
 from shared.model.hashlm.model import HashLM
-from shared.model.interface import Carried, ModelInputs, ModelOutput, Stage
+from shared.model.math.interface import Carried, ModelInputs, ModelOutput, Stage
 
 
 def split(model: HashLM) -> tuple[Stage, Stage]:

@@ -1,6 +1,5 @@
 """Models whose layers are those of the library transformers, while attention reads and writes our pages.
 
-    choice     whether the library runs a model; imports nothing of it
     kinds      which kinds of models can't be served, by their config.json
     loading    folder -> network of the library -> survey -> LibraryModel -> check
     mapped_tensors  a folder's tensors, as they lie in its mapped files

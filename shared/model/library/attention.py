@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from shared.kernel.attention import (
+from shared.kernel.attention.attention import (
     MOST_NUMBERS,
     MOST_PADDING,
     PADDED_MAX_Q,
@@ -29,11 +29,11 @@ from shared.kernel.attention import (
     outside_window,
 )
 from shared.kv.pool import KVPool
-from shared.model.interface import LayerMarks
 from shared.model.library.latents import LatentWeights
 from shared.model.library.layer_pages import PagesOfLayer, ReadKeys
 from shared.model.library.layer_places import LayerShape, ModelPlaces, places_of
 from shared.model.library.scoring import Scoring
+from shared.model.math.interface import LayerMarks
 
 if TYPE_CHECKING:  # it needs numba
     from shared.model.library.compiled_attention import CompiledAttention

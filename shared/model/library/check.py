@@ -21,12 +21,12 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from shared.core.errors import ConfigError
-from shared.kernel.step_layout import HostLengths, Layout
+from shared.kernel.code.step_layout import HostLengths, Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelInputs
 from shared.model.library.model import LibraryModel, run
 from shared.model.library.parts import NetworkParts
+from shared.model.math.interface import ModelInputs
 
 PAGE, PAGE_ON_GPU = 8, 16  # kernels are compiled for a page's size: for the usual one, which is served
 LENGTHS = (5, 18, 37)  # tokens of the rows; the longest also crosses windows of up to LONGEST_WINDOW

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from shared.kernel.attend_tokens import TokenAttention, TokenHeads, TokenPages, TokenScoring, supports
-from shared.kernel.attention import PADDED_MAX_Q, AttentionInputs
-from shared.kernel.libraries import has_amx
-from shared.kernel.team import Team
+from shared.kernel.attention.attend_tokens import TokenAttention, TokenHeads, TokenPages, TokenScoring, supports
+from shared.kernel.attention.attention import PADDED_MAX_Q, AttentionInputs
+from shared.kernel.product.libraries import has_amx
+from shared.kernel.team.team import Team
 from shared.model.library.layer_pages import PagesOfLayer
 from shared.model.library.layer_places import LayerShape
 from shared.model.library.scoring import Scoring

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shared.kernel.attention import AttentionInputs
+from shared.kernel.attention.attention import AttentionInputs
 from shared.kv.pool import KVPool
-from shared.model.interface import LayerMarks
 from shared.model.library.attention import PagedAttention, StepRows, joined_rows
 from shared.model.library.layer_pages import PagesOfLayer, ReadKeys
 from shared.model.library.layer_places import LayerShape, ModelPlaces
 from shared.model.library.scoring import Scoring
+from shared.model.math.interface import LayerMarks
 
 if TYPE_CHECKING:
     from shared.model.library.kernel_attention import KernelStep

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shared.kernel.quantized import quantize
+from shared.kernel.code.quantized import quantize
 from shared.model.library.layer_places import LayerShape
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.kernel.quantized import DTYPES
+from shared.kernel.code.quantized import DTYPES
 from shared.kv.layer_groups import LayerPlace, group_layers
 from shared.kv.layout import PlaneSpec
 

@@ -18,13 +18,15 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from shared.config.folder_facts import CONFIG, read_facts
-from shared.config.frozen import LIBRARY, LIBRARY_RANKS
+from shared.config.models.folder_facts import CONFIG, read_facts
+from shared.config.settings.frozen import LIBRARY, LIBRARY_RANKS
 from shared.core.errors import BatonError, ConfigError
 from shared.device.group import RankGroup
-from shared.kernel.libraries import has_numba, has_triton
-from shared.model.hf_config import folder_name, vocab_size_of
-from shared.model.interface import ModelSpec, StoredWeights
+from shared.kernel.product.libraries import has_numba, has_triton
+from shared.model.formats.hf_config import folder_name, vocab_size_of
+from shared.model.formats.opened import DTYPES, LoadOptions, settled
+from shared.model.formats.quantized_folder import QuantizedFiles, open_tensors
+from shared.model.formats.tensor_files import TensorFiles
 from shared.model.library.attention import PagedAttention
 from shared.model.library.check import bytes_difference, check_logits
 from shared.model.library.device_attention import DeviceAttention
@@ -38,9 +40,7 @@ from shared.model.library.parts import NetworkParts, with_parts
 from shared.model.library.plan import Division, divide
 from shared.model.library.rank_attention import RankAttention, share_of
 from shared.model.library.survey import LayerSurvey
-from shared.model.opened import DTYPES, LoadOptions, settled
-from shared.model.quantized_folder import QuantizedFiles, open_tensors
-from shared.model.tensor_files import TensorFiles
+from shared.model.math.interface import ModelSpec, StoredWeights
 from shared.wire.fitting import BY_LIBRARY
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from shared.model.tensor_files import TensorFiles
+from shared.model.formats.tensor_files import TensorFiles
 
 Own = Callable[[str, torch.Tensor], torch.Tensor]
 MAPS = Path("/proc/self/maps")

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 
-from shared.config.frozen import LIBRARY_RANKS
+from shared.config.settings.frozen import LIBRARY_RANKS
 from shared.core.errors import ConfigError
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+from shared.model.formats.opened import LoadOptions
 from shared.model.library.attention import PagedAttention
 from shared.model.library.captures import HiddenStates
 from shared.model.library.latents import OWN
-from shared.model.llama import check_layers
-from shared.model.opened import LoadOptions
+from shared.model.llama.llama import check_layers
+from shared.model.math.interface import ModelInputs, ModelOutput, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

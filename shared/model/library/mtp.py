@@ -3,8 +3,8 @@
     slot s:   token s + 1 -> embedding -> norm \\
               feature     ->              norm  > eh_proj -> decoder layer -> norm -> hidden -> the target's output rows
 
-A feature is the target's final hidden state, or the hidden state of a layer before (shared/model/draft_head.py). The
-library counts a slot's position by its token: s + 1.
+A feature is the target's final hidden state, or the hidden state of a layer before (shared/model/math/draft_head.py).
+The library counts a slot's position by its token: s + 1.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from torch.nn.functional import linear
 from transformers.modeling_layers import MtpModel
 
-from shared.kernel.attention import AttentionInputs
+from shared.kernel.attention.attention import AttentionInputs
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.draft_head import DraftOutput
 from shared.model.library.attention import PagedAttention
 from shared.model.library.model import use_attention
+from shared.model.math.draft_head import DraftOutput
 
 
 class MtpLayers:

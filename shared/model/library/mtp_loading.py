@@ -19,9 +19,11 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils.generic import ContextManagers
 
 from shared.core.errors import ConfigError
-from shared.kernel.attention import AttentionInputs
-from shared.kernel.step_layout import HostLengths, Layout
+from shared.kernel.attention.attention import AttentionInputs
+from shared.kernel.code.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
+from shared.model.formats.quantized_folder import open_tensors
+from shared.model.formats.tensor_files import TensorFiles
 from shared.model.library.check import MOST_NOISE, difference, least_noise, use_other_attention
 from shared.model.library.kinds import LIBRARY_VERSION
 from shared.model.library.latents import keep_latents
@@ -38,8 +40,6 @@ from shared.model.library.model import LibraryModel, use_attention
 from shared.model.library.mtp import MtpHead, MtpLayers
 from shared.model.library.on_device import GROUPED, has_experts
 from shared.model.library.survey import LayerSurvey
-from shared.model.quantized_folder import open_tensors
-from shared.model.tensor_files import TensorFiles
 
 PLANES = "mtp"  # beginning of the planes' names
 NOT_KNOWN = ("ernie4_5_moe", "longcat_flash", "mimo_v2_flash")  # the library lacks their MTP layers' names or shape

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.core.request import Request, RequestState
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from shared.node.routers.lives import RouterLife
 from shared.wire.others_load import OthersLoad
 

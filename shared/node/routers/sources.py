@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from shared.config.endpoints import DNS_MARK, check_endpoint, tcp_endpoint
+from shared.config.settings.endpoints import DNS_MARK, check_endpoint, tcp_endpoint
 from shared.core.errors import ConfigError
 
 FILE_EVERY_S = 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zmq
 
-from shared.wire.key_files import KeyPair
+from shared.wire.keys.key_files import KeyPair
 from shared.wire.zeromq.zap import DOMAIN
 
 

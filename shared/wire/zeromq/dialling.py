@@ -10,10 +10,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from shared.config.endpoints import KEY_MARK, check_node_address
+from shared.config.settings.endpoints import KEY_MARK, check_node_address
 from shared.core.errors import ConfigError, WireError
-from shared.wire.key_files import parse_key
-from shared.wire.keyring import KeyRing
+from shared.wire.keys.key_files import parse_key
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.peers import EPOCH_MARK, parse_peer
 from shared.wire.zeromq.sockets import DealerSocket
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.config.silence import MOST_PING_MS, link_silence
+from shared.config.settings.silence import MOST_PING_MS, link_silence
 from shared.wire.codec import DEFAULT_LIMITS, WireLimits
-from shared.wire.keyring import KeyRing
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.zeromq.watch import WatchLimits
 
 PINGS_MISSED = 3  # a caller counts as mute after this number of missed pings

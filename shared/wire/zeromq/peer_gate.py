@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from shared.core.errors import WireError
 from shared.observe.metric_names import REFUSED_EPOCH, REFUSED_IDENTITY
-from shared.wire.key_files import KEY_BYTES
-from shared.wire.keyring import KeyRing
+from shared.wire.keys.key_files import KEY_BYTES
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.peers import Refused, parse_peer
 
 

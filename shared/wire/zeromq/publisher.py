@@ -10,7 +10,7 @@ import itertools
 
 import zmq
 
-from shared.config.endpoints import is_ipv6
+from shared.config.settings.endpoints import is_ipv6
 from shared.core.errors import ConfigError
 from shared.wire.zeromq.monitor import has_input
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import zmq
 
-from shared.config.endpoints import KEY_MARK, check_endpoint, is_ipv6
+from shared.config.settings.endpoints import KEY_MARK, check_endpoint, is_ipv6
 from shared.core.errors import ConfigError, PeerUnreachable, WireError
 from shared.observe.metric_names import REFUSED_IDENTITY
 from shared.wire.codec import BY_DECODE, Buffer, decode_parts
-from shared.wire.key_files import ROUTER
+from shared.wire.keys.key_files import ROUTER
 from shared.wire.messages import AnyMessage, Message, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
 from shared.wire.unreadable import unreadable

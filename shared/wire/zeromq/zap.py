@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from shared.wire.keyring import KeyRing
+from shared.wire.keys.keyring import KeyRing
 from shared.wire.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)

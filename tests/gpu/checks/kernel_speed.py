@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.kernel.attention import AttentionInputs, AttentionShape
-from shared.kernel.linear import Linear, PlainLinear
-from shared.kernel.quantized import DTYPES
-from shared.kernel.scaled_product import ScaledLinear, why_not_scaled
-from shared.kernel.step_layout import HostLengths, Layout
+from shared.kernel.attention.attention import AttentionInputs, AttentionShape
+from shared.kernel.code.quantized import DTYPES
+from shared.kernel.code.step_layout import HostLengths, Layout
+from shared.kernel.product.linear import Linear, PlainLinear
+from shared.kernel.product.scaled_product import ScaledLinear, why_not_scaled
 from shared.sample.interface import SamplingBatch
 from tests.gpu.checks.kernels import EPS, KNOBS, device_of, kernels
 from tests.gpu.checks.rates import host_seconds, replayed_seconds

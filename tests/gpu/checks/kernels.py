@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.kernel.attention import TorchAttention
+from shared.kernel.attention.attention import TorchAttention
 from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler_numba import sample_cpu
 from tests.gpu.place import Place

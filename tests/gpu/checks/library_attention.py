@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from shared.core import extras
-from shared.kernel.attention import AttentionShape
-from shared.kernel.flash_check import MOST_DIFFERENCE, compare_attention, differences
-from shared.kernel.flash_infer import MODULE, installed_version
+from shared.kernel.attention.attention import AttentionShape
+from shared.kernel.attention.flash_check import MOST_DIFFERENCE, compare_attention, differences
+from shared.kernel.attention.flash_infer import MODULE, installed_version
 from tests.gpu.place import Place
 from tests.gpu.plan import NotHere
 

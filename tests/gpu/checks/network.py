@@ -13,14 +13,14 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.boundary import PinnedCopies
-from shared.kernel.step_layout import HostLengths, Layout
+from shared.kernel.code.step_layout import HostLengths, Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
-from shared.model.interface import Model, ModelInputs
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.node.graph_spec import GraphSpec
-from shared.sched.events import Emitted
-from shared.sched.settings import SchedSettings
+from shared.model.math.interface import Model, ModelInputs
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.build.graph_spec import GraphSpec
+from shared.sched.steps.events import Emitted
+from shared.sched.steps.settings import SchedSettings
 from tests.gpu.checks.real import captured
 from tests.gpu.failed_steps import no_failed_steps
 from tests.gpu.place import Place

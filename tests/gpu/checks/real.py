@@ -1,7 +1,6 @@
 """The kernels at the sizes of real models, beside plain torch on the same device. A test records what is launched here
-and holds it against what real models' steps launch: shared/gpu_kernel/real_steps.py.
-
-Without a GPU the interpreter runs one tiny model, with splits of 16 keys.
+and holds it against what real models' steps launch: shared/gpu_kernel/real_steps.py. Without a GPU the interpreter runs
+one tiny model, with splits of 16 keys.
 """
 
 from __future__ import annotations
@@ -16,22 +15,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from shared.engine.buckets import PromptShape
 from shared.engine.future_map import FutureMap
 from shared.engine.graphs import FixedInputs
 from shared.engine.prepare import Prepared, prepare_by_torch
-from shared.gpu_kernel.real_models import REAL_MODELS, RealModel
-from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttention, hidden_keys, outside_window
-from shared.kernel.blocks import BlockKernels, TorchBlocks
-from shared.kernel.experts import Experts, GroupedExperts
-from shared.kernel.linear import Linear, PlainLinear, QuantizedLinear
-from shared.kernel.quantized import DTYPES, dequantize, quantize
-from shared.kernel.scaled_product import MULTIPLE, ScaledLinear, why_not_scaled
-from shared.kernel.step_layout import HostLengths, Layout
-from shared.model.interface import ModelInputs
-from shared.model.kernels import groups_on
+from shared.gpu_kernel.launch.real_models import REAL_MODELS, RealModel
+from shared.kernel.attention.attention import (
+    AttentionInputs,
+    AttentionShape,
+    TorchAttention,
+    hidden_keys,
+    outside_window,
+)
+from shared.kernel.code.quantized import DTYPES, dequantize, quantize
+from shared.kernel.code.step_layout import HostLengths, Layout
+from shared.kernel.product.blocks import BlockKernels, TorchBlocks
+from shared.kernel.product.experts import Experts, GroupedExperts
+from shared.kernel.product.linear import Linear, PlainLinear, QuantizedLinear
+from shared.kernel.product.scaled_product import MULTIPLE, ScaledLinear, why_not_scaled
+from shared.model.math.interface import ModelInputs
+from shared.model.math.kernels import groups_on
 from shared.sample.interface import SamplingBatch
 from shared.sample.sampler_torch import rank_candidates_torch, sample_torch
 from shared.transfer.digest import sums_by_torch
@@ -502,7 +506,7 @@ def grouped_differ(place: Place) -> float:
 
     def gated(linear: Linear, x: torch.Tensor) -> torch.Tensor:
         gate, up = linear(x).chunk(2, -1)
-        return functional.silu(gate) * up
+        return torch.nn.functional.silu(gate) * up
 
     for rows in TINY_ROWS if place.tiny else ROWS:
         x = torch.empty(rows, hidden, device=device).normal_().to(dtype)

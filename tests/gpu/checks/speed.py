@@ -12,13 +12,13 @@ import transformers as library
 from benchmarks.engine_core import run_dry, submit
 from shared.device.streams import make_streams
 from shared.engine.boundary import PinnedCopies
-from shared.model.config import LlamaConfig
-from shared.model.interface import Model
-from shared.model.weights import weights_bytes
-from shared.node.assemble import CoreSizes, assemble_core
-from shared.node.core import NodeCore
-from shared.node.graph_spec import GraphSpec
-from shared.sched.settings import SchedSettings
+from shared.model.math.config import LlamaConfig
+from shared.model.math.interface import Model
+from shared.model.math.weights import weights_bytes
+from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.build.graph_spec import GraphSpec
+from shared.node.records.core import NodeCore
+from shared.sched.steps.settings import SchedSettings
 from tests.gpu.failed_steps import no_failed_steps
 from tests.gpu.place import Place
 from tests.gpu.plan import NotHere

@@ -13,12 +13,12 @@ import torch
 
 from shared.core.errors import HandoffFailed
 from shared.device.streams import make_streams
-from shared.kernel.step_layout import Layout
+from shared.kernel.code.step_layout import Layout
 from shared.kv.layout import PlaneSpec, page_windows
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelInputs
-from shared.model.load import load_model
-from shared.model.opened import LoadOptions
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import ModelInputs
 from shared.sample.sampler_numba import sample_cpu
 from shared.transfer.digest import tensor_digests
 from shared.transfer.interface import WHOLE, Part

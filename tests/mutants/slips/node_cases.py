@@ -14,7 +14,7 @@ from shared.core.errors import HandoffFailed, StepFailed
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import RowId
-from shared.node.node import Node
+from shared.node.loop.node import Node
 from shared.transfer.interface import Frames, PageList
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import (

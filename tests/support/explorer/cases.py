@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 from decode_node.side import DecodeSide
 from shared.core.request import RequestState
-from shared.node.core import NodeCore
-from shared.node.node import Node
+from shared.node.loop.node import Node
+from shared.node.records.core import NodeCore
 from shared.wire.codec import to_wire
 from shared.wire.messages import Key, Prebuilt, Ready
 from tests.support import core_rig as rig

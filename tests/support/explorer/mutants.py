@@ -20,10 +20,10 @@ from shared.engine.future_map import FutureIndices
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan, StepResult
 from shared.engine.transfer_jobs import JobDone, TransferJobs
-from shared.sched.events import ChunkReady
-from shared.sched.lengths import Lengths
 from shared.sched.loop import EngineLoop
-from shared.sched.offload import Offload
+from shared.sched.memory.offload import Offload
+from shared.sched.steps.events import ChunkReady
+from shared.sched.steps.lengths import Lengths
 from shared.speculation.multi_layer_eagle import KeptHidden
 from tests.support.explorer.cases import Site
 

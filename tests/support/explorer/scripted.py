@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from shared.core.sampling_params import SamplingParams
 from shared.device.stream import Work
 from shared.engine.transfer_jobs import TransferJobs
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from tests.support.core_rig import CoreKnobs, Job, make_core
 from tests.support.explorer.cases import Mutant, Site, inject
 from tests.support.simulated_streams import World

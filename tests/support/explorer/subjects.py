@@ -16,7 +16,7 @@ import torch
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.model.library.mtp_loading import load_mtp_heads
-from shared.node.core import NodeCore
+from shared.node.records.core import NodeCore
 from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
 from tests.support.core_rig import CoreKnobs, Job, make_core
 from tests.support.equivalence_cells import AcceptRule, by_hash

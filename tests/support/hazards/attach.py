@@ -21,9 +21,9 @@ from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, HistorySeed, StepPlan
-from shared.model.interface import ModelInputs
-from shared.node.core import NodeCore
-from shared.sched.offload import Offload
+from shared.model.math.interface import ModelInputs
+from shared.node.records.core import NodeCore
+from shared.sched.memory.offload import Offload
 from tests.support.hazards.detector import Detector, HazardError
 from tests.support.hazards.ledger import Ids, Ledger, Mode
 from tests.support.hazards.storages import StorageMode, StorageWatch

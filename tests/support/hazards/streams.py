@@ -17,8 +17,8 @@ from shared.device.stream import Closure, Stream
 from shared.kv.manager import KVManager
 from shared.kv.pages import PageAllocator
 from shared.kv.rows import ReqToTokenPool
-from shared.sched.batch import ScheduleBatch
-from shared.sched.lengths import Lengths
+from shared.sched.steps.batch import ScheduleBatch
+from shared.sched.steps.lengths import Lengths
 from tests.support.hazards.clocks import HOST, Launch
 from tests.support.hazards.detector import Detector
 from tests.support.hazards.storages import StorageMode, StorageWatch

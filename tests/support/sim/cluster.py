@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prefill_node.side import PrefillSide
-from shared.config.silence import link_silence
+from shared.config.settings.silence import link_silence
 from shared.core.errors import BatonError
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Message

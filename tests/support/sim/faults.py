@@ -13,7 +13,7 @@ import msgspec
 
 from prefill_node.side import PrefillSide
 from shared.core.request import RequestState
-from shared.model.interface import Model
+from shared.model.math.interface import Model
 from shared.wire.codec import encode
 from shared.wire.messages import Drain, Generate, Message
 from tests.support.sim.hosts import NodeHost, RouterHost

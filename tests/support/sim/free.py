@@ -19,7 +19,7 @@ from decode_node.side import DecodeSide
 from prefill_node.side import PrefillSide
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
-from shared.node.node import Node
+from shared.node.loop.node import Node
 from shared.sched.scheduler import Scheduler
 from tests.support.sim.hosts import NodeHost, RouterHost
 from tests.support.sim.oracles import Violation

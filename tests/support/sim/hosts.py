@@ -23,13 +23,13 @@ from router.fleet.registry import ROLES, Registry
 from router.policy.placement import Placer
 from router.policy.policies import make_policy
 from router.requests.journal import Journal
-from shared.node.context import NodeContext, NodeFacts
-from shared.node.daemon import Daemon
-from shared.node.fingerprint import make_fingerprint
-from shared.node.node import Node, Side
-from shared.node.request_spans import RequestSpans
+from shared.node.build.fingerprint import make_fingerprint
+from shared.node.loop.context import NodeContext, NodeFacts
+from shared.node.loop.daemon import Daemon
+from shared.node.loop.node import Node, Side
+from shared.node.records.request_spans import RequestSpans
+from shared.node.records.tombstones import Tombstones
 from shared.node.routers.dialled import Routers
-from shared.node.tombstones import Tombstones
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metric_names import PULL_PREFIX

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from shared.config.router_settings import BY_COST
-from shared.config.settings import TimeoutsConfig
+from shared.config.settings.router_settings import BY_COST
+from shared.config.settings.settings import TimeoutsConfig
 from shared.core.sampling_params import SamplingParams
 from tests.support.core_rig import CoreKnobs, draw_sampling
 from tests.support.grammar_oracle import GRAMMARS, following

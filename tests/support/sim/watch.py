@@ -13,7 +13,7 @@ from decode_node.side import DecodeSide
 from prefill_node.side import PrefillSide
 from router.requests.journal import OpenRequest
 from shared.core.request import Request, RequestState
-from shared.node.node import Node
+from shared.node.loop.node import Node
 from tests.support.sim.hosts import NodeHost, RouterHost
 from tests.support.sim.report import Step
 

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shared.config.silence import LinkSilence
+from shared.config.settings.silence import LinkSilence
 from shared.core.errors import WireError
 from shared.wire.codec import BY_DECODE, DEFAULT_LIMITS, Buffer, WireLimits, decode_parts, encode
 from shared.wire.messages import Message

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from shared.kernel import libraries
+from shared.kernel.product import libraries
 from tests.support import interpreter
 from tests.support.virtual_gpu.blocks import on_host
 from tests.support.virtual_gpu.device import VirtualGpu
 from tests.support.virtual_gpu.operators import KIND, is_ours
 
-launcher, signatures = interpreter.kernels("launcher"), interpreter.kernels("signatures")
+launcher, signatures = interpreter.kernels("launch.launcher"), interpreter.kernels("launch.signatures")
 OF_TRITON = ("num_warps", "num_stages", "maxnreg")
 
 

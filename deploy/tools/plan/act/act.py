@@ -23,10 +23,10 @@ from deploy.tools.plan.act.balance import DECODE, PREFILL, Balancer, BalanceSett
 from deploy.tools.plan.act.look import look_at
 from deploy.tools.plan.act.size import Sizer
 from deploy.tools.plan.act.sizing import Sizing
-from deploy.tools.traffic.slo import parse_slo
-from shared.config import ray_settings
+from deploy.tools.traffic.figures.slo import parse_slo
 from shared.config.load import load
 from shared.config.processes import RayClusterConfig
+from shared.config.settings import ray_settings
 from shared.core import extras
 from shared.core.errors import ConfigError
 

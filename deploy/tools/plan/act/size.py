@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from deploy.ray.lead import FleetView
 from deploy.ray.scaling import SPARE, Patience
 from deploy.tools.plan.act.balance import DECODE, OTHER, PREFILL, ClusterLook, Demand, NodeLook, RoleMove
-from shared.config.ray_settings import ScalingConfig
+from shared.config.settings.ray_settings import ScalingConfig
 
 
 @dataclass(frozen=True, slots=True)

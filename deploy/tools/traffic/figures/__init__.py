@@ -1,0 +1,1 @@
+"""What was measured: records, figures, verdicts and tables."""

@@ -1,0 +1,1 @@
+"""The load to send: sessions, lengths and times."""

@@ -1,0 +1,1 @@
+"""/admin: what operators may do to nodes and adapters."""

@@ -1,0 +1,1 @@
+"""From tokens to bytes: a choice's text, its blocks and events, and the plan that they follow."""

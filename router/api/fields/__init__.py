@@ -1,0 +1,1 @@
+"""The fields of bodies: their tables, and how values are read."""

@@ -1,0 +1,1 @@
+"""Ollama's endpoints: its chats, its models, and its lines of JSON."""

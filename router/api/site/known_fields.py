@@ -1,0 +1,18 @@
+"""The generating endpoints, and the names of all fields of bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.api.anthropic.messages import COUNT_TOKENS, Messages
+from router.api.ask.generation_api import GenerationApi
+from router.api.fields.fields import known_fields
+from router.api.ollama.ollama import OllamaChat, OllamaGenerate
+from router.api.ollama.ollama_models import SHOW
+from router.api.openai.chat import Chat
+from router.api.openai.completions import Completions
+from router.api.openai.responses import Responses
+from router.api.openai.tokenization import DETOKENIZE, TOKENIZE
+
+APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses(), OllamaChat(), OllamaGenerate())
+KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE, SHOW])

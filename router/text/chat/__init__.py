@@ -1,0 +1,1 @@
+"""From a conversation to a prompt: templates, and what they need."""

@@ -1,0 +1,1 @@
+"""How calls are written in a text: shapes, readers and grammars of all formats."""

@@ -1,0 +1,1 @@
+"""The tools and schemas that clients declare."""

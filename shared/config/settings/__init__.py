@@ -1,0 +1,1 @@
+"""Classes of settings, one per concern, and the checks of their values."""

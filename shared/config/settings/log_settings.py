@@ -1,0 +1,23 @@
+"""Settings of each process's log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.config.settings.options import check_fields, option
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Logging: one line per record, to stderr. Prompts and answers are never logged."""
+
+    log_level: str = option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
+    log_format: str = option(
+        "text",
+        "form of the lines; json: an object with time, level, part and message, then fields",
+        choices=("text", "json"),
+    )
+    log_color: bool = option(False, "colour the levels of text")
+
+    def __post_init__(self) -> None:
+        check_fields(self)

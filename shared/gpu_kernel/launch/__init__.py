@@ -1,0 +1,1 @@
+"""How kernels are described, found and launched."""

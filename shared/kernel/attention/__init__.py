@@ -1,0 +1,1 @@
+"""Attention over paged KV: the interface, the reference, and compiled code."""

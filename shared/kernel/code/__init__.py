@@ -1,0 +1,1 @@
+"""How kernels are compiled, kept and checked, and what they all use."""

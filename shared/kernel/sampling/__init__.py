@@ -1,0 +1,1 @@
+"""The sampler and look-ups of drafts on a CPU, and their noise."""

@@ -1,0 +1,1 @@
+"""Threads that run compiled programs, and the machine's table of cores."""

@@ -1,0 +1,1 @@
+"""T5, which has an encoder."""

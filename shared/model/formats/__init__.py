@@ -1,0 +1,1 @@
+"""What files of models hold, and how it is read."""

@@ -1,0 +1,1 @@
+"""The Llama family's network, its adapters and its draft head."""

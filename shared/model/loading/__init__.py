@@ -1,0 +1,1 @@
+"""From files to a model that can run, whole or in parts."""

@@ -1,0 +1,1 @@
+"""What every network shares: its interface, shape, weights and kernels."""

@@ -1,0 +1,1 @@
+"""What a node has to do with its machine: cores, files, ports."""

@@ -1,0 +1,1 @@
+"""Who gets pages, and who returns them."""

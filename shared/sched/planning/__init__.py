@@ -1,0 +1,1 @@
+"""Which rows, prompts and grants the next step gets."""

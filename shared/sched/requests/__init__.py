@@ -1,0 +1,1 @@
+"""Requests by state, from their intake to their results."""
