@@ -21,7 +21,7 @@ from pathlib import Path
 from deploy.router_http import RouterHttp
 from deploy.router_url import parse_url
 from deploy.tools.ask import pieces
-from tests.support.cluster import Cluster, baton_up
+from tests.support.clusters.cluster import Cluster, baton_up
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs" / "pictures"

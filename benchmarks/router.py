@@ -40,7 +40,7 @@ from shared.wire.codec import decode, encode
 from shared.wire.messages import Generate, Heartbeat, Hello, Key, Message, NodeLoad, TokenRun, Tokens
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, peer_name
 from shared.wire.zeromq.link import NodeLinks, RouterLink
-from tests.support.router_rig import RouterRig, hello
+from tests.support.worlds.router_rig import RouterRig, hello
 
 DECODE_NODES = ("d0", "d1")
 ROWS = 32  # of a step

@@ -84,8 +84,8 @@ LINT = (
     Tier("mypy", 27, (str(BIN / "mypy"),)),
     Tier("layers", 31, (str(BIN / "lint-imports"),)),
     Tier("mutants", 4, (sys.executable, "tests/mutants/check.py")),
-    Tier("prose", 9, (sys.executable, "-m", "tests.support.prose", "--check")),
-    Tier("titles", 1, (sys.executable, "-m", "tests.support.titles")),
+    Tier("prose", 9, (sys.executable, "-m", "tests.support.house.prose", "--check")),
+    Tier("titles", 1, (sys.executable, "-m", "tests.support.house.titles")),
 )
 NEEDS = {"drill": (sys.executable, "-m", "tests.drill.needs")}
 HOW = {"unit": on_every_core(), "simulation": on_every_core(), "integration": (), "chaos": (), "drill": ("-rs",)}
@@ -93,13 +93,13 @@ FIRST = shared_tiers("first", {"unit": 310, "simulation": 70, "integration": 150
 DEEP = shared_tiers("deep", {"unit": 240, "simulation": 150, "integration": 320, "chaos": 130, "drill": 55})
 DRILL = replace(pytest_tier("drill", 220, *HOW["drill"]), needs=NEEDS["drill"])
 RANKS = (
-    "tests/integration/test_rank_pairs.py",
-    "tests/integration/test_rank_adapters.py",
-    "tests/integration/test_tensor_parallel.py",
+    "tests/integration/nodes/test_rank_pairs.py",
+    "tests/integration/nodes/test_rank_adapters.py",
+    "tests/integration/nodes/test_tensor_parallel.py",
 )
 MARKED = ("-m", "long", "--long", "--durations=5")
 CLUSTERS = ("tests/integration", "tests/chaos", *(f"--ignore={path}" for path in RANKS))  # "ranks" has run those
-AHEAD = (sys.executable, "-m", "tests.support.ahead", "--all")
+AHEAD = (sys.executable, "-m", "tests.support.kernels.ahead", "--all")
 LONG = (
     *shared_tiers("long", {"unit": 500, "integration": 580, "chaos": 430}),  # the others run whole below
     pytest_tier("simulation", 900, "--seeds=600", "--all-ranks", "--long", *on_every_core()),

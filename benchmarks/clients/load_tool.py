@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.clients.aiperf import Figures, Workload
 from shared.core import launcher
 
-MOCK = Path("tests/support/mock_openai.py")
+MOCK = Path("tests/support/web/mock_openai.py")
 TIMEOUT_S = 1200.0
 
 

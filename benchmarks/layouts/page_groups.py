@@ -32,8 +32,8 @@ import httpx
 
 from benchmarks.cluster import ROOT, baton_up
 from benchmarks.report import report
-from tests.support.library_families import VOCAB, save, write_tokenizer
-from tests.support.metrics_page import Metrics, read_metrics, total
+from tests.support.clusters.metrics_page import Metrics, read_metrics, total
+from tests.support.models.library_families import VOCAB, save, write_tokenizer
 
 POOL_BYTES = 1 << 30
 ANSWER = 64  # tokens

@@ -26,8 +26,8 @@ from deploy.tools.plan.tokens import SimTokens
 from deploy.tools.traffic.figures.record import RequestRecord
 from deploy.tools.traffic.load_plan import LoadPlan
 from router.text.load import load_text_model
-from tests.support import plan_cases as made
-from tests.support.acting_cluster import ActingCluster
+from tests.support.worlds import plan_cases as made
+from tests.support.worlds.acting_cluster import ActingCluster
 
 BLOCK = 512  # of a trace; each prompt has blocks of its own
 SLO = "ttft<2s,tpot<50ms"

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.probed_router import BEATS, read_lags
 from benchmarks.report import report
 from benchmarks.routers.open_streams import Child, lag_ms, running, usage, wait_for_nodes
-from tests.support.router_process import RouterProcess
+from tests.support.clusters.router_process import RouterProcess
 
 BEAT_S = 0.05
 MOST_P99_MS, MOST_MS = 200.0, 1000.0

@@ -40,8 +40,8 @@ from benchmarks.peers.weights import hf_folder
 from benchmarks.report import report
 from benchmarks.routers.open_streams import BEFORE_S, Child, running, usage, wait_for_nodes
 from shared.wire.descriptors import raise_limit
-from tests.support.mock_openai import MODEL
-from tests.support.router_process import RouterProcess
+from tests.support.clusters.router_process import RouterProcess
+from tests.support.web.mock_openai import MODEL
 
 NUM_DECODE = 2
 MODES = {"regular": 0, "pd": 2}  # the number of prefill nodes

@@ -29,7 +29,7 @@ from benchmarks.report import report
 from benchmarks.sse_client import Refused, percentile, stream_completion
 from deploy.cluster.own_cluster import own_cluster
 from router.tenants.keys_file import hash_of
-from tests.support.key_folders import write_key
+from tests.support.clusters.key_folders import write_key
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_SHARE = 0.9  # of the goodput without the greedy tenant

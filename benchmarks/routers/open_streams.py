@@ -31,10 +31,10 @@ import psutil
 from benchmarks.probed_router import read_lags
 from benchmarks.report import report
 from benchmarks.sse_client import percentile
-from tests.support.router_process import RouterProcess
+from tests.support.clusters.router_process import RouterProcess
 
 if TYPE_CHECKING:
-    from tests.support.otlp_receiver import Receiver
+    from tests.support.clusters.otlp_receiver import Receiver
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LAG_MS, MOST_KB = 100.0, 60.0
@@ -98,7 +98,7 @@ def collecting(share: float | None) -> Iterator[Receiver | None]:
     if share is None:
         yield None
         return
-    from tests.support.otlp_receiver import Receiver
+    from tests.support.clusters.otlp_receiver import Receiver
 
     receiver = Receiver()
     try:

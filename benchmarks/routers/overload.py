@@ -28,7 +28,7 @@ from benchmarks.report import report
 from benchmarks.sse_client import Refused, Stream, stream_completion
 from deploy.cluster.own_cluster import own_cluster
 from shared.core.sampling_params import NEUTRAL
-from tests.support.metrics_page import Metrics, read_metrics, total
+from tests.support.clusters.metrics_page import Metrics, read_metrics, total
 
 LEAST_SHARE = 0.9  # of the peak's tokens a second
 PROMPT_TOKENS, OUTPUT_TOKENS = 192, 64

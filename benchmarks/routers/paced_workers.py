@@ -17,7 +17,7 @@ from typing import Any
 
 import uvloop
 
-from tests.support.mock_openai import MODEL, Behaviour, Mock, Peer
+from tests.support.web.mock_openai import MODEL, Behaviour, Mock, Peer
 
 CONTEXT = 1 << 17
 INFO: dict[str, object] = {

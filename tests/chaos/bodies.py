@@ -27,9 +27,9 @@ import psutil
 import uvloop
 
 from router.api.site.field_page import ALL_TABLES
-from tests.support.body_exchange import Client, Fault
-from tests.support.body_requests import Request, make_request
-from tests.support.cluster import Cluster, baton_up
+from tests.support.bodies.body_exchange import Client, Fault
+from tests.support.bodies.body_requests import Request, make_request
+from tests.support.clusters.cluster import Cluster, baton_up
 
 ROLES = ("router", "prefill", "decode")
 # Answers of no given length end soon; a small pool is full before memory counts; a busy machine loses no node. Used

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.chaos_cluster import ChaosCluster, chaos_cluster
+from tests.support.clusters.chaos_cluster import ChaosCluster, chaos_cluster
 
 SLOW_READER_S = 2.0
 

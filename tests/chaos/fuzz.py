@@ -21,11 +21,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.fuzz_cluster import FuzzCluster
-from tests.support.fuzz_memory import MIB, MOST_GROWTH, Held, MemoryWatch, comes_back, growth, held
-from tests.support.fuzz_modes import MODES, Mode, open_mode
-from tests.support.fuzz_speed import Streams, compare
-from tests.support.procs import few_descriptors
+from tests.support.clusters.procs import few_descriptors
+from tests.support.fuzz.fuzz_cluster import FuzzCluster
+from tests.support.fuzz.fuzz_memory import MIB, MOST_GROWTH, Held, MemoryWatch, comes_back, growth, held
+from tests.support.fuzz.fuzz_modes import MODES, Mode, open_mode
+from tests.support.fuzz.fuzz_speed import Streams, compare
 
 LEAST_SPEED = 0.8
 REST_S = 4.0  # of streams before anybody troubles: what processes hold at work

@@ -28,10 +28,10 @@ from pathlib import Path
 import openai
 import psutil
 
-from tests.support.chaos_cluster import ChaosCluster
-from tests.support.mixed_clients import make_client
-from tests.support.patience import SILENCE_S
-from tests.support.sdk_clients import check_whole_or_broken, stream
+from tests.support.clusters.chaos_cluster import ChaosCluster
+from tests.support.machine.patience import SILENCE_S
+from tests.support.web.mixed_clients import make_client
+from tests.support.web.sdk_clients import check_whole_or_broken, stream
 
 SMALL_POOL = ("--kv-bytes", "400KiB")  # full before the first sample counts
 SAMPLE_S = 2.0

@@ -10,10 +10,10 @@ from stream_conformance.apis import APIS
 from stream_conformance.client import Asker
 from stream_conformance.rules import judge
 from stream_conformance.run import Options, Run
-from tests.support.chaos_cluster import ready_nodes, write_api_key
-from tests.support.cluster import baton_up
-from tests.support.metrics_page import read_metrics
-from tests.support.patience import HANG_GUARD_S
+from tests.support.clusters.chaos_cluster import ready_nodes, write_api_key
+from tests.support.clusters.cluster import baton_up
+from tests.support.clusters.metrics_page import read_metrics
+from tests.support.machine.patience import HANG_GUARD_S
 
 KEY = "sesame"
 MOST_TOKENS = 150  # of most answers: the long ones, of 8 times as many, are under way when the node dies

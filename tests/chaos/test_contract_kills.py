@@ -15,8 +15,8 @@ import pytest
 
 from shared.core.sampling_params import SamplingParams
 from stream_conformance.resume import resuming
-from tests.support.chaos_cluster import ChaosCluster, chaos_cluster, router_process
-from tests.support.hashlm_reference import reference_stream
+from tests.support.clusters.chaos_cluster import ChaosCluster, chaos_cluster, router_process
+from tests.support.oracles.hashlm_reference import reference_stream
 
 KEY = "sesame"
 NODES = ("p0", "d0", "d1")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fuzz_cluster import FuzzCluster
-from tests.support.fuzz_memory import MOST_GROWTH, MemoryWatch, growth, held
-from tests.support.fuzz_outsider import Outsider
-from tests.support.mixed_clients import make_client, stream
+from tests.support.fuzz.fuzz_cluster import FuzzCluster
+from tests.support.fuzz.fuzz_memory import MOST_GROWTH, MemoryWatch, growth, held
+from tests.support.fuzz.fuzz_outsider import Outsider
+from tests.support.web.mixed_clients import make_client, stream
 
 FLOOD_S = 15.0
 

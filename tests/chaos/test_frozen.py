@@ -11,10 +11,10 @@ import time
 import pytest
 
 from shared.wire.messages import Ready, Tokens
-from tests.support.chaos_cluster import ChaosCluster
-from tests.support.patience import SILENCE_S
-from tests.support.proxy import Seen, Trap
-from tests.support.sdk_clients import fresh_clients, run_clients
+from tests.support.clusters.chaos_cluster import ChaosCluster
+from tests.support.machine.patience import SILENCE_S
+from tests.support.web.sdk_clients import fresh_clients, run_clients
+from tests.support.wire.proxy import Seen, Trap
 
 FROZEN_S = 2 * SILENCE_S
 

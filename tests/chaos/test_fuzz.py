@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fuzz_cluster import FuzzCluster, fuzz_cluster
-from tests.support.fuzz_http import HttpOutsider
-from tests.support.fuzz_memory import MOST_GROWTH, MemoryWatch, growth, held
-from tests.support.fuzz_node import FuzzNode
-from tests.support.fuzz_tickets import TicketForger
+from tests.support.fuzz.fuzz_cluster import FuzzCluster, fuzz_cluster
+from tests.support.fuzz.fuzz_http import HttpOutsider
+from tests.support.fuzz.fuzz_memory import MOST_GROWTH, MemoryWatch, growth, held
+from tests.support.fuzz.fuzz_node import FuzzNode
+from tests.support.fuzz.fuzz_tickets import TicketForger
 
 NUM_MESSAGES = 5000
 FEWEST_STREAMS = 10

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import pytest
 
 from shared.wire.messages import Generate, Grant, Heartbeat, Installed, Offer, Prebuilt, Ready, Tokens
-from tests.support.chaos_cluster import ChaosCluster
-from tests.support.proxy import Seen, Trap
-from tests.support.sdk_clients import fresh_clients, run_clients
+from tests.support.clusters.chaos_cluster import ChaosCluster
+from tests.support.web.sdk_clients import fresh_clients, run_clients
+from tests.support.wire.proxy import Seen, Trap
 
 Match = Callable[[Seen], bool]
 

@@ -21,9 +21,9 @@ from deploy.tools.traffic.runner import LoadRunner
 from deploy.tools.traffic.target import Target, resolve
 from deploy.tools.traffic.workloads.driver import Driver, Limits
 from deploy.tools.traffic.workloads.workload import Session, Turn
-from tests.support.chaos_cluster import ChaosCluster, chaos_cluster
-from tests.support.patience import HANG_GUARD_S
-from tests.support.tcp_relay import front
+from tests.support.clusters.chaos_cluster import ChaosCluster, chaos_cluster
+from tests.support.machine.patience import HANG_GUARD_S
+from tests.support.wire.tcp_relay import front
 
 NUM_STREAMS = 32
 TOKENS = 400

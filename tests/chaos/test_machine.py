@@ -15,15 +15,15 @@ import pytest
 
 from shared.core import launcher
 from shared.core.sampling_params import SamplingParams
-from tests.support import stepped_clock
-from tests.support.chaos_cluster import ready_nodes
-from tests.support.cluster import Cluster, baton_up
-from tests.support.core_rig import Job
-from tests.support.library_families import save
-from tests.support.mixed_clients import Client
-from tests.support.patience import HANG_GUARD_S
-from tests.support.procs import NodeProcess, RouterStub
-from tests.support.sdk_clients import check_whole_or_broken, fresh_clients, run_clients, stream_all
+from tests.support.clusters.chaos_cluster import ready_nodes
+from tests.support.clusters.cluster import Cluster, baton_up
+from tests.support.clusters.procs import NodeProcess, RouterStub
+from tests.support.cores.core_rig import Job
+from tests.support.machine import stepped_clock
+from tests.support.machine.patience import HANG_GUARD_S
+from tests.support.models.library_families import save
+from tests.support.web.mixed_clients import Client
+from tests.support.web.sdk_clients import check_whole_or_broken, fresh_clients, run_clients, stream_all
 
 HASHLM = ("--model", "hashlm", "--kv-bytes", "4MiB")
 HOUR_S = 3600.0

@@ -15,9 +15,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.cluster import Cluster, baton_up
-from tests.support.mixed_clients import Client, make_client, stream_all
-from tests.support.patience import HANG_GUARD_S
+from tests.support.clusters.cluster import Cluster, baton_up
+from tests.support.machine.patience import HANG_GUARD_S
+from tests.support.web.mixed_clients import Client, make_client, stream_all
 
 NUM_STRIKES, NUM_KINDS, NUM_RESUMED = 20, 3, 5  # at least
 NUM_USERS = 16

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from shared.core import launcher
-from tests.support.chaos_cluster import ChaosCluster, ready_nodes
-from tests.support.cluster import ROOT
-from tests.support.metrics_page import read_metrics
-from tests.support.patience import HANG_GUARD_S
-from tests.support.ports import free_port
-from tests.support.procs import few_descriptors
-from tests.support.router_process import eventually
-from tests.support.sdk_clients import check_whole_or_broken, fresh_clients, run_clients, stream_all
+from tests.support.clusters.chaos_cluster import ChaosCluster, ready_nodes
+from tests.support.clusters.cluster import ROOT
+from tests.support.clusters.metrics_page import read_metrics
+from tests.support.clusters.procs import few_descriptors
+from tests.support.clusters.router_process import eventually
+from tests.support.machine.patience import HANG_GUARD_S
+from tests.support.machine.ports import free_port
+from tests.support.web.sdk_clients import check_whole_or_broken, fresh_clients, run_clients, stream_all
 
 NUM_ABORTING = 1000
 ABORTING_AT_ONCE = 100

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.support.cluster import baton_up
-from tests.support.patience import HANG_GUARD_S
+from tests.support.clusters.cluster import baton_up
+from tests.support.machine.patience import HANG_GUARD_S
 
 FLAGS = ("--model", "hashlm", "--prefill", "1", "--decode", "3", "--admin-without-key")
 SLOW = "decode-0"

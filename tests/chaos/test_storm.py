@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from shared.core.sampling_params import SamplingParams
-from tests.support.cluster import Cluster, baton_up
-from tests.support.hashlm_reference import reference_stream
-from tests.support.patience import HANG_GUARD_S
+from tests.support.clusters.cluster import Cluster, baton_up
+from tests.support.machine.patience import HANG_GUARD_S
+from tests.support.oracles.hashlm_reference import reference_stream
 
 NUM_REQUESTS = 2000
 NUM_CLIENTS = 24

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.test_lost_streams import HEADERS, NUM_STREAMS, load_example
-from tests.support.chaos_cluster import ChaosCluster, chaos_cluster
+from tests.support.clusters.chaos_cluster import ChaosCluster, chaos_cluster
 
 PATH = "/v1/completions"
 TOKENS = 2000  # so that no stream is over, unread, when the last one has begun

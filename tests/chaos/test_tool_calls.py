@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.cluster import Cluster, baton_up
-from tests.support.patience import HANG_GUARD_S
+from tests.support.clusters.cluster import Cluster, baton_up
+from tests.support.machine.patience import HANG_GUARD_S
 
 NUM_CALLS = 32
 NUM_BEGUN = 8  # streams that have tokens when the node dies

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.chaos_cluster import ChaosCluster, chaos_cluster, router_process
-from tests.support.router_process import RouterProcess
-from tests.support.sdk_clients import check_whole_or_broken, fresh_clients, run_clients, stream_all
+from tests.support.clusters.chaos_cluster import ChaosCluster, chaos_cluster, router_process
+from tests.support.clusters.router_process import RouterProcess
+from tests.support.web.sdk_clients import check_whole_or_broken, fresh_clients, run_clients, stream_all
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from shared.wire.messages import Installed, Tokens
-from tests.support.chaos_cluster import ChaosCluster, chaos_cluster
-from tests.support.installed import Environment, build_wheel
-from tests.support.neighbours import next_version, version_before
-from tests.support.proxy import Seen, Trap
-from tests.support.sdk_clients import fresh_clients, stream_all
+from tests.support.clusters.chaos_cluster import ChaosCluster, chaos_cluster
+from tests.support.clusters.neighbours import next_version, version_before
+from tests.support.machine.installed import Environment, build_wheel
+from tests.support.web.sdk_clients import fresh_clients, stream_all
+from tests.support.wire.proxy import Seen, Trap
 
 OTHERS = ("router1", "p1", "d1")  # these run the other version, and router0, p0 and d0 run ours
 PAIRINGS = {(router, p, d) for router in ("router0", "router1") for p in ("p0", "p1") for d in ("d0", "d1")}

@@ -11,8 +11,8 @@ import pytest
 from tests.chaos.test_frozen import FROZEN_S, freeze_for
 from tests.chaos.test_kill_points import POINTS, Point, run_with
 from tests.chaos.test_network import HELD_S, decoding, handing_over, run_and_check
-from tests.support.chaos_cluster import ChaosCluster, chaos_cluster
-from tests.support.proxy import Link, Seen, Trap
+from tests.support.clusters.chaos_cluster import ChaosCluster, chaos_cluster
+from tests.support.wire.proxy import Link, Seen, Trap
 
 KILLS = ("after_the_grant", "between_chunks", "prebuilt_arrives", "in_mid_decode")
 WIRES = pytest.mark.parametrize("matches", [handing_over, decoding], ids=["between_the_nodes", "to_the_router"])

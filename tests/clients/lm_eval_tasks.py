@@ -2,7 +2,7 @@
 log-likelihoods.
 
 The right answers are Baton's own, asked for without lm-eval: all but one must count. So are the log-likelihoods; that
-they are transformers' is tests/integration/test_scores_equal_transformers.py's to show.
+they are transformers' is tests/integration/models/test_scores_equal_transformers.py's to show.
 """
 
 from __future__ import annotations

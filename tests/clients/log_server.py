@@ -11,7 +11,7 @@ from http.server import ThreadingHTTPServer
 from typing import Any
 
 from tests.clients.agent_programs import Agent
-from tests.support.serving import QuietHandler, serving
+from tests.support.web.serving import QuietHandler, serving
 
 SAID = "all done"
 Event = dict[str, Any]

@@ -16,7 +16,7 @@ from pathlib import Path
 from router.text.gguf_tokenizer import build_tokenizer, read_metadata
 from shared.config.models.model_path import bundled_gguf
 from shared.config.models.shipped_model import with_system
-from tests.support.cluster import baton_up
+from tests.support.clusters.cluster import baton_up
 
 MODEL = "smollm2"
 # float32: a greedy answer is always the same. The short context bounds an answer of no given length.

@@ -16,7 +16,7 @@ from typing import Any
 
 from shared.config.settings.settings import MemoryConfig
 from shared.core.sampling_params import SamplingParams
-from tests.support.mixed_clients import EOS, Client
+from tests.support.web.mixed_clients import EOS, Client
 
 TURNS = 4  # of a chat; then another one begins in its place
 FIRST_TOKENS, NEXT_TOKENS, ANSWER_TOKENS = 320, 48, 200  # more than half of each next prompt is known: less is no hit

@@ -23,9 +23,9 @@ import httpx
 
 from shared.core import launcher
 from tests.drill.hosts import Host, Site
-from tests.support.chaos_cluster import ready_nodes
-from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
-from tests.support.patience import HANDS_OVER, HANG_GUARD_S
+from tests.support.clusters.chaos_cluster import ready_nodes
+from tests.support.clusters.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
+from tests.support.machine.patience import HANDS_OVER, HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
 BATON = launcher.command("deploy.cli")

@@ -17,7 +17,7 @@ from tests.drill.load import Load, Strangers
 from tests.drill.needs import missing_tool, why_not_here
 from tests.drill.scene import Figure, Scene
 from tests.drill.waiting import WAITING
-from tests.support.mixed_clients import NUM_KINDS
+from tests.support.web.mixed_clients import NUM_KINDS
 
 FIGURES = pytest.StashKey[list[Figure]]()
 FIRST_NUMBER = 80_000  # of the clients, whose prompts follow from it

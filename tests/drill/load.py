@@ -16,8 +16,8 @@ from typing import Protocol
 import httpx
 
 from tests.drill.hosts import Host
-from tests.support.mixed_clients import Client, make_client, stream
-from tests.support.patience import HANG_GUARD_S
+from tests.support.machine.patience import HANG_GUARD_S
+from tests.support.web.mixed_clients import Client, make_client, stream
 
 PROMPTS = (0, 700, 0, 400, 1000, 0, 300, 500)  # lengths by kind of client; 0: some dozens
 MAX_TOKENS = 300

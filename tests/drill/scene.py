@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tests.drill.chats import Chats, Hits
 from tests.drill.cluster import NODES, ROUTERS, URL, DrillCluster, Pair
 from tests.drill.load import MAX_TOKENS, SLOTS, Load, Strangers
-from tests.support.sdk_clients import check_whole_or_broken
+from tests.support.web.sdk_clients import check_whole_or_broken
 
 STRETCH = 1.2  # a machine that froze somebody for so many times what it was asked to proves nothing
 

@@ -42,8 +42,8 @@ from shared.sched.steps.settings import SchedSettings
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2
 from tests.gpu.failed_steps import no_failed_steps
-from tests.support.cuda_core import Kind, folder_of
-from tests.support.draft_head import VOCAB
+from tests.support.gpus.cuda_core import Kind, folder_of
+from tests.support.models.draft_head import VOCAB
 
 R = TypeVar("R")
 CUDA = torch.device("cuda")

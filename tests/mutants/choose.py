@@ -36,15 +36,15 @@ WHOLE_FILES = ("tests/integration/", "tests/chaos/", "tests/drill/", "tests/simu
 # They notice few mutants that others don't, but CI must see how users launch, and how streams go on, in real processes,
 # and that checks for a GPU still run.
 IN_CI = (
-    "tests/integration/test_ray_cluster.py",
-    "tests/integration/test_resume.py",
-    "tests/unit/test_gpu_pack.py::test_the_checks_import_what_a_packed_machine_has",
+    "tests/integration/deploy/test_ray_cluster.py",
+    "tests/integration/routers/test_resume.py",
+    "tests/unit/support/test_gpu_pack.py::test_the_checks_import_what_a_packed_machine_has",
     *(
-        f"tests/unit/test_gpu_checks.py::test_every_check_runs_on_the_virtual_gpu[{name}]"
+        f"tests/unit/support/test_gpu_checks.py::test_every_check_runs_on_the_virtual_gpu[{name}]"
         for name in ("attention of SmolLM2-135M", "speed, kernels", "speed, 0.6B")
     ),
 )
-RULES = ("tests/unit/test_frame_rules.py", "tests/unit/test_house.py")  # any commit can break them
+RULES = ("tests/unit/house/test_frame_rules.py", "tests/unit/house/test_house.py")  # any commit can break them
 
 
 @dataclass(slots=True, eq=False)

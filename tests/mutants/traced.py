@@ -117,7 +117,7 @@ def tests_that_know(files: Iterable[str]) -> list[str]:
 
 
 def every_test() -> list[str]:
-    paths = (path for tier in ("unit", "simulation") for path in sorted((ROOT / "tests" / tier).glob("test_*.py")))
+    paths = (path for tier in ("unit", "simulation") for path in sorted((ROOT / "tests" / tier).rglob("test_*.py")))
     return [path.relative_to(ROOT).as_posix() for path in paths]
 
 

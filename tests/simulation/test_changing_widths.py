@@ -12,8 +12,15 @@ from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import StepResult
 from shared.node.records.core import NodeCore
 from shared.sched.steps.draft_length import DraftLength
-from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
-from tests.support.equivalence_cells import HIT_RATE, NUM_PAGES, Watch, most_accepted, run_alone, run_disaggregated
+from tests.support.cores.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from tests.support.cores.equivalence_cells import (
+    HIT_RATE,
+    NUM_PAGES,
+    Watch,
+    most_accepted,
+    run_alone,
+    run_disaggregated,
+)
 from tests.support.hazards.attach import watching
 
 BLOCK = 5

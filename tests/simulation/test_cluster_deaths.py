@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.core_rig import CoreKnobs
+from tests.support.cores.core_rig import CoreKnobs
 from tests.support.sim.cluster import Cluster
 from tests.support.sim.plan import ClientPlan, ClusterPlan, FaultPlan, RequestPlan, RouterPlan, draw_base, draw_request
 

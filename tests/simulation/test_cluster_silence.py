@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from shared.core.sampling_params import SamplingParams
-from tests.support.core_rig import CoreKnobs
+from tests.support.cores.core_rig import CoreKnobs
 from tests.support.sim.cluster import Cluster
 from tests.support.sim.plan import ClientPlan, ClusterPlan, FaultPlan, RequestPlan, RouterPlan, draw_base
 

@@ -18,9 +18,9 @@ from shared.device.cpu import do_nothing
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars
 from shared.model.hashlm.model import HashLM
-from tests.support.core_rig import MAX_CONTEXT, CoreKnobs, Job, assert_whole, make_core, run_local
-from tests.support.drawn_schemas import draw_possible, draw_regex, fits_regex, fits_schema
-from tests.support.grammar_oracle import AtOnce
+from tests.support.bodies.drawn_schemas import draw_possible, draw_regex, fits_regex, fits_schema
+from tests.support.cores.core_rig import MAX_CONTEXT, CoreKnobs, Job, assert_whole, make_core, run_local
+from tests.support.oracles.grammar_oracle import AtOnce
 
 PIECES = make_pieces()
 COMPILER = GrammarCompiler(PIECES.vocabulary)

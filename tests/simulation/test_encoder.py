@@ -22,11 +22,11 @@ from shared.model.math.interface import ModelInputs
 from shared.node.build.assemble import CoreSizes, assemble_core
 from shared.sched.steps.prompts import ForEncoder, InChunks
 from shared.sched.steps.settings import SchedSettings
-from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, make_core, run_local
-from tests.support.equivalence_cells import Watch, run_cell
-from tests.support.hash_seq2seq import HashSeq2Seq
-from tests.support.hashlm_reference import seq2seq_stream
-from tests.support.scripted_core import Script, job
+from tests.support.cores.core_rig import CoreKnobs, Job, assert_streams, assert_whole, make_core, run_local
+from tests.support.cores.equivalence_cells import Watch, run_cell
+from tests.support.cores.scripted_core import Script, job
+from tests.support.oracles.hash_seq2seq import HashSeq2Seq
+from tests.support.oracles.hashlm_reference import seq2seq_stream
 
 NUM_SEEDS = 24
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.equivalence_cells import Watch, all_pairs, run_cell
+from tests.support.cores.equivalence_cells import Watch, all_pairs, run_cell
 
 BLOCK = 10  # seeds per test: a failing seed is named in the message
 CI_SEEDS, CI_DECODE_STEPS = 120, 20_000

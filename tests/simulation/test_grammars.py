@@ -17,7 +17,7 @@ from llguidance import LLMatcher
 from shared.core.sampling_params import SamplingParams
 from shared.node.records.core import NodeCore
 from shared.wire.messages import Grant
-from tests.support.core_rig import (
+from tests.support.cores.core_rig import (
     EOS,
     CoreKnobs,
     Job,
@@ -28,7 +28,10 @@ from tests.support.core_rig import (
     make_core,
     run_local,
 )
-from tests.support.grammar_oracle import (
+from tests.support.cores.step_counts import run_until_still
+from tests.support.cores.step_faults import PLACES, break_at, run_with_fault
+from tests.support.hazards.attach import watching
+from tests.support.oracles.grammar_oracle import (
     JSON,
     Later,
     allows_of,
@@ -37,10 +40,7 @@ from tests.support.grammar_oracle import (
     following,
     make_grammars,
 )
-from tests.support.hazards.attach import watching
-from tests.support.node_pair import Net, assert_clean, make_node
-from tests.support.step_counts import run_until_still
-from tests.support.step_faults import PLACES, break_at, run_with_fault
+from tests.support.worlds.node_pair import Net, assert_clean, make_node
 
 DRAFTS = (
     {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.many_routers import Traffic, figures
+from tests.support.worlds.many_routers import Traffic, figures
 
 SEEDS = range(2)
 

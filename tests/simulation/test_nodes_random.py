@@ -17,8 +17,8 @@ from shared.node.records.mail import Outgoing
 from shared.wire.codec import decode, encode, to_wire
 from shared.wire.messages import Abort, Generate, Key, Message, Tokens, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
-from tests.support.core_rig import CoreKnobs, Job, draw_jobs
-from tests.support.node_pair import ROUTER, ROUTER_ID, assert_clean, make_node, name_of, ticket_for, welcome_for
+from tests.support.cores.core_rig import CoreKnobs, Job, draw_jobs
+from tests.support.worlds.node_pair import ROUTER, ROUTER_ID, assert_clean, make_node, name_of, ticket_for, welcome_for
 
 ROUNDS = 6000
 

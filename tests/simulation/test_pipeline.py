@@ -17,8 +17,8 @@ from shared.node.build.assemble import CoreSizes, assemble_core
 from shared.sched.steps.events import ChunkReady, PrefillDone
 from shared.sched.steps.prebuilt import Arrival
 from shared.sched.steps.settings import SchedSettings
-from tests.support.core_pair import make_pair, run_pair
-from tests.support.core_rig import (
+from tests.support.cores.core_pair import make_pair, run_pair
+from tests.support.cores.core_rig import (
     MAX_CONTEXT,
     CoreKnobs,
     assert_streams,
@@ -27,8 +27,8 @@ from tests.support.core_rig import (
     make_core,
     run_local,
 )
-from tests.support.hashlm_reference import reference_stream
-from tests.support.scripted_core import COPY, FORWARD, TRANSFER, Script, job
+from tests.support.cores.scripted_core import COPY, FORWARD, TRANSFER, Script, job
+from tests.support.oracles.hashlm_reference import reference_stream
 
 STAGE = "stage1"
 

@@ -11,8 +11,8 @@ from benchmarks.layouts.plan_act import Phase, shifting_trace
 from deploy.tools.plan.act.balance import DECODE, PREFILL, Balancer, BalanceSettings
 from deploy.tools.plan.simulate import play_virtual
 from deploy.tools.traffic.load_plan import LoadPlan
-from tests.support import plan_cases as made
-from tests.support.acting_cluster import ActingCluster
+from tests.support.worlds import plan_cases as made
+from tests.support.worlds.acting_cluster import ActingCluster
 
 SETTINGS = BalanceSettings(tpot_s=0.05, window_s=10.0)
 

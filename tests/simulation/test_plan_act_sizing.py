@@ -13,9 +13,9 @@ from deploy.tools.plan.act.sizing import Sizing
 from deploy.tools.traffic.load_plan import LoadPlan
 from shared.config.processes import RayClusterConfig
 from shared.config.settings.ray_settings import RayConfig, ScalingConfig
-from tests.support import plan_cases as made
-from tests.support.acting_cluster import ActingCluster
-from tests.support.sized_cluster import SizedCluster
+from tests.support.worlds import plan_cases as made
+from tests.support.worlds.acting_cluster import ActingCluster
+from tests.support.worlds.sized_cluster import SizedCluster
 
 SETTINGS = BalanceSettings(tpot_s=0.05, window_s=10.0)
 SCALING = ScalingConfig(max_decode=6, up_after_s=10.0, down_after_s=60.0, settle_s=20.0)

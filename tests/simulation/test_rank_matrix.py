@@ -15,8 +15,7 @@ import torch
 from shared.kernel.product.product import supports
 from shared.node.loop.node import Node
 from shared.wire.messages import Ready
-from tests.support.node_pair import Net
-from tests.support.rank_cells import (
+from tests.support.cores.rank_cells import (
     AXES,
     HashKind,
     Kind,
@@ -27,6 +26,7 @@ from tests.support.rank_cells import (
     run_cell,
     some_cells,
 )
+from tests.support.worlds.node_pair import Net
 
 SEEDS = {"hashlm": 1, "llama": 2}
 

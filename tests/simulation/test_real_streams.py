@@ -14,7 +14,7 @@ import torch
 
 from shared.core.sampling_params import PARAMETERS
 from shared.kernel.product.product import supports
-from tests.support.real_streams import SPECS, Site, Went, run_streams
+from tests.support.cores.real_streams import SPECS, Site, Went, run_streams
 
 NUM_REQUESTS = 8  # at one time; they have about two streams each
 FEW_SEEDS, MANY_SEEDS = range(1, 4), range(35)

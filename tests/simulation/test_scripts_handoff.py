@@ -8,8 +8,8 @@ import pytest
 from shared.core.request import Request
 from shared.engine.transfer_jobs import TransferJobs
 from shared.sched.steps.prebuilt import Arrival
-from tests.support.core_rig import assert_whole
-from tests.support.scripted_core import FORWARD, TRANSFER, Script, job
+from tests.support.cores.core_rig import assert_whole
+from tests.support.cores.scripted_core import FORWARD, TRANSFER, Script, job
 
 
 def computed_elsewhere(one, page_size: int) -> tuple[list[np.ndarray], int]:  # noqa: ANN001

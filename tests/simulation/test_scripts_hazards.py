@@ -14,11 +14,11 @@ import torch
 from shared.model.math.interface import Model, ModelInputs, ModelOutput
 from shared.sched.steps.events import Emitted, SchedEvent
 from shared.wire.messages import Heartbeat, Message, Ready
-from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
-from tests.support.hashlm_reference import reference_run
-from tests.support.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of
-from tests.support.scripted_core import FORWARD, Script, job
-from tests.support.simulated_streams import World
+from tests.support.cores.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from tests.support.cores.scripted_core import FORWARD, Script, job
+from tests.support.cores.simulated_streams import World
+from tests.support.oracles.hashlm_reference import reference_run
+from tests.support.worlds.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of
 
 POISON = 1e9
 

@@ -9,8 +9,8 @@ import pytest
 from shared.device.events import Ticket
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
-from tests.support.core_rig import assert_streams, assert_whole
-from tests.support.scripted_core import FORWARD, Script, job
+from tests.support.cores.core_rig import assert_streams, assert_whole
+from tests.support.cores.scripted_core import FORWARD, Script, job
 
 
 @pytest.mark.rule("S11", "Rd", "H5", "H45")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from shared.model.hashlm.draft import expected_accept_len
-from tests.support.core_rig import assert_streams, assert_whole
-from tests.support.scripted_core import COPY, FORWARD, Script, job
+from tests.support.cores.core_rig import assert_streams, assert_whole
+from tests.support.cores.scripted_core import COPY, FORWARD, Script, job
 
 
 @pytest.mark.rule("S4", "S6", "H44", "I3")

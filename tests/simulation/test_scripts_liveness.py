@@ -12,8 +12,8 @@ from shared.core.request import Request
 from shared.core.states import FinishReason
 from shared.node.records.core import NodeCore
 from shared.sched.steps.events import GrantRevoked
-from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, make_core
-from tests.support.scripted_core import job
+from tests.support.cores.core_rig import CoreKnobs, Job, Outcome, assert_streams, make_core
+from tests.support.cores.scripted_core import job
 
 
 def tight_core(num_pages: int, **knobs: object) -> NodeCore:

@@ -9,8 +9,8 @@ import pytest
 
 from shared.core.request import Request
 from shared.engine.transfer_jobs import TransferJobs
-from tests.support.core_rig import Job, assert_streams, assert_whole
-from tests.support.scripted_core import COLD, FORWARD, TRANSFER, Script, job
+from tests.support.cores.core_rig import Job, assert_streams, assert_whole
+from tests.support.cores.scripted_core import COLD, FORWARD, TRANSFER, Script, job
 
 
 def cold_script(**knobs: object) -> Script:

@@ -13,9 +13,9 @@ from shared.core.states import FinishReason
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission
 from shared.sched.steps.prebuilt import Arrival
-from tests.support.core_rig import assert_streams, assert_whole
-from tests.support.hashlm_reference import reference_stream
-from tests.support.scripted_core import FORWARD, TRANSFER, Script, job
+from tests.support.cores.core_rig import assert_streams, assert_whole
+from tests.support.cores.scripted_core import FORWARD, TRANSFER, Script, job
+from tests.support.oracles.hashlm_reference import reference_stream
 
 
 def poison_freed_pages(script: Script) -> None:

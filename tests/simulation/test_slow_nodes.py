@@ -10,8 +10,8 @@ import pytest
 from deploy.tools.traffic.figures.summary import Summary
 from deploy.tools.traffic.load_plan import LoadPlan
 from router.fleet.slowness import Share
-from tests.support import plan_cases as made
-from tests.support.slow_nodes import Slow, TellingCluster, flat, play_telling
+from tests.support.worlds import plan_cases as made
+from tests.support.worlds.slow_nodes import Slow, TellingCluster, flat, play_telling
 
 BEGIN, END = 5.0, 30.0
 ALWAYS = ("--duration", "45", "--warmup", "5", "--drain", "60", "--slo", "ttft<0.5s,tpot<40ms")

@@ -11,9 +11,9 @@ import pytest
 
 from shared.node.loop.node import Node
 from shared.wire.messages import Key
-from tests.support.core_rig import CoreKnobs, retract_somebody
-from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of, sibling
-from tests.support.scripted_core import job
+from tests.support.cores.core_rig import CoreKnobs, retract_somebody
+from tests.support.cores.scripted_core import job
+from tests.support.worlds.node_pair import Net, assert_clean, expected, make_node, name_of, sibling
 
 DEPTH, QUICK_DEPTH = 5, 3
 PAGES, PAGE_SIZE = 8, 4

@@ -13,7 +13,7 @@ from shared.engine.forward_batch import ForwardBatch
 from shared.engine.verify import Drafts
 from shared.speculation.copying import CopyingDrafter
 from shared.speculation.ngram import LONGEST_MATCH
-from tests.support.core_rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from tests.support.cores.core_rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
 
 WORDS = {1: 40, 2: 8, 3: 3}  # HashLM's, by `shortest`: of all 96 little ever stands twice
 

@@ -11,10 +11,10 @@ import torch
 from shared.core.sampling_params import SamplingParams
 from shared.kernel.sampling.copies import lookup_on_cpu
 from shared.speculation.ngram import LONGEST_MATCH, lookup
-from tests.support.core_pair import make_pair, run_pair
-from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
-from tests.support.scripted_core import Script, job
-from tests.support.traces import WIDTH, Trace
+from tests.support.cores.core_pair import make_pair, run_pair
+from tests.support.cores.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from tests.support.cores.scripted_core import Script, job
+from tests.support.cores.traces import WIDTH, Trace
 
 HEADS = ("eagle", "mtp")
 

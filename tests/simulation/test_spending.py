@@ -11,7 +11,7 @@ from functools import cache
 
 import pytest
 
-from tests.support.spending_world import Network, World, keys_text
+from tests.support.worlds.spending_world import Network, World, keys_text
 
 SECONDS = 600.0
 LIMIT = 6000  # tokens a minute

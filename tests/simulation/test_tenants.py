@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from router.tenants.tenant import Tenant
-from tests.support.tenant_world import Load, Result, World
+from tests.support.worlds.tenant_world import Load, Result, World
 
 CAPACITY = 40.0  # requests a second
 SECONDS = 30.0

@@ -14,10 +14,10 @@ from shared.model.hashlm.model import HashLM
 from shared.node.build.fingerprint import make_fingerprint
 from shared.wire.fitting import misfit, num_page_groups
 from shared.wire.messages import NodeLoad
-from tests.support.core_rig import CoreKnobs, assert_streams, assert_whole, make_core, run_local
-from tests.support.equivalence_cells import Watch, run_cell
-from tests.support.hashlm_reference import reference_stream
-from tests.support.scripted_core import Script, job
+from tests.support.cores.core_rig import CoreKnobs, assert_streams, assert_whole, make_core, run_local
+from tests.support.cores.equivalence_cells import Watch, run_cell
+from tests.support.cores.scripted_core import Script, job
+from tests.support.oracles.hashlm_reference import reference_stream
 
 WINDOWS = (2, 5, 17, 40)
 NUM_SEEDS = 24

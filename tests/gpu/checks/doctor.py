@@ -9,7 +9,7 @@ from shared.core import launcher
 from shared.device.passed_checks import has_passed
 from shared.transfer.transports import CHECKED
 from tests.gpu.place import Place
-from tests.support.patience import HANG_GUARD_S
+from tests.support.machine.patience import HANG_GUARD_S
 
 
 def doctor(place: Place) -> dict[str, object]:

@@ -20,9 +20,9 @@ from shared.sample.interface import SamplingBatch
 from tests.gpu.checks.kernels import EPS, KNOBS, device_of, kernels
 from tests.gpu.checks.rates import host_seconds, replayed_seconds
 from tests.gpu.place import Place
-from tests.support.attention_cases import shape_of
-from tests.support.paged_steps import tables_of
-from tests.support.sampling_cases import make_params, rows_on
+from tests.support.cores.sampling_cases import make_params, rows_on
+from tests.support.kernels.attention_cases import shape_of
+from tests.support.kernels.paged_steps import tables_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenM
 from shared.sample.sampler_numba import sample_cpu
 from tests.gpu.place import Place
 from tests.gpu.plan import NotHere
-from tests.support.attention_cases import CASES, Case
-from tests.support.paged_steps import tables_of
-from tests.support.sampling_cases import VOCAB, masks_on, rows_on, windows
-from tests.support.sampling_cases import Case as Draws
+from tests.support.cores.sampling_cases import VOCAB, masks_on, rows_on, windows
+from tests.support.cores.sampling_cases import Case as Draws
+from tests.support.kernels.attention_cases import CASES, Case
+from tests.support.kernels.paged_steps import tables_of
 
 CPU = torch.device("cpu")
 TINY_CASES = ("decode", "int8", "chunk")
@@ -37,7 +37,7 @@ def kernels(place: Place, name: str) -> ModuleType:
     if not place.tiny:
         return importlib.import_module(f"shared.gpu_kernel.{name}")
     try:
-        from tests.support import interpreter
+        from tests.support.kernels import interpreter
     except ImportError as missing:
         raise NotHere(f"kernels can't be interpreted here: {missing}") from missing
     return interpreter.kernels(name)

@@ -17,7 +17,7 @@ REAL = AttentionShape(32, 8, 128, 1e-5)  # Llama-3.1-8B
 def attention(place: Place) -> dict[str, object]:
     """On the virtual GPU, of a fake with the library's signatures."""
     if place.tiny:
-        from tests.support.fake_flashinfer import library_on
+        from tests.support.gpus.fake_flashinfer import library_on
 
         with library_on(place.gpu):  # type: ignore[arg-type]
             return {"largest difference of FlashInfer's attention": near(compare_attention(place.gpu, device(place)))}

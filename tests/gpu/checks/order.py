@@ -7,9 +7,9 @@ from dataclasses import replace
 from tests.gpu.checks.streams import KINDS, outcome
 from tests.gpu.failed_steps import no_failed_steps
 from tests.gpu.place import Place
-from tests.support.core_rig import Job
-from tests.support.cuda_core import make_core
-from tests.support.cuda_jobs import jobs
+from tests.support.cores.core_rig import Job
+from tests.support.gpus.cuda_core import make_core
+from tests.support.gpus.cuda_jobs import jobs
 
 NAMES = ("plain", "n-gram", "chain", "tree")
 MOST_TOKENS = 64

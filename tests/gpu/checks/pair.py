@@ -18,9 +18,9 @@ import tokenizers
 
 from tests.gpu.place import Place
 from tests.gpu.plan import NotHere
-from tests.support.cluster import Cluster, baton_up
-from tests.support.patience import HANG_GUARD_S, SILENCE_S
-from tests.support.tiny_llama import VOCAB, write_tiny_llama
+from tests.support.clusters.cluster import Cluster, baton_up
+from tests.support.machine.patience import HANG_GUARD_S, SILENCE_S
+from tests.support.models.tiny_llama import VOCAB, write_tiny_llama
 
 STREAMS, TINY_STREAMS = 8, 4  # rounding may turn one draw in some hundred thousand: so not too many
 TOKENS, TINY_TOKENS = 120, 1500  # the last stream must have begun before the first ends

@@ -42,9 +42,9 @@ from shared.transfer.digest import sums_by_torch
 from tests.gpu.checks.kernels import EPS, KNOBS, TOLERANCE, device_of, kernels
 from tests.gpu.checks.rates import capture
 from tests.gpu.place import Place
-from tests.support.draft_trees import depths, draw_parents, visible_bits
-from tests.support.paged_steps import tables_of, token_by_token
-from tests.support.sampling_cases import make_params, rows_on
+from tests.support.cores.draft_trees import depths, draw_parents, visible_bits
+from tests.support.cores.sampling_cases import make_params, rows_on
+from tests.support.kernels.paged_steps import tables_of, token_by_token
 
 PAGE_SIZE = 16
 NAMES = ("input_ids", "positions")  # what a graph of prompts reads for each token

@@ -24,9 +24,9 @@ from tests.gpu.checks.pair import is_time, write_tokenizer
 from tests.gpu.pack import find_model
 from tests.gpu.place import Place
 from tests.gpu.shapes import SHAPES
-from tests.support.cluster import Cluster, baton_up
-from tests.support.patience import HANG_GUARD_S
-from tests.support.tiny_llama import VOCAB, write_tiny_llama
+from tests.support.clusters.cluster import Cluster, baton_up
+from tests.support.machine.patience import HANG_GUARD_S
+from tests.support.models.tiny_llama import VOCAB, write_tiny_llama
 
 PROMPTS = (
     "The capital of France is", "def fib(n):\n", "Once upon a time", "Water boils at", "1, 2, 3, 4,",

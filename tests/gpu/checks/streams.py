@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from shared.core.errors import BatonError
 from tests.gpu.failed_steps import no_failed_steps
 from tests.gpu.place import Place
-from tests.support import tiny_families
-from tests.support.core_rig import Outcome, assert_whole, run_local
-from tests.support.cuda_core import KINDS, Kind, make_core
-from tests.support.cuda_jobs import LENGTHS, jobs_for
+from tests.support.cores.core_rig import Outcome, assert_whole, run_local
+from tests.support.gpus.cuda_core import KINDS, Kind, make_core
+from tests.support.gpus.cuda_jobs import LENGTHS, jobs_for
+from tests.support.models import tiny_families
 
 RETRACT_EVERY = 9
 NUM_TINY_JOBS = 2
@@ -37,7 +37,7 @@ def graphs(place: Place, *names: str) -> dict[str, object]:
     """The same with Triton's kernels, prompts and decode steps as graphs: what a GPU's node does by default."""
     how = How(
         "torch" if place.tiny else "triton", graphs=True
-    )  # interpreted, they take minutes: tests/unit/test_triton_graphs.py
+    )  # interpreted, they take minutes: tests/unit/shared/gpu_kernel/test_triton_graphs.py
     return compare(place, {name: KINDS[name] for name in (names[:1] if place.tiny else names)}, how)
 
 

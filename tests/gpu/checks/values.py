@@ -27,10 +27,10 @@ from shared.wire.codec import decode
 from shared.wire.messages import Key, Ready
 from tests.gpu.place import Place
 from tests.gpu.plan import NotHere
-from tests.support import tiny_families
-from tests.support.patience import HANG_GUARD_S
-from tests.support.sampling_cases import Case, sample_tensors
-from tests.support.tiny_models import VOCAB
+from tests.support.cores.sampling_cases import Case, sample_tensors
+from tests.support.machine.patience import HANG_GUARD_S
+from tests.support.models import tiny_families
+from tests.support.models.tiny_models import VOCAB
 
 SPANS = [{0: (0, 40)}, {0: (40, 41), 1: (0, 5)}, {0: (41, 44), 1: (5, 30)}]  # row: tokens [from, to) of each step
 PAGE_SIZE = 16

@@ -31,8 +31,8 @@ from shared.wire.messages import (
     Welcome,
 )
 from shared.wire.peers import PeerClosed, PeerUp, Received
-from tests.support.core_rig import CoreKnobs, Job, Outcome, make_core
-from tests.support.node_pair import ROUTER, ROUTER_EPOCH, ROUTER_ID, Net, make_node, name_of, sibling
+from tests.support.cores.core_rig import CoreKnobs, Job, Outcome, make_core
+from tests.support.worlds.node_pair import ROUTER, ROUTER_EPOCH, ROUTER_ID, Net, make_node, name_of, sibling
 
 PLAIN = CoreKnobs(width=1, prefix_cache=False)
 OTHER_ROUTER = "tcp://127.0.0.1:7002"

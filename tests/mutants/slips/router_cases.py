@@ -29,7 +29,7 @@ from shared.wire.messages import (
     Welcome,
 )
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals, peer_name
-from tests.support.router_rig import RouterRig, generates, hello, ids_of, load
+from tests.support.worlds.router_rig import RouterRig, generates, hello, ids_of, load
 
 
 def told(effects: Effects) -> str:

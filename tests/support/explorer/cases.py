@@ -21,8 +21,8 @@ from shared.node.loop.node import Node
 from shared.node.records.core import NodeCore
 from shared.wire.codec import to_wire
 from shared.wire.messages import Key, Prebuilt, Ready
-from tests.support import core_rig as rig
-from tests.support.core_rig import (
+from tests.support.cores import core_rig as rig
+from tests.support.cores.core_rig import (
     CoreKnobs,
     Job,
     Outcome,
@@ -31,14 +31,14 @@ from tests.support.core_rig import (
     draw_jobs,
     retract_somebody,
 )
-from tests.support.equivalence_cells import SPECS, Watch, assert_whole_core, most_accepted
+from tests.support.cores.equivalence_cells import SPECS, Watch, assert_whole_core, most_accepted
+from tests.support.cores.simulated_streams import DeadlockError
 from tests.support.explorer.subjects import HASHED, NUM_DRAFTS, Subject, greedy_jobs, real_heads
 from tests.support.explorer.timeline import render
 from tests.support.explorer.world import ExplorerWorld, Schedule
 from tests.support.hazards.attach import Hazards, watching
 from tests.support.hazards.detector import HazardError
-from tests.support.node_pair import Net, expected, make_node
-from tests.support.simulated_streams import DeadlockError
+from tests.support.worlds.node_pair import Net, expected, make_node
 
 PAIRS = ("pair", "cold", "real_pair")  # of nodes; those of "cold" have a cold tier
 REAL = ("real", "real_pair")  # a model of floats with its own MTP layers

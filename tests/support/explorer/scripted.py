@@ -9,9 +9,9 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.stream import Work
 from shared.engine.transfer_jobs import TransferJobs
 from shared.node.records.core import NodeCore
-from tests.support.core_rig import CoreKnobs, Job, make_core
+from tests.support.cores.core_rig import CoreKnobs, Job, make_core
+from tests.support.cores.simulated_streams import World
 from tests.support.explorer.cases import Mutant, Site, inject
-from tests.support.simulated_streams import World
 
 
 def pulls_wait_for_all_of_the_newest_step(mutant: Mutant | None = None) -> None:

@@ -18,10 +18,10 @@ from shared.core.sampling_params import SamplingParams
 from shared.model.library.mtp_loading import load_mtp_heads
 from shared.node.records.core import NodeCore
 from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
-from tests.support.core_rig import CoreKnobs, Job, make_core
-from tests.support.equivalence_cells import AcceptRule, by_hash
-from tests.support.library_families import PROMPTS, generate
-from tests.support.mtp_folders import MtpFolder, save_with_mtp
+from tests.support.cores.core_rig import CoreKnobs, Job, make_core
+from tests.support.cores.equivalence_cells import AcceptRule, by_hash
+from tests.support.models.library_families import PROMPTS, generate
+from tests.support.models.mtp_folders import MtpFolder, save_with_mtp
 
 FAMILY = "step3p7"
 # The hazard detector knows pools of one page group, so all layers attend to all tokens.

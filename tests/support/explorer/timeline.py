@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.support.simulated_streams import World
+from tests.support.cores.simulated_streams import World
 
 HOST = "host"
 WORDS = {"start": "> ", "yield": "~ ", "end": "< ", "fire": "* ", "skip": "x ", "preempted": "|| ", "rank": "v "}

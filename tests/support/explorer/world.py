@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared.device.events import Event
-from tests.support.simulated_streams import RUN_LENGTHS, SimulatedStream, World
+from tests.support.cores.simulated_streams import RUN_LENGTHS, SimulatedStream, World
 
 BOUNDS = (0, 1, 3, 10, None, None)
 PATIENCE = (8, 30, 100)  # fruitless questions of a polling host before the world must move

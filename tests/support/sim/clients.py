@@ -15,8 +15,8 @@ from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
 from shared.model.hashlm.model import VOCAB_SIZE
 from shared.wire.messages import TokenLogprob
-from tests.support.grammar_oracle import allows_of
-from tests.support.hashlm_reference import ReferenceRun, reference_run, seq2seq_run
+from tests.support.oracles.grammar_oracle import allows_of
+from tests.support.oracles.hashlm_reference import ReferenceRun, reference_run, seq2seq_run
 from tests.support.sim.hosts import RouterHost
 from tests.support.sim.plan import ClientPlan, RequestPlan
 

@@ -38,12 +38,12 @@ from shared.observe.node_metrics import NodeMetrics
 from shared.observe.step_records import StepRecords
 from shared.transfer.transports import make_receiver, make_sender
 from shared.wire.peers import Inbound, peer_name
-from tests.support.core_rig import MAX_CONTEXT, make_core
-from tests.support.grammar_oracle import InItsTime, make_grammars
+from tests.support.cores.core_rig import MAX_CONTEXT, make_core
+from tests.support.cores.simulated_streams import World
+from tests.support.cores.twin_groups import TwinGroup
+from tests.support.oracles.grammar_oracle import InItsTime, make_grammars
 from tests.support.sim.plan import ClusterPlan, NodePlan, RouterPlan
 from tests.support.sim.wire import Network, Port
-from tests.support.simulated_streams import World
-from tests.support.twin_groups import TwinGroup
 
 DAWN_US = 1_700_000_000_000_000  # of the hosts' wall clocks
 TIMED_EVERY = 7

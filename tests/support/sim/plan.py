@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from shared.config.settings.router_settings import BY_COST
 from shared.config.settings.settings import TimeoutsConfig
 from shared.core.sampling_params import SamplingParams
-from tests.support.core_rig import CoreKnobs, draw_sampling
-from tests.support.grammar_oracle import GRAMMARS, following
+from tests.support.cores.core_rig import CoreKnobs, draw_sampling
+from tests.support.oracles.grammar_oracle import GRAMMARS, following
 
 ARRIVALS_FROM_S = 1.0  # nodes have dialled in by then
 PATH_FAULTS = ("one way", "no answer", "full queue", "cut within")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shared.kernel.product import libraries
-from tests.support import interpreter
+from tests.support.kernels import interpreter
 from tests.support.virtual_gpu.blocks import on_host
 from tests.support.virtual_gpu.device import VirtualGpu
 from tests.support.virtual_gpu.operators import KIND, is_ours

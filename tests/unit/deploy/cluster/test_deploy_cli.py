@@ -1,0 +1,405 @@
+"""The command line: what it hands to whom, what it says, and what it must not load."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import types
+from dataclasses import replace
+
+import pytest
+
+import baton_serve
+from deploy import cli
+from deploy.cluster import local, own_cluster
+from shared.config import core_plan
+from shared.config.core_plan import CorePlan
+from shared.config.flags import concerns_of, fields_of, given_values, sections_of
+from shared.config.load import load
+from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
+from shared.config.settings.local_settings import LocalConfig
+from shared.config.settings.options import flag_name
+from shared.config.settings.router_settings import RouterConfig
+from shared.config.settings.settings import ModelConfig, NodeConfig
+from shared.core import launcher
+from tests.support.cores.changed_config import replaced
+from tests.support.machine.ports import free_port
+
+ROUTER = "tcp://127.0.0.1:7001"
+
+
+@pytest.fixture
+def apps(monkeypatch):
+    """Stands in for the three apps; records (app, config) and the core plan that was applied before it ran."""
+    calls = []
+    monkeypatch.setattr(core_plan, "apply", lambda plan: calls.append(("cores", plan)))
+    for name in ("router.app", "prefill_node.app", "decode_node.app"):
+
+        def run(config, name=name):
+            calls.append((name, config))
+            return 7
+
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(run=run))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("argv", "app", "kind"),
+    [
+        (["router", "--port", "9"], "router.app", RouterProcessConfig),
+        (["prefill", "--router", ROUTER], "prefill_node.app", NodeProcessConfig),
+        (["decode", "--router", ROUTER], "decode_node.app", NodeProcessConfig),
+    ],
+)
+def test_a_daemon_gets_its_cores_first_and_then_its_config(apps, argv, app, kind):
+    assert cli.main([*argv, "--model", "hashlm", "--cpus", "0"]) == 7
+    (first, plan), (name, config) = apps
+    assert (first, plan) == ("cores", CorePlan(cpus=(0,)))
+    assert name == app and isinstance(config, kind)
+    if kind is NodeProcessConfig:
+        assert config.parts.node.role == argv[0]
+
+
+def test_the_model_may_be_named_without_a_flag(apps):
+    assert cli.main(["router", "hashlm", "--port", "9"]) == 7
+    assert cli.main(["router", "hashlm", "--model", "hashlm"]) == 7
+    assert [config.model.model for name, config in apps if name == "router.app"] == ["hashlm"] * 2
+
+
+def test_help_shows_the_usual_flags_and_help_all_every_one(capsys):
+    texts = []
+    for word in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["up", word])
+        assert ended.value.code == 0
+        texts.append(capsys.readouterr().out)
+    short, whole = ({word.strip(",") for word in text.split() if word.startswith("--")} for text in texts)
+    flags = {flag_name(field.name) for kind in concerns_of(ClusterConfig).values() for field, _ in fields_of(kind)}
+    every = flags - {flag_name(name) for name in cli.DEALT_BY_UP}
+    assert every <= whole and len(every & short) < 20 < len(every)
+    assert {"--model", "--dtype", "--kv-bytes", "--port", "--api-key-file"} <= short
+    assert cli.USUAL_FLAGS - {name.removeprefix("--").replace("-", "_") for name in every} <= {
+        "router", "node_endpoint", "bind_host", "threads", "sampling_defaults",
+    }  # fmt: skip
+    assert "(default: 20GiB)" in texts[1]
+
+
+def test_the_version_is_the_project_s(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"baton {baton_serve.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["up", "hashlm", "--model", "smollm2"], "two models are named, hashlm and --model smollm2"),
+        (["prefill", "--model", "hashlm"], "--router is missing"),
+        (["decode", "--router", "tcp://1.2.3.4:5"], "`baton keys"),
+        (["decode", "--bind-host", "0.0.0.0", "--router", "tcp://127.0.0.1:1"], "`baton keys"),
+        (["router", "--node-endpoint", "tcp://0.0.0.0:1"], "`baton keys"),
+        (["router", "--host", "0.0.0.0"], "proxy that speaks TLS"),
+        (["router", "--model", "/nothing/here"], "no such file or folder"),
+        (["up", "--model", "/nothing/here"], "no such file or folder"),
+        (["up", "--prefill", "0", "--decode", "0"], "leaves no node"),
+        (["up", "--config", "/nothing.toml"], "no such file"),
+    ],
+)
+def test_what_can_not_work_is_said_and_ends_with_2(apps, capsys, argv, message):
+    status = cli.main(argv)
+    assert status == 2 and apps == []
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("baton") and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["up", "--kv-bytes", "many"], "--kv-bytes: 'many' is not a size"),
+        (["decode", "--cpus", "a"], "--cpus: 'a' is not a list of numbers"),
+        (["up", "--port", "x"], "--port: invalid int value"),
+        (["up", "--dtype", "int4"], "--dtype: invalid choice"),
+        (["sideways"], "invalid choice: 'sideways'"),
+    ],
+)
+def test_a_flag_that_can_not_be_read_is_named(capsys, argv, message):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_without_a_command_the_overview_is_shown(capsys):
+    assert cli.main([]) == 0
+    assert "baton up" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["up", "router", "prefill", "decode"])
+def test_help_explains_with_an_example(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert f"baton {command}" in text and "(default:" in text and "--parent-pid" not in text
+
+
+def test_flags_may_not_be_shortened(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["up", "--pref", "2"])
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def parsed(argv):
+    """The configuration that a child started with this argv would run with."""
+    args = cli.make_parser().parse_args(argv)
+    command = cli.COMMANDS[args.command]
+    fixed = {"node": {"role": command.fixed_role}} if command.fixed_role else {}
+    return args, load(command.process, given_values(args), None, fixed)
+
+
+def cluster(**local_fields):
+    return ClusterConfig(
+        local=LocalConfig(**local_fields),
+        nodes=NodeParts(model=ModelConfig(model="hashlm", dtype="float32"), node=NodeConfig(transport="zmq")),
+        router=RouterConfig(port=8123, node_endpoint="tcp://127.0.0.1:9999"),
+    )
+
+
+def specs_of(config, cores=(0, 1)):
+    """The children where nothing has to be dealt out."""
+    routers = [
+        replace(config.router, router_id=name, port=config.router.port + index)
+        for index, name in enumerate(local.router_names(config))
+    ]
+    return local.child_specs(replace(config, local=config.local.on_gpus(0)), routers, cores, parent_pid=42)
+
+
+def announce(config, num_routers=1):
+    routers = [replace(config.router, port=config.router.port + index) for index in range(num_routers)]
+    local.announce(config, routers)
+
+
+def test_several_routers_get_own_ports_and_every_node_dials_all():
+    config, port = cluster(routers=2), free_port(2)
+    routers = local.deal_routers(replace(config, router=replace(config.router, port=port)))
+    assert [(router.router_id, router.port) for router in routers] == [("router-0", port), ("router-1", port + 1)]
+    specs = local.child_specs(replace(config, local=config.local.on_gpus(0)), routers, (0, 1), parent_pid=42)
+    assert [(spec.name, spec.vital) for spec in specs[:3]] == [
+        ("router-0", True),
+        ("router-1", True),
+        ("prefill-0", False),
+    ]
+    configs = [parsed(spec.argv[4:])[1] for spec in specs]
+    endpoints = tuple(one.router.node_endpoint for one in configs[:2])
+    assert len(set(endpoints)) == 2 and all(one.parts.node.router == endpoints for one in configs[2:])
+
+
+def test_any_ports_are_different_ones():
+    routers = local.deal_routers(replaced(cluster(routers=8), router={"port": 0}))
+    ports = [port for one in routers for port in (one.port, int(one.node_endpoint.rpartition(":")[2]))]
+    assert len(set(ports)) == 16
+
+
+def test_ports_end_somewhere():
+    with pytest.raises(cli.ConfigError, match="65535"):
+        local.deal_routers(replaced(cluster(routers=64), router={"port": 65500}))
+
+
+def test_each_router_is_announced(capsys):
+    announce(cluster(), num_routers=3)
+    text = capsys.readouterr().out
+    assert [f"http://127.0.0.1:{8123 + index}\n" in text for index in range(3)] == [True] * 3
+
+
+def test_children_s_commands_show_their_role_and_hold_the_config():
+    specs = specs_of(cluster(prefill=1, decode=2), (0, 1, 2))
+    assert [(spec.name, spec.vital) for spec in specs] == [
+        ("router", True),
+        ("prefill-0", False),
+        ("decode-0", False),
+        ("decode-1", False),
+    ]
+    roles = []
+    for spec in specs:
+        own = tuple(launcher.command("deploy.cli"))
+        assert spec.argv[: len(own)] == own
+        args, config = parsed(spec.argv[len(own) :])
+        roles.append(args.command)
+        assert args.parent_pid == 42 and sections_of(config)["model"].dtype == "float32"
+        if spec.name != "router":
+            assert config.parts.node.router == ("tcp://127.0.0.1:9999",)
+            node = config.parts.node
+            assert (node.node_id, node.role, node.transport) == (spec.name, args.command, "zmq")
+    assert roles == ["router", "prefill", "decode", "decode"]
+
+
+def test_children_may_use_up_the_time_that_requests_get():
+    config = replaced(cluster(), timeouts={"shutdown_s": 100.0}, node={"drain_s": 200.0})
+    assert [spec.stop_s for spec in specs_of(config)] == [105.0, 205.0, 205.0]
+
+
+def test_a_tool_waits_until_its_own_cluster_has_stopped(monkeypatch):
+    monkeypatch.setattr(own_cluster, "STOP_TIMEOUT_S", 0.1, raising=False)
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(7)))"
+    program = [sys.executable, "-I", "-S", "-c", f"{code}; print('up', flush=True)\nwhile True: time.sleep(0.05)"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        own_cluster.stop(process)
+    assert process.returncode == 7
+
+
+def test_a_tool_s_own_cluster_is_ready_when_it_says_so(tmp_path):
+    """Only `baton up` knows how many nodes it starts: with one GPU it is one."""
+    log, ended = tmp_path / "log", types.SimpleNamespace(poll=lambda: 2)
+    log.write_text(f"decode-0 ready\n\n{local.READY}: http://127.0.0.1:1\n")
+    own_cluster.wait_ready(ended, log, 0.0)
+    log.write_text("baton up: no such model\n")
+    with pytest.raises(cli.ConfigError, match="did not start:\nbaton up: no such model"):
+        own_cluster.wait_ready(ended, log, 300.0)
+
+
+def test_children_share_the_cores_and_the_memory():
+    specs = specs_of(cluster(prefill=4, decode=4))
+    configs = [parsed(spec.argv[4:])[1] for spec in specs]
+    assert [config.cores.cpus for config in configs] == [(0,)] + [(0,), (1,)] * 4
+    assert sum(config.parts.memory.mem_fraction for config in configs[1:]) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("tp", "decode_tp", "sizes"), [(1, 0, [1, 1]), (2, 0, [2, 2]), (4, 1, [4, 1]), (1, 2, [1, 2])])
+def test_prefill_and_decode_nodes_may_differ_in_ranks(tp, decode_tp, sizes):
+    config = replaced(cluster(prefill=1, decode=1), parallel={"tp": tp})
+    config = replace(config, local=replace(config.local, decode_tp=decode_tp))
+    specs = specs_of(config)
+    assert [parsed(spec.argv[4:])[1].parts.parallel.tp for spec in specs[1:]] == sizes
+
+
+@pytest.mark.parametrize(("pp", "decode_pp", "sizes"), [(1, 0, [1, 1]), (2, 0, [2, 2]), (2, 1, [2, 1]), (1, 3, [1, 3])])
+def test_prefill_and_decode_nodes_may_differ_in_stages(pp, decode_pp, sizes):
+    config = replaced(cluster(prefill=1, decode=1), parallel={"pp": pp})
+    config = replace(config, local=replace(config.local, decode_pp=decode_pp))
+    specs = specs_of(config)
+    assert [parsed(spec.argv[4:])[1].parts.parallel.pp for spec in specs[1:]] == sizes
+
+
+def test_a_taken_port_is_refused_before_anything_starts():
+    with local.bound("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(cli.ConfigError, match=f"--port {port}: can't serve.*choose another"):
+            local.deal_routers(ClusterConfig(router=RouterConfig(port=port)))
+
+
+def test_port_0_means_any_and_nodes_get_one_of_their_own():
+    (router,) = local.deal_routers(ClusterConfig(router=RouterConfig(port=0)))
+    assert router.port > 0 and router.router_id == "router"
+    assert router.node_endpoint.startswith("tcp://127.0.0.1:")
+    assert router.node_endpoint != f"tcp://127.0.0.1:{router.port}"
+
+
+def answer_once(listener, reply):
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(reply)
+
+
+def reply(status, body):
+    return f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def nodes(*ready):
+    return json.dumps({"nodes": [{"ready": each} for each in ready]})
+
+
+@pytest.mark.parametrize(
+    ("answer", "ready"),
+    [
+        (reply(200, nodes(True, True)), True),
+        (reply(200, nodes(True)), False),
+        (reply(200, nodes(True, False)), False),
+        (reply(503, nodes(True, True)), False),
+        (reply(200, "[1]"), False),
+        (reply(200, "not json"), False),
+        (b"nonsense\r\n\r\n", False),
+    ],
+)
+def test_ready_is_a_router_with_all_nodes(answer, ready):
+    with local.bound("127.0.0.1", 0) as listener:
+        listener.listen()
+        server = threading.Thread(target=answer_once, args=(listener, answer))
+        server.start()
+        assert local.is_ready("127.0.0.1", listener.getsockname()[1], num_nodes=2) is ready
+        server.join()
+
+
+def test_nobody_there_is_not_ready():
+    assert local.is_ready("127.0.0.1", local.free_port("127.0.0.1"), num_nodes=0) is False
+
+
+def test_the_announcement_can_be_pasted(capsys):
+    announce(cluster())
+    text = capsys.readouterr().out
+    body = json.loads(text.split("-d '")[1].split("'\n")[0])
+    assert body["model"] == "hashlm" and "http://127.0.0.1:8123/v1/chat/completions" in text
+
+
+def test_what_has_an_encoder_is_not_asked_to_chat(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    (tmp_path / "model.safetensors").touch()
+    announce(replaced(cluster(), model={"model": str(tmp_path)}))
+    text = capsys.readouterr().out
+    body = json.loads(text.split("-d '")[1].split("'\n")[0])
+    assert body["prompt"] and "http://127.0.0.1:8123/v1/completions" in text and "browser" not in text
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_full_disk_behind_its_output_ends_nothing(monkeypatch, stream):
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, stream, full)
+        announce(cluster())
+        local.write_line("a line")
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+
+
+def test_ipv6_addresses_are_bracketed():
+    assert local.url("::1", 80) == "http://[::1]:80"
+    assert local.url("127.0.0.1", 80) == "http://127.0.0.1:80"
+
+
+def test_the_command_itself_loads_neither_torch_nor_numpy():
+    code = "import sys, deploy.cli; print(sorted({'torch', 'numpy', 'zmq', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def starts_alone(*command):
+    """Return a command that runs `command` as the first process of a namespace, as a container does."""
+    alone = ["unshare", "--pid", "--fork", "--kill-child"]
+    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine makes no namespace of processes")
+    return [*alone, *command]
+
+
+def test_a_container_s_first_process_ends_during_its_start():
+    code = "import os, signal, sys; from deploy import cli; cli.run = lambda *_: os.kill(1, signal.SIGTERM) or 0"
+    program = starts_alone(sys.executable, "-c", f"{code}; sys.exit(cli.main(['up']))")
+    assert subprocess.run(program, check=False).returncode == 143
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_only_a_first_process_needs_a_handler(monkeypatch, first, before):
+    monkeypatch.setattr(os, "getpid", lambda: 1 if first else 2)
+    kept = signal.signal(signal.SIGTERM, before)
+    try:
+        cli.main([])
+        assert (signal.getsignal(signal.SIGTERM) is before) is not (first and before is signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGTERM, kept)

@@ -1,0 +1,78 @@
+"""Names in README.md, CONTRIBUTING.md, docs/ and examples/README.md are those of the product."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples/README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+MAX_README_WORDS = 700
+SURFACE = (ROOT / "tests/unit/house/surface.txt").read_text("utf-8")
+SUFFIXES = ("_bucket", "_sum", "_count", "")  # a histogram's series are shown by these names
+# Flags of programs of others, which pages name.
+OTHERS_FLAGS = {
+    "--constraint",
+    "--index-url",
+    "--no-deps",
+    "--head",
+    "--address",
+    "--include-dashboard",
+    "--kernel-name",
+    "--launch-count",
+    "--set",
+    "--tool",
+    "--trace",
+    "--basetemp",
+    "--data-urlencode",
+    "--name",
+    "--network",
+    "--now",
+    "--rm",
+    "--storage",
+    "--web",
+}
+
+
+def found(pattern: str, page: Path) -> set[str]:
+    return set(re.findall(pattern, page.read_text("utf-8")))
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= MAX_README_WORDS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_names_metrics_that_exist(page: Path) -> None:
+    metrics = set(re.findall(r"^(?:counter|gauge|histogram) (baton_\w+)", SURFACE, re.MULTILINE))
+    assert metrics
+    for name in found(r"\bbaton_[a-z_]+\b", page) - {"baton_serve"}:
+        assert any(name.removesuffix(suffix) in metrics for suffix in SUFFIXES), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_names_targets_and_modules_that_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    assert found(r"(?:`|^)make ([a-z-]+)", page) <= targets
+    for name in found(r"python -m\s+((?:tests|benchmarks)[\w.]+\w)", page):
+        assert importlib.util.find_spec(name) is not None, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_names_flags_that_exist(page: Path) -> None:
+    """Of `baton` and of the repository's own programs."""
+    known = set(re.findall(r"--[a-z][\w-]*", SURFACE)) | OTHERS_FLAGS
+    known |= {f"--no-{name[2:]}" for name in set(known)} | {"--help"}
+    sources = [path for folder in ("tests", "benchmarks", "router") for path in (ROOT / folder).rglob("*.py")]
+    named = found(r"(?<![\w-])--[a-z][\w-]*", page) - known
+    if named:
+        text = "\n".join(path.read_text("utf-8") for path in sources)
+        assert {name for name in named if f'"{name}"' not in text} == set()

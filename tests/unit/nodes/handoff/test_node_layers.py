@@ -1,0 +1,193 @@
+"""Pages that travel layer by layer: each layer is announced when it is written, not later and not earlier, and what was
+announced of a step that failed is never installed."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from shared.kv.layout import PlaneSpec, layer_ends
+from shared.model.math.interface import ModelInputs, ModelOutput
+from shared.node.loop.node import Node
+from shared.wire.messages import Grant, Installed, Ready
+from tests.support.cores.core_rig import CoreKnobs, draw_jobs
+from tests.support.machine.patience import HANG_GUARD_S
+from tests.support.worlds.faulty_pair import job
+from tests.support.worlds.node_pair import Net, assert_clean, expected, make_node, name_of
+
+KNOBS = CoreKnobs(chunk_size=32, layer_ends=(1,))
+Forward = Callable[..., ModelOutput]
+
+
+@pytest.fixture
+def close() -> Iterator[list[Node]]:
+    nodes: list[Node] = []
+    yield nodes
+    for node in nodes:
+        node.side.close()
+        node.ctx.core.close()
+
+
+def pair(close: list[Node], transport: str = "zmq", **changes: object) -> tuple[Node, Node]:
+    knobs = replace(KNOBS, **changes)
+    p = make_node("prefill", "p0", knobs, transport=transport)
+    d = make_node("decode", "d0", replace(knobs, backend="inline"), transport=transport)
+    close += [p, d]
+    return p, d
+
+
+def parts(net: Net) -> list[tuple[int, int, int, int]]:
+    return [
+        (ready.first_page, len(ready.pages), ready.first_layer, ready.num_layers)
+        for ready in net.messages(Ready)
+        if isinstance(ready, Ready) and ready.pages
+    ]
+
+
+@pytest.mark.parametrize("transport", ["shm", "zmq", "gloo"])
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_streams_equal_the_reference(close: list[Node], transport: str, width: int, page_size: int) -> None:
+    p, d = pair(close, transport, width=width, page_size=page_size)
+    net = Net([p, d])
+    jobs = draw_jobs(random.Random(width + page_size), 8)
+    keys = [net.generate(p, one, d) for one in jobs]
+    net.run()
+    assert [net.router.streams[key] for key in keys] == [expected(one) for one in jobs]
+    assert net.messages(Installed) and any(part[3] for part in parts(net))
+    assert_clean(p, d)
+
+
+def test_each_layer_of_each_page_travels_once(close: list[Node]) -> None:
+    """70 tokens in chunks of 32: the grant finds two steps launched, and the layers of both go ahead together."""
+    p, d = pair(close)
+    net = Net([p, d])
+    net.generate(p, job(), d)
+    net.run()
+    sent = [(page, layer) for first, n, low, count in parts(net) for page in range(first, first + n)
+            for layer in range(low, low + count if count else 2)]  # fmt: skip
+    assert sorted(sent) == [(page, layer) for page in range(5) for layer in range(2)]
+    assert {(0, 4, 0, 1), (0, 2, 1, 0), (4, 1, 0, 1)} <= set(parts(net))
+    assert_clean(p, d)
+
+
+class SlowSecondLayer:
+    """A forward that stays behind its first layer until it is let go on."""
+
+    def __init__(self, forward: Forward, fails: bool = False) -> None:
+        self._forward, self._fails = forward, fails
+        self.armed, self.go_on = True, threading.Event()
+        self.behind: int | None = None  # where its chunk begins, once it is behind its first layer
+
+    def __call__(self, inputs: ModelInputs, kv: object) -> ModelOutput:
+        output = self._forward(inputs, kv)
+        if self.armed and inputs.layers is not None:
+            inputs.layers.reached(1)
+            self.behind = int(inputs.positions[0])
+            assert self.go_on.wait(HANG_GUARD_S)
+            if self._fails:
+                raise RuntimeError("the second layer is on fire")
+        return output
+
+
+def until(net: Net, holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + HANG_GUARD_S
+    while not holds():
+        assert time.monotonic() < end
+        net.turn()
+
+
+@pytest.mark.parametrize("transport", ["shm", "zmq", "gloo"])
+def test_the_first_layer_is_there_while_the_second_is_computed(close: list[Node], transport: str) -> None:
+    p, d = pair(close, transport, backend="cpu")
+    slow = p.ctx.core.model.forward = SlowSecondLayer(p.ctx.core.model.forward)  # type: ignore[method-assign]
+    net = Net([p, d])
+    key = net.generate(p, job(), d)
+    until(net, lambda: any(part[3] == 1 for part in parts(net)))
+    (handoff,) = d.side.transfers.open.values()
+    until(net, lambda: not handoff.num_pulling and not handoff.num_fetching)
+    assert handoff.ranges._claimed[0].tolist() == [True, False], "granted while the step was computing already"
+    slow.go_on.set()
+    net.run_until_ended([key])
+    assert net.router.streams[key] == expected(job())
+    net.settle(p, d)
+
+
+def test_layers_are_announced_at_once_when_nothing_else_happens(close: list[Node]) -> None:
+    """The grant is long here, and no step ends: only the layer itself says that it is there."""
+    p, d = pair(close, backend="cpu")
+    slow = p.ctx.core.model.forward = SlowSecondLayer(p.ctx.core.model.forward)  # type: ignore[method-assign]
+    slow.armed = False
+    net, one = Net([p, d]), job(length=360)
+    key = net.generate(p, one, d)
+    until(net, lambda: bool(net.messages(Grant)) and bool(parts(net)))
+    slow.armed = True
+    until(net, lambda: slow.behind is not None)
+    page = -(-slow.behind // p.ctx.core.settings.page_size)  # type: ignore[operator]
+    until(net, lambda: any(first <= page < first + count and layers == 1 for first, count, _, layers in parts(net)))
+    slow.go_on.set()
+    net.run_until_ended([key])
+    assert net.router.streams[key] == expected(one)
+    net.settle(p, d)
+
+
+def test_layers_of_a_step_that_failed_are_not_installed(close: list[Node]) -> None:
+    p, d = pair(close, backend="cpu")
+    slow = p.ctx.core.model.forward = SlowSecondLayer(p.ctx.core.model.forward, fails=True)  # type: ignore[method-assign]
+    net = Net([p, d])
+    bad = net.generate(p, job(), d)
+    until(net, lambda: any(part[3] == 1 for part in parts(net)))
+    slow.go_on.set()
+    net.run_until_ended([bad])
+    assert net.router.end(bad).error_code == "step_failed"
+    assert not net.messages(Installed)
+    slow.armed = False
+    good = net.generate(p, job(1), d)
+    net.run_until_ended([good])
+    assert net.router.streams[good] == expected(job(1))
+    net.settle(p, d)
+
+
+def test_a_step_failing_before_its_first_layer_announces_nothing(close: list[Node]) -> None:
+    p, d = pair(close)
+    net = Net([p, d])
+
+    whole = p.ctx.core.model.forward
+
+    def forward(inputs: ModelInputs, kv: object) -> ModelOutput:
+        if inputs.layers is None:  # a step of nobody's
+            return whole(inputs, kv)
+        raise RuntimeError("on fire")
+
+    def busy(block: bool = False) -> bool:
+        return True
+
+    p.ctx.core.model.forward = forward  # type: ignore[method-assign]
+    loop = p.ctx.core.loop
+    net.on_message = lambda src, dst, message: setattr(loop, "step", busy) if isinstance(message, Grant) else None
+    key = net.generate(p, job(), d)
+    net.run(until=lambda: loop.step is busy)
+    for _ in range(5):  # the failure is there, and the loop has not looked at it
+        net.tick(name_of(p))
+    assert not parts(net)
+    del loop.step
+    net.run()
+    assert net.router.end(key).error_code == "step_failed"
+    assert not parts(net) and not net.messages(Installed)
+    assert_clean(p, d)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_parts", "ends"),
+    [(30, 6, (5, 11, 17, 23, 29)), (2, 6, (1,)), (1, 6, ()), (30, 1, ()), (7, 3, (3, 6)), (30, 2, (29,))],
+)
+def test_parts_are_about_equal_and_the_last_is_one_layer(
+    num_layers: int, num_parts: int, ends: tuple[int, ...]
+) -> None:
+    assert layer_ends((PlaneSpec("kv", (num_layers, 2, 4, 8), torch.float32),), num_parts) == ends

@@ -1,0 +1,56 @@
+"""Bodies that are no JSON of ours, and limits of the configuration."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from router.api.answer.generation_plan import Contexts
+from router.api.ask.resolve import Resolver
+from router.api.fields.fields import FieldTable
+from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT
+from router.api.openai.completions import COMPLETIONS, Completions
+from router.api.site.field_page import ALL_TABLES
+from router.text.hashlm import hash_text_model
+from shared.config.settings.settings import LimitsConfig
+from shared.core.errors import InvalidRequest
+from tests.support.machine.growth import grows_linearly
+
+BROKEN = [b"", b"{", b"[]", b"3", b'"x"', b"null", b'{"model":', b"\xff\xfe", b'{"model": NaN}', b'{"a":1}trailing',
+          b'{"model": "\xff"}', b'{"tools":' + b"[" * 200_000, b"[" * 200_000]  # fmt: skip
+
+
+@pytest.mark.parametrize("raw", BROKEN, ids=range(len(BROKEN)))
+@pytest.mark.parametrize("table", [pytest.param(table, id=table.path) for table in ALL_TABLES])
+def test_broken_json_is_a_4xx(table: FieldTable[Any], raw: bytes) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        BodyParser(table).parse(raw)
+    assert error.value.status == 400 and len(error.value.message) < 600
+
+
+def test_a_prompt_limit_below_the_context() -> None:
+    resolver = Resolver("hashlm", hash_text_model(), LimitsConfig(max_prompt_tokens=2))
+    parsed: Any = BodyParser(COMPLETIONS).parse(b'{"model":"hashlm","prompt":"abc"}').body
+    with pytest.raises(InvalidRequest) as error:
+        Completions().plan(parsed, resolver, Contexts(1000, 1000))
+    assert error.value.param == "prompt"
+
+
+def refusal_of_role(role: str) -> InvalidRequest:
+    body = {"messages": [{"role": role, "content": "x"}]}
+    with pytest.raises(InvalidRequest) as error:
+        BodyParser(CHAT).parse(json.dumps(body).encode())
+    return error.value
+
+
+@pytest.mark.parametrize("words", ["unknown field `", "unknown field `x` - at `$.y"])
+def test_a_refused_value_does_not_change_the_param(words: str) -> None:
+    assert refusal_of_role(words).param == "messages[0].role"
+
+
+@pytest.mark.parametrize("words", ["unknown field `", " - at `$", "`"])
+def test_a_long_refused_value_takes_linear_time(words: str) -> None:
+    assert grows_linearly(lambda num: refusal_of_role(words * num), 200)

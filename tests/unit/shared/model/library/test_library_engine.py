@@ -1,0 +1,222 @@
+"""All of the engine on models whose layers are the library's: draft heads, KV in bytes, grammars, log-probabilities,
+the cold tier, pulls between nodes. What is right, the library's own forward and `generate` say."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from shared.core.errors import ConfigError
+from shared.core.sampling_params import SamplingParams
+from shared.kernel.code.quantized import DTYPES, dequantize, quantize
+from shared.model.library.latents import has_latents
+from shared.model.library.model import LibraryModel, use_attention
+from shared.model.loading.load import load_eagle_head
+from shared.model.math.kernels import Formats
+from shared.speculation.eagle import EagleWorkerV2
+from tests.support.cores.core_pair import CorePair, make_pair, run_pair
+from tests.support.cores.core_rig import Job, assert_whole, make_core, run_local
+from tests.support.cores.random_trees import RandomTrees
+from tests.support.models.draft_head import VOCAB as HEAD_VOCAB
+from tests.support.models.draft_head import head_config, head_tensors, save_head
+from tests.support.models.library_families import (
+    KNOBS,
+    NUM_TOKENS,
+    PROMPTS,
+    Family,
+    assert_captured,
+    generate,
+    greedy_jobs,
+    load,
+    save,
+)
+from tests.support.oracles.grammar_oracle import JSON, VOCABULARY, allows_of, following
+from tests.support.worlds.prefix_pulls import PullPair, job
+
+SIZE = len(VOCABULARY.tokens)  # grammars of tests are made for this vocabulary
+SHORT = [tuple(token % (SIZE - 1) for token in prompt) for prompt in PROMPTS[:3]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    """Gemma 4: layers of two sizes, with and without a window. The vocabulary is that of tests' grammars."""
+    folder = tmp_path_factory.mktemp("model") / "gemma4"
+    network = save("gemma4_text", folder, vocab_size=SIZE, vocab_size_per_layer_input=SIZE)
+    model = load(folder)
+    assert isinstance(model, LibraryModel)
+    return Family("gemma4_text", folder, network, model, [generate(network, one, NUM_TOKENS) for one in SHORT])
+
+
+# Draft heads
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory: pytest.TempPathFactory) -> tuple[LibraryModel, Path]:
+    """gpt-oss, whose layers have a window in turn, and a random head that fits it."""
+    folder = tmp_path_factory.mktemp("model")
+    save("gpt_oss", folder / "target", vocab_size=HEAD_VOCAB, hidden_size=128)
+    model = load(folder / "target")
+    assert isinstance(model, LibraryModel)
+    return model, save_head(folder / "head", head_tensors(), head_config())
+
+
+def head_jobs() -> list[Job]:
+    """Greedy and seeded, with penalties."""
+    seeded = SamplingParams(NUM_TOKENS, temperature=0.9, repetition_penalty=1.3, frequency_penalty=0.4)
+    draws = [SamplingParams(NUM_TOKENS, temperature=0.0), seeded]
+    prompts = [tuple(token % HEAD_VOCAB for token in prompt) for prompt in PROMPTS[:3]]
+    return [Job(rid, prompt, draws[rid % 2], seed=rid) for rid, prompt in enumerate(prompts)]
+
+
+def test_a_head_reads_what_layers_read(small: Family) -> None:
+    assert_captured(small.network, small.model, SHORT[1])
+
+
+@pytest.mark.parametrize("topk", [1, 2])
+def test_a_head_s_drafts_change_no_stream(topk: int, headed: Any) -> None:
+    """Chains and trees, handed over, with retractions."""
+    model, folder = headed
+    jobs = head_jobs()
+    plain = run_local(make_core(KNOBS, model=model), jobs).streams
+    knobs = dataclasses.replace(KNOBS, width=4)
+    head = load_eagle_head(str(folder), "", model, kernels="torch")
+    model.capture_aux(head.aux_layers)
+    cores = [make_core(knobs, model=model, drafter=EagleWorkerV2(head, HEAD_VOCAB, topk, steps=2)) for _ in range(2)]
+    pair = CorePair(*cores)
+    assert run_pair(pair, jobs, retract_every=9, rng=random.Random(1)).streams == plain
+    assert sum(core.queues.counters.spec_steps for core in cores) > 0
+    for core in cores:
+        assert_whole(core)
+    pair.close()
+    model.capture_aux(())
+
+
+def test_accepted_drafts_of_a_tree_are_moved(headed: Any) -> None:
+    jobs = head_jobs()
+    plain = run_local(make_core(KNOBS, model=headed[0]), jobs).streams
+    trees = RandomTrees(jobs, 1, plain)
+    core = make_core(dataclasses.replace(KNOBS, width=8), model=headed[0], drafter=trees)
+    process = core.scheduler.process
+    core.scheduler.process = lambda result: (trees.check(result), process(result))  # type: ignore[method-assign]
+    assert run_local(core, jobs).streams == plain
+    assert trees.num_checked > 5 and trees.num_moved > 2
+    core.close()
+
+
+def test_heads_that_do_not_fit_are_refused(headed: Any, small: Family, tmp_path: Path) -> None:
+    _, folder = headed
+    with pytest.raises(ConfigError, match="a head for hidden_size 128 does not fit gemma4, which has 64"):
+        load_eagle_head(str(folder), "", small.model, kernels="torch")
+    save("opt", tmp_path, word_embed_proj_dim=32)
+    with pytest.raises(ConfigError, match="its embedding has 32 features and its layers 64, which no draft head"):
+        _ = load(tmp_path).embed  # type: ignore[attr-defined]
+
+
+# KV in bytes
+
+
+def rounding(network: transformers.PreTrainedModel, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    """Make the library's own eager attention read keys and values that were rounded to bytes: the definition.
+
+    Keys and values that are made of latents are made of rounded ones."""
+    latent = [module for module in network.modules() if has_latents(module)]
+    if latent:
+        for module in latent:
+            expand = module.expand_kv
+            module.expand_kv = lambda *pair, expand=expand: expand(*(dequantize(*quantize(x, dtype)) for x in pair))
+        return network
+    eager = sys.modules[type(network).__module__].eager_attention_forward
+
+    def attend(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **more: Any
+    ) -> Any:
+        key, value = (dequantize(*quantize(one, dtype)) for one in (key, value))
+        return eager(module, query, key, value, *args, **more)
+
+    use_attention(network, attend, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+    return network
+
+
+@pytest.mark.parametrize(("name", "kv"), [("gpt_oss", "int8"), ("deepseek_v3", "fp8")])
+def test_kv_in_bytes_is_rounded_by_token_and_head(name: str, kv: str, tmp_path: Path) -> None:
+    """Chunks, hand-offs and retractions give the library's answers with rounded keys and values."""
+    network = save(name, tmp_path)
+    exact = [generate(network, prompt, NUM_TOKENS).ids for prompt in PROMPTS[:3]]
+    model = load(tmp_path, formats=Formats(kv=kv))
+    assert isinstance(model, LibraryModel) and f"with KV in {kv} they differ by" in model.report
+    assert [plane.dtype for plane in model.kv_planes(8)] == [DTYPES[kv], torch.float32]
+    said = [generate(rounding(network, DTYPES[kv]), prompt, NUM_TOKENS) for prompt in PROMPTS[:3]]
+    pair = make_pair(KNOBS, model=model)
+    outcome = run_pair(pair, greedy_jobs()[:3], retract_every=5, rng=random.Random(1))
+    pair.close()
+    Family(name, tmp_path, network, model, said).assert_said([outcome.streams[f"r{rid}"] for rid in range(3)])
+    assert [one.ids for one in said] != exact
+
+
+# Grammars, log-probabilities, the cold tier, pulls
+
+
+def test_grammars_hold_a_library_model(small: Family) -> None:
+    def allowed(_: int, ids: torch.Tensor) -> list[int]:
+        return [int(token) for token in allows(ids[len(prompt) :].tolist()).nonzero()[0]]
+
+    allows, (eos,) = allows_of(JSON), VOCABULARY.eos_ids
+    assert allows is not None
+    params = following(SamplingParams(40, temperature=0.0), JSON)
+    for rid, prompt in enumerate(SHORT[:2]):
+        core = make_core(KNOBS, model=small.model)
+        stream = run_local(core, [Job(rid, prompt, params, seed=0)]).streams[f"r{rid}"]
+        core.close()
+        said = generate(small.network, prompt, 40, eos, prefix_allowed_tokens_fn=allowed)
+        assert stream == said.ids and len(stream) > 5
+
+
+def test_log_probabilities_are_the_library_s(small: Family) -> None:
+    core = make_core(KNOBS, model=small.model)
+    params = SamplingParams(NUM_TOKENS, temperature=0.0, num_logprobs=3)
+    outcome = run_local(core, [Job(rid, prompt, params, seed=0) for rid, prompt in enumerate(SHORT)])
+    core.close()
+    for rid, prompt in enumerate(SHORT):
+        stream = outcome.streams[f"r{rid}"]
+        with torch.inference_mode():
+            logits = small.network(torch.tensor([[*prompt, *stream]])).logits[0, len(prompt) - 1 : -1]
+        right = logits.log_softmax(dim=-1)
+        for token, found, row in zip(stream, outcome.logprobs[f"r{rid}"], right, strict=True):
+            best = row.topk(3)
+            assert found.logprob == pytest.approx(float(row[token]), abs=1e-3)
+            assert found.top_ids == tuple(best.indices.tolist())
+            assert found.top_logprobs == pytest.approx(best.values.tolist(), abs=1e-3)
+
+
+def test_pages_come_back_from_the_cold_tier(small: Family) -> None:
+    core = make_core(dataclasses.replace(KNOBS, cold_pages=60), model=small.model)
+    params = SamplingParams(NUM_TOKENS, temperature=0.0)
+    jobs = [Job(rid, prompt, params, seed=0) for rid, prompt in enumerate(SHORT)]
+    outcome = run_local(core, jobs, retract_every=5, rng=random.Random(1))
+    small.assert_said([outcome.streams[f"r{rid}"] for rid in range(len(SHORT))])
+    assert core.queues.counters.restored_pages > 0
+    assert_whole(core)
+    core.close()
+
+
+def test_a_node_pulls_a_library_model_s_pages(small: Family) -> None:
+    rig, one = PullPair(dataclasses.replace(KNOBS, backend="inline"), model=small.model), job(2)
+    rig.warm(job(1))
+    key = rig.ask(one, rig.source(one, num_pages=10), rig.d)
+    rig.net.run_until_ended([key])
+    generate(small.network, one.prompt, one.sampling.max_tokens).tie(rig.net.router.streams[key])
+    rig.rest()
+    assert rig.count("pull.pulled") == 1 and rig.count("pulled_pages") == 10 and rig.count("handoffs", rig.d) == 1
