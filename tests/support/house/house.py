@@ -23,6 +23,8 @@ from tests.support.house.prose import DOCUMENTED, FUNCTIONS, PRODUCT, comments, 
 
 ROOT = Path(__file__).resolve().parents[3]
 MOST_FIELDS, MOST_DEFINITIONS, MOST_IMPORTS, MOST_FILES = 16, 8, 25, 24
+DIVIDED = ("tests/unit/", "tests/integration/", "tests/support/")  # into rooms: see docs/where_tests_go.md
+MOST_IN_A_TESTS_FOLDER = 40
 COMMON = {"open", "close", "start", "stop", "run"}
 ONE_API = "router.api"  # its rooms read and write the same things under the same names
 OF_MODULES = {"add_arguments", "real_signatures"}  # interfaces of commands and of modules with kernels
@@ -232,6 +234,14 @@ def shared_class_names(modules: Sequence[Module]) -> list[str]:
         for node in module.classes:
             homes[node.name].add(ONE_API if module.name.startswith(ONE_API) else module.name.rpartition(".")[0])
     return sorted(f"{name}: {', '.join(sorted(found))}" for name, found in homes.items() if len(found) > 1)
+
+
+def full_rooms(root: Path) -> list[str]:
+    """Return the folders of tests that hold too many files of code."""
+    sizes = Counter(path.parent.relative_to(root).as_posix() for path in (root / "tests").rglob("*.py"))
+    rooms = {name: size for name, size in sizes.items() if f"{name}/".startswith(DIVIDED)}
+    others = {name: size for name, size in sizes.items() if name not in rooms}
+    return [*most(rooms, MOST_FILES), *most(others, MOST_IN_A_TESTS_FOLDER)]
 
 
 def most(sizes: Mapping[str, int], above: int) -> list[str]:

@@ -175,3 +175,32 @@ def test_rooms_import_each_other_in_no_circle(product: list[house.Module]) -> No
 def test_the_sources_of_this_tree_are_read() -> None:
     found = house.modules_in(house.ROOT, ["router"])
     assert "router.app" in {one.name for one in found} and all(isinstance(one.tree, ast.Module) for one in found[:3])
+
+
+def test_no_folder_of_tests_is_too_full() -> None:
+    assert house.full_rooms(house.ROOT) == [], "divide it, or find a better room: docs/where_tests_go.md"
+
+
+@pytest.mark.parametrize(
+    ("folder", "most"),
+    [
+        ("tests/unit", house.MOST_FILES),
+        ("tests/unit/shared/kv", house.MOST_FILES),
+        ("tests/support/models", house.MOST_FILES),
+        ("tests/simulation", house.MOST_IN_A_TESTS_FOLDER),
+    ],
+)
+def test_a_folder_with_one_file_more_is_too_full(tmp_path: Path, folder: str, most: int) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    for number in range(most):
+        (tmp_path / folder / f"test_{number}.py").touch()
+    (tmp_path / folder / "data.json").touch()
+    assert house.full_rooms(tmp_path) == []
+    (tmp_path / folder / "test_more.py").touch()
+    assert house.full_rooms(tmp_path) == [f"{most + 1} {folder}"]
+
+
+def test_no_two_unit_tests_have_one_file_name() -> None:
+    """Mutants and docs/rules.md name tests by file name, without the folder."""
+    names = [path.name for path in (house.ROOT / "tests" / "unit").rglob("test_*.py")]
+    assert len(names) > 400 and len(names) == len(set(names))
