@@ -76,3 +76,16 @@ def test_a_page_names_flags_that_exist(page: Path) -> None:
     if named:
         text = "\n".join(path.read_text("utf-8") for path in sources)
         assert {name for name in named if f'"{name}"' not in text} == set()
+
+
+def test_the_page_of_folders_quotes_a_test_that_runs() -> None:
+    page = (ROOT / "docs" / "where_tests_go.md").read_text("utf-8")
+    (path,) = re.findall(r"all of\s+`(tests/unit/\S+\.py)`", page)
+    assert re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) == [(ROOT / path).read_text("utf-8")]
+
+
+def test_the_page_of_folders_has_all_rooms_of_helpers() -> None:
+    page = (ROOT / "docs" / "where_tests_go.md").read_text("utf-8")
+    rows = page.split("|---|---|\n")[-1].split("\n\n")[0].splitlines()
+    rooms = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert rooms == {path.parent.name for path in (ROOT / "tests" / "support").rglob("*.py")}
