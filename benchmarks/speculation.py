@@ -40,7 +40,7 @@ from shared.kernel.team.team import Team
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
 from shared.model.math.kernels import Formats
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.node.records.core import NodeCore
 from shared.sched.steps.draft_length import make_width_choice
 from shared.sched.steps.settings import SchedSettings

@@ -20,7 +20,7 @@ from shared.core.errors import Aborted, BatonError, HandoffFailed, NodeDraining,
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.states import QueueStage
-from shared.node.build.fingerprint import difference
+from shared.node.assembly.fingerprint import difference
 from shared.node.loop.context import NodeContext
 from shared.node.records.convert import request_of
 from shared.transfer.transports import choose_transport

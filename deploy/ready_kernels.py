@@ -25,8 +25,8 @@ def main() -> int:
     core_plan.apply(config.cores)
     # these imports load torch, so the threads must be set before
     from shared.kernel.team.core_words import make_forget, make_hold
-    from shared.node.build.build_core import build_core
-    from shared.node.build.warm_up import warm_up
+    from shared.node.assembly.build_core import build_core
+    from shared.node.assembly.warm_up import warm_up
     from shared.node.machine.compiling import KernelLog, tell_of_kernels
     from shared.node.machine.cores import NodeCores
     from shared.observe.log import Logger

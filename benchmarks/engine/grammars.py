@@ -34,7 +34,7 @@ from shared.grammar.grammars import Grammars
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
 from shared.model.math.interface import Model
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.node.records.core import NodeCore
 from shared.sched.steps.events import Emitted
 from shared.sched.steps.settings import SchedSettings

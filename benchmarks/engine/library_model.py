@@ -47,7 +47,7 @@ from shared.model.formats.opened import DTYPES, LoadOptions, open_model
 from shared.model.loading.load import load_model
 from shared.model.math.interface import Model
 from shared.model.math.kernels import Formats
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.node.records.core import NodeCore
 from shared.sched.steps.settings import SchedSettings
 from shared.speculation.ngram import NgramWorkerV2

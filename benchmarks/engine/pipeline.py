@@ -18,7 +18,7 @@ from shared.device.streams import make_streams
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
 from shared.model.loading.pipeline import load_pipeline
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.node.records.core import NodeCore
 from shared.sched.steps.settings import SchedSettings
 

@@ -19,7 +19,7 @@ from shared.core.errors import ConfigError
 from shared.core.short_process import NoEnd, run_short
 from shared.observe.log import Logger
 
-PROBE = "shared.node.build.gpu_probe"
+PROBE = "shared.node.assembly.gpu_probe"
 PROBE_TIMEOUT_S = 120.0
 SLICE = "MIG-"  # begins the name of a slice of a GPU, in CUDA_VISIBLE_DEVICES
 MPS = "they take turns on it, unless NVIDIA's MPS runs (nvidia-cuda-mps-control -d)"

@@ -23,9 +23,9 @@ from shared.core.exit_codes import EXIT_CONFIG
 from shared.device.cpu import do_nothing
 from shared.device.faults import blames_device
 from shared.device.malloc import keep_freed_memory
-from shared.node.build.build_core import build_core
-from shared.node.build.build_node import SideOf, build_node, open_links
-from shared.node.build.warm_up import warm_up
+from shared.node.assembly.build_core import build_core
+from shared.node.assembly.build_node import SideOf, build_node, open_links
+from shared.node.assembly.warm_up import warm_up
 from shared.node.loop.daemon import Daemon
 from shared.node.loop.node import Node
 from shared.node.machine.compiling import KernelLog, tell_of_kernels

@@ -167,7 +167,7 @@ class DeviceFollower:
         self._pool = KVPool(planes, pages.num_pages, pages.page_size, device=self._device)
 
     def _use(self) -> RankUse:
-        """Return the memory that this rank used, as `measure_use` in shared/node/build/gpu_memory.py does for rank
+        """Return the memory that this rank used, as `measure_use` in shared/node/assembly/gpu_memory.py does for rank
         0."""
         gpu, device = self._gpu, self._device
         gpu.synchronize(device)

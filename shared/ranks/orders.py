@@ -90,7 +90,7 @@ class Measure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 
 
 class RankUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer to Measure: GpuUse (shared/node/build/gpu_memory.py) of the rank's GPU."""
+    """The answer to Measure: GpuUse (shared/node/assembly/gpu_memory.py) of the rank's GPU."""
 
     total: int
     free: int

@@ -36,7 +36,7 @@ from shared.model.llama.eagle_file import HeadFolder
 from shared.model.loading.load import load_eagle_head, load_model
 from shared.model.math.interface import Model
 from shared.model.math.kernels import Formats
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.node.records.core import NodeCore
 from shared.sched.steps.settings import SchedSettings
 from shared.speculation.eagle import EagleWorkerV2

@@ -19,7 +19,7 @@ from shared.kv.pool import KVPool
 from shared.model.encoder.t5 import T5Model, bucket_of
 from shared.model.encoder.t5_file import load_t5
 from shared.model.math.interface import ModelInputs
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.sched.steps.prompts import ForEncoder, InChunks
 from shared.sched.steps.settings import SchedSettings
 from tests.support.cores.core_rig import CoreKnobs, Job, assert_streams, assert_whole, make_core, run_local

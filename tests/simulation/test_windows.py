@@ -11,7 +11,7 @@ from router.fleet.node_room import room_in
 from shared.kv.layout import PlaneSpec, page_windows
 from shared.model.hashlm.layer import STATE
 from shared.model.hashlm.model import HashLM
-from shared.node.build.fingerprint import make_fingerprint
+from shared.node.assembly.fingerprint import make_fingerprint
 from shared.wire.fitting import misfit, num_page_groups
 from shared.wire.messages import NodeLoad
 from tests.support.cores.core_rig import CoreKnobs, assert_streams, assert_whole, make_core, run_local

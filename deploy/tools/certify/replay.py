@@ -27,7 +27,7 @@ from shared.core.states import FinishReason
 from shared.kernel.sampling.noise import noise_bits, row_keys, torch_gumbel
 from shared.kernel.sampling.sample_constants import GREEDY_BELOW
 from shared.model.formats.opened import PLAIN_END
-from shared.node.build.fingerprint import build_name, make_fingerprint
+from shared.node.assembly.fingerprint import build_name, make_fingerprint
 from shared.node.records.core import NodeCore
 from shared.sched.steps.events import Emitted, Ended
 from shared.wire.messages import TokenLogprob

@@ -125,7 +125,7 @@ def engine(config: ReplayConfig, first: ReplayTask) -> Iterator[Replayer]:
     """Yield a plain engine in the first task's formats: one process, no drafts, no hand-offs."""
     from deploy.tools.certify.formats import with_certified_formats
     from deploy.tools.certify.replay import Replayer
-    from shared.node.build.build_core import build_core
+    from shared.node.assembly.build_core import build_core
     from shared.node.machine.cores import NodeCores
     from shared.observe.log import Logger
     from shared.ranks.leader import RankProcesses

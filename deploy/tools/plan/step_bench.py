@@ -23,8 +23,8 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import RowId, StepResult
 from shared.kv.layout import page_bytes
-from shared.node.build.build_core import build_core
-from shared.node.build.warm_up import warm_up
+from shared.node.assembly.build_core import build_core
+from shared.node.assembly.warm_up import warm_up
 from shared.node.machine.cores import NodeCores
 from shared.node.records.core import NodeCore
 from shared.observe.log import Logger

@@ -17,8 +17,8 @@ from shared.kernel.code.step_layout import HostLengths, Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.math.interface import Model, ModelInputs
-from shared.node.build.assemble import CoreSizes, assemble_core
-from shared.node.build.graph_spec import GraphSpec
+from shared.node.assembly.assemble import CoreSizes, assemble_core
+from shared.node.assembly.graph_spec import GraphSpec
 from shared.sched.steps.events import Emitted
 from shared.sched.steps.settings import SchedSettings
 from tests.gpu.checks.real import captured

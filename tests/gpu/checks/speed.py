@@ -15,8 +15,8 @@ from shared.engine.boundary import PinnedCopies
 from shared.model.math.config import LlamaConfig
 from shared.model.math.interface import Model
 from shared.model.math.weights import weights_bytes
-from shared.node.build.assemble import CoreSizes, assemble_core
-from shared.node.build.graph_spec import GraphSpec
+from shared.node.assembly.assemble import CoreSizes, assemble_core
+from shared.node.assembly.graph_spec import GraphSpec
 from shared.node.records.core import NodeCore
 from shared.sched.steps.settings import SchedSettings
 from tests.gpu.failed_steps import no_failed_steps

@@ -26,7 +26,7 @@ from shared.kv.pool import KVPool
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
 from shared.model.math.interface import ModelInputs
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.sched.steps.events import Emitted
 from shared.sched.steps.settings import SchedSettings
 from shared.speculation.drafters import make_drafter

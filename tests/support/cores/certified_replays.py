@@ -14,7 +14,7 @@ import msgspec
 from deploy.tools.certify.replay import Replayer, ReplayTask, ReplayVerdict
 from router.certify.record import ShownAnswer
 from router.certify.signing import public_pem, verified
-from shared.node.build.fingerprint import make_fingerprint
+from shared.node.assembly.fingerprint import make_fingerprint
 from shared.node.records.core import NodeCore
 from tests.support.cores.certified import choice_facts, keys_of, new_signer, shown_of
 from tests.support.cores.core_rig import Job, Outcome, name_of, run_local

@@ -22,7 +22,7 @@ from shared.model.hashlm.draft import HashDraft
 from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.stages import split
 from shared.model.math.interface import AdapterSpec, Carried, Model, ModelInputs, Stage
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.node.records.core import NodeCore
 from shared.ranks.tp import Ranks
 from shared.sched.steps.draft_length import WidthChoice

@@ -22,8 +22,8 @@ import psutil
 from shared.config.settings.endpoints import KEY_MARK
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
-from shared.node.build.assemble import pool_planes
-from shared.node.build.fingerprint import make_fingerprint
+from shared.node.assembly.assemble import pool_planes
+from shared.node.assembly.fingerprint import make_fingerprint
 from shared.wire.keys.key_files import read_pair
 from shared.wire.messages import Fingerprint
 from tests.support.clusters.chaos_cluster import Endpoint, write_api_key

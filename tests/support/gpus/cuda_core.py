@@ -26,8 +26,8 @@ from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_eagle_head, load_model
 from shared.model.math.interface import Model
 from shared.model.math.kernels import Formats
-from shared.node.build.assemble import CoreSizes, assemble_core
-from shared.node.build.graph_spec import GraphSpec, why_not_captured
+from shared.node.assembly.assemble import CoreSizes, assemble_core
+from shared.node.assembly.graph_spec import GraphSpec, why_not_captured
 from shared.node.records.core import NodeCore
 from shared.sched.steps.settings import SchedSettings
 from shared.speculation.copying import CopyingDrafter

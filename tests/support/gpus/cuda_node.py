@@ -15,7 +15,7 @@ from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.settings.settings import MemoryConfig, ModelConfig, NodeConfig, SchedConfig, SpecConfig
 from shared.device.cpu import do_nothing
 from shared.node import run
-from shared.node.build import build_core
+from shared.node.assembly import build_core
 from shared.node.machine.cores import NodeCores
 from shared.node.records.core import NodeCore
 from shared.observe.log import Logger

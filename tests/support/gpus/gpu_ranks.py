@@ -18,7 +18,7 @@ from shared.kv.pool import KVPool
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.shard import load_shard
 from shared.model.math.interface import Model
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.node.records.core import NodeCore
 from shared.ranks.on_device import DeviceFollower, DeviceRanks
 from shared.ranks.orders import Done, Pages, hear, tell

@@ -23,7 +23,7 @@ from router.fleet.registry import ROLES, Registry
 from router.policy.placement import Placer
 from router.policy.policies import make_policy
 from router.requests.journal import Journal
-from shared.node.build.fingerprint import make_fingerprint
+from shared.node.assembly.fingerprint import make_fingerprint
 from shared.node.loop.context import NodeContext, NodeFacts
 from shared.node.loop.daemon import Daemon
 from shared.node.loop.node import Node, Side

@@ -16,7 +16,7 @@ from prefill_node.pulls import TRANSPORTS
 from prefill_node.side import PrefillSide
 from shared.device.gpu import Gpu
 from shared.model.math.interface import Model
-from shared.node.build.fingerprint import make_fingerprint
+from shared.node.assembly.fingerprint import make_fingerprint
 from shared.node.loop.context import NodeContext, NodeFacts
 from shared.node.loop.node import Node
 from shared.node.records.core import NodeCore

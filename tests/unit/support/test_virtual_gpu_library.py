@@ -17,7 +17,7 @@ from shared.kernel.product import experts
 from shared.model.formats.opened import LoadOptions
 from shared.model.library.layer_places import LayerShape
 from shared.model.loading.load import load_model, why_on_cpu
-from shared.node.build.graph_spec import why_not_captured
+from shared.node.assembly.graph_spec import why_not_captured
 from tests.support.cores.core_rig import Outcome, assert_whole, run_local
 from tests.support.gpus import cuda_core
 from tests.support.gpus.cuda_core import Kind, folder_of, make_core

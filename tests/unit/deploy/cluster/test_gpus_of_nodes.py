@@ -23,8 +23,8 @@ from shared.config.settings.log_settings import LogConfig
 from shared.config.settings.settings import ModelConfig, SchedConfig
 from shared.core import short_process
 from shared.core.errors import ConfigError
-from shared.node.build.build_model import NO_GPU
-from shared.node.build.gpu_probe import probe
+from shared.node.assembly.build_model import NO_GPU
+from shared.node.assembly.gpu_probe import probe
 from tests.support.cores.changed_config import replaced
 from tests.support.gpus.cuda_core import folder_of
 

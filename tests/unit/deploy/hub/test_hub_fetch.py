@@ -18,7 +18,7 @@ from router.text.load import load_text_model
 from shared.core.errors import ConfigError
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
-from shared.node.build.fingerprint import difference, make_fingerprint
+from shared.node.assembly.fingerprint import difference, make_fingerprint
 from tests.support.machine.patience import HANG_GUARD_S
 from tests.support.models import tiny_gguf
 from tests.support.web.hub_rig import NAME, WEIGHTS, HubRig, hub_rig, tiny_repo

@@ -7,7 +7,7 @@ import pytest
 from shared.config.processes import NodeParts
 from shared.config.settings.settings import MemoryConfig
 from shared.core.errors import ConfigError
-from shared.node.build.memory_plan import plan_memory
+from shared.node.assembly.memory_plan import plan_memory
 
 
 def cold_pages(num_bytes: int, device: str = "cpu", page_bytes: int = 4096) -> int:

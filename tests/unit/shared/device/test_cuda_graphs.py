@@ -17,7 +17,7 @@ from shared.kernel.attention.attention import TorchAttention
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
 from shared.model.math.interface import ModelInputs
-from shared.node.build.graph_spec import GRAPH_TOKENS, GraphSpec, graphs_of
+from shared.node.assembly.graph_spec import GRAPH_TOKENS, GraphSpec, graphs_of
 from shared.node.records.core import NodeCore
 from tests.support.cores.core_rig import Job, Outcome, assert_whole, run_local
 from tests.support.gpus.cuda_core import KINDS, Kind, adapters_of, folder_of, make_core

@@ -25,7 +25,7 @@ from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
 from shared.engine.transfer_jobs import JobDone, TransferJobs
 from shared.node import run
-from shared.node.build import build_node
+from shared.node.assembly import build_node
 from shared.node.loop.context import NodeContext
 from shared.node.records.core import NodeCore
 from shared.observe.log import Logger

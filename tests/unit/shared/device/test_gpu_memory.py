@@ -25,9 +25,9 @@ from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap
 from shared.engine.plan import StepPlan
 from shared.model.formats.opened import OpenedModel
-from shared.node.build import build_memory, gpu_memory
-from shared.node.build.gpu_memory import GpuUse
-from shared.node.build.memory_plan import MemoryPlan, plan_memory
+from shared.node.assembly import build_memory, gpu_memory
+from shared.node.assembly.gpu_memory import GpuUse
+from shared.node.assembly.memory_plan import MemoryPlan, plan_memory
 from shared.node.records.core import NodeCore
 from tests.support.cores.core_rig import assert_whole, run_local
 from tests.support.gpus.cuda_core import folder_of

@@ -11,7 +11,7 @@ from shared.config.processes import NodeParts
 from shared.config.settings.settings import ModelConfig, ParallelConfig, SchedConfig
 from shared.core.errors import ConfigError
 from shared.model.loading.load import load_model, why_on_cpu
-from shared.node.build.build_model import devices
+from shared.node.assembly.build_model import devices
 from shared.observe.log import Logger
 from tests.support.gpus.cuda_core import folder_of
 from tests.support.models import tiny_t5

@@ -9,7 +9,7 @@ import torch
 
 from shared.device import passed_checks
 from shared.device.passed_checks import has_passed, remember, results_file
-from shared.node.build import build_memory
+from shared.node.assembly import build_memory
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
 
 

@@ -19,7 +19,7 @@ from shared.model.formats.opened import MOST_STAGES, MOST_WIDTH, LoadOptions
 from shared.model.hashlm.model import HashLM
 from shared.model.loading.pipeline import load_pipeline
 from shared.model.math.interface import ModelInputs
-from shared.node.build.memory_plan import MemoryPlan, plan_memory
+from shared.node.assembly.memory_plan import MemoryPlan, plan_memory
 from tests.support.cores.core_rig import CoreKnobs, make_core
 from tests.support.cores.scripted_core import job
 from tests.support.models.tiny_families import WHOLE, llama

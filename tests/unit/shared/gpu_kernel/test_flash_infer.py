@@ -25,8 +25,8 @@ from shared.kernel.attention.flash_check import MOST_DIFFERENCE, compare_attenti
 from shared.kernel.attention.flash_infer import LibraryAttention, packed_pages
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
-from shared.node.build.attention_choice import library_attention
-from shared.node.build.fingerprint import difference, make_fingerprint
+from shared.node.assembly.attention_choice import library_attention
+from shared.node.assembly.fingerprint import difference, make_fingerprint
 from shared.node.records.core import NodeCore
 from tests.support.cores.core_rig import Job, assert_whole, run_local
 from tests.support.gpus import fake_flashinfer

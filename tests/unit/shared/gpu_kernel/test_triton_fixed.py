@@ -18,7 +18,7 @@ from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
 from shared.model.math.interface import ModelInputs
 from shared.model.math.kernels import Formats
-from shared.node.build.deterministic import check_deterministic
+from shared.node.assembly.deterministic import check_deterministic
 from tests.support.cores.core_rig import Job, Outcome, assert_whole, run_local
 from tests.support.gpus.cuda_core import KINDS, Kind, folder_of, make_core
 from tests.support.gpus.cuda_jobs import jobs_for

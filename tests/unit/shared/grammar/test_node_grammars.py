@@ -20,7 +20,7 @@ from shared.core.errors import InvalidRequest
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars, NoGrammars
 from shared.model.loading.load import load_model
-from shared.node.build.build_model import make_grammars
+from shared.node.assembly.build_model import make_grammars
 from shared.observe.log import Logger
 from shared.wire.fitting import NO_GRAMMAR
 from tests.support.cores.core_rig import CoreKnobs, draw_jobs, make_core, some_follow_grammars

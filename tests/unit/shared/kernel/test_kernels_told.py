@@ -145,8 +145,8 @@ core_plan.apply(config.cores)
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
-from shared.node.build.build_core import build_core
-from shared.node.build.warm_up import warm_up
+from shared.node.assembly.build_core import build_core
+from shared.node.assembly.warm_up import warm_up
 from shared.node.machine.compiling import KernelLog, tell_of_kernels
 from shared.node.machine.cores import NodeCores
 from shared.observe.log import Logger

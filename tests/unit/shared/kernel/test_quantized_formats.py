@@ -25,7 +25,7 @@ from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
 from shared.model.math.interface import Model
 from shared.model.math.kernels import Formats
-from shared.node.build.fingerprint import difference, make_fingerprint
+from shared.node.assembly.fingerprint import difference, make_fingerprint
 from tests.support.models.tiny_models import VOCAB, Rows, prompt, save_random
 from tests.support.virtual_gpu.device import make_device
 

@@ -27,7 +27,7 @@ from shared.model.loading.pipeline import StagedModel, load_pipeline
 from shared.model.math.interface import Carried, Model, ModelInputs, ModelOutput, Stage
 from shared.model.math.kernels import Formats
 from shared.model.math.span import cut
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.node.records.core import NodeCore
 from shared.sched.steps.settings import SchedSettings
 from shared.speculation.eagle import EagleWorkerV2

@@ -11,7 +11,7 @@ from shared.kernel.product.product import supports
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
 from shared.model.math.kernels import Formats
-from shared.node.build.fingerprint import NUMERICS_VERSION
+from shared.node.assembly.fingerprint import NUMERICS_VERSION
 from tests.support.models.tiny_models import Rows
 
 VOCAB = 49152

@@ -10,8 +10,8 @@ import pytest
 from shared.config.machine import host_memory
 from shared.core.errors import ConfigError
 from shared.model.formats.opened import LoadOptions
-from shared.node.build.build_memory import available_bytes
-from shared.node.build.build_model import Loaded
+from shared.node.assembly.build_memory import available_bytes
+from shared.node.assembly.build_model import Loaded
 
 GIB = 1 << 30
 

@@ -18,7 +18,7 @@ from shared.engine.future_map import FutureMap, RelaySpec
 from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.layout import PlaneSpec
 from shared.model.math.interface import ModelSpec
-from shared.node.build.fingerprint import difference, make_fingerprint
+from shared.node.assembly.fingerprint import difference, make_fingerprint
 from shared.node.records.convert import (
     draft_state_of_bytes,
     draft_state_to_bytes,

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from shared.core.errors import ConfigError, HandoffFailed, RankLost
-from shared.node.build.build_memory import transports
-from shared.node.build.fingerprint import difference
+from shared.node.assembly.build_memory import transports
+from shared.node.assembly.fingerprint import difference
 from shared.transfer.host_bytes import reader_of, writer_of
 from shared.transfer.interface import WHOLE, Part, part_bytes, require_part_bytes
 from shared.wire.messages import Installed

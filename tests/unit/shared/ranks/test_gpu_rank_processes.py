@@ -20,8 +20,8 @@ from shared.core import launcher
 from shared.core.errors import BatonError, RankLost
 from shared.device.cpu import do_nothing
 from shared.device.group import file_store, join_ranks
-from shared.node.build import build_core, build_memory
-from shared.node.build.gpu_memory import GpuUse, tightest
+from shared.node.assembly import build_core, build_memory
+from shared.node.assembly.gpu_memory import GpuUse, tightest
 from shared.node.machine.cores import NodeCores
 from shared.node.records.core import NodeCore
 from shared.observe.log import Logger

@@ -30,7 +30,7 @@ from shared.model.library.model import LibraryModel
 from shared.model.loading.load import why_not_on_gpus
 from shared.model.loading.shard import load_shard
 from shared.model.math.interface import ModelInputs
-from shared.node.build.gpu_memory import LARGEST_STEP, explained
+from shared.node.assembly.gpu_memory import LARGEST_STEP, explained
 from shared.ranks.on_device import DeviceRanks, inputs_of, order_of
 from shared.ranks.orders import (
     LENGTH_BYTES,

@@ -21,7 +21,7 @@ from shared.core.keys import RequestKey
 from shared.device.clock import HostClock
 from shared.device.cpu import do_nothing
 from shared.engine.plan import RowId, StepPlan, StepResult
-from shared.node.build.build_core import build_core
+from shared.node.assembly.build_core import build_core
 from shared.node.machine.cores import NodeCores
 from shared.node.records.core import NodeCore
 from shared.observe.log import Logger

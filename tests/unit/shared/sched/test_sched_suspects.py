@@ -16,7 +16,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.engine.plan import StepPlan
 from shared.model.math.interface import ModelInputs, ModelOutput
-from shared.node.build.warm_up import warm_up
+from shared.node.assembly.warm_up import warm_up
 from shared.node.records.core import NodeCore
 from shared.observe.log import Logger
 from shared.sched.loop import MOST_IN_A_ROW

@@ -25,7 +25,7 @@ from shared.model.formats.opened import LoadOptions
 from shared.model.llama.eagle_head import EagleHead, SeparateHead
 from shared.model.loading.load import load_eagle_head, load_model
 from shared.model.math.interface import Model
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.node.records.core import NodeCore
 from shared.sched.steps.events import Emitted
 from shared.sched.steps.settings import SchedSettings

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 import router.app
-import shared.node.build.build_node
+import shared.node.assembly.build_node
 from shared.config.processes import NodeParts, RouterProcessConfig
 from shared.config.settings.router_settings import RouterConfig
 from shared.config.settings.settings import NodeConfig, TimeoutsConfig
@@ -46,9 +46,9 @@ def options_of_router(silence_s: float, monkeypatch: pytest.MonkeyPatch) -> Link
 def options_of_node(silence_s: float, monkeypatch: pytest.MonkeyPatch, role: str = "decode") -> LinkOptions:
     found: list[LinkOptions] = []
     monkeypatch.setattr(
-        shared.node.build.build_node, "NodeLinks", lambda name, epoch, bind, options: found.append(options)
+        shared.node.assembly.build_node, "NodeLinks", lambda name, epoch, bind, options: found.append(options)
     )
-    shared.node.build.build_node.open_links(NodeParts(node=NodeConfig(role=role, silence_s=silence_s)), "d", 1, None)
+    shared.node.assembly.build_node.open_links(NodeParts(node=NodeConfig(role=role, silence_s=silence_s)), "d", 1, None)
     return found[0]
 
 

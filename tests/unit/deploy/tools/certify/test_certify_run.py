@@ -29,7 +29,7 @@ from shared.config.load import load
 from shared.config.settings.text_settings import TextConfig
 from shared.core.sampling_params import SamplingParams
 from shared.model.formats.opened import FIXED_END, HASH_ENDS
-from shared.node.build.fingerprint import make_fingerprint
+from shared.node.assembly.fingerprint import make_fingerprint
 from shared.node.records.core import NodeCore
 from tests.support.cores.certified import choice_facts, shown_of
 from tests.support.cores.certified_replays import SIGNER, write_log

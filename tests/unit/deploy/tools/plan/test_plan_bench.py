@@ -6,7 +6,7 @@ from deploy.tools.plan.step_bench import Bench
 from shared.device.streams import make_streams
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.sched.steps.settings import SchedSettings
 
 CHUNK, MIXED_CHUNK, MOST_ROWS = 64, 32, 9

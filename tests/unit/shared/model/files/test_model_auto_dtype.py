@@ -17,7 +17,7 @@ from shared.kernel.product.libraries import multiplies_bytes_best
 from shared.model.formats.opened import LoadOptions, OpenedModel, open_model, open_named, settled
 from shared.model.math.kernels import Formats
 from shared.model.math.weights import TensorSource
-from shared.node.build.fingerprint import make_fingerprint
+from shared.node.assembly.fingerprint import make_fingerprint
 from shared.wire.fitting import misfit
 from shared.wire.messages import Fingerprint
 from tests.support.gpus.cuda_core import folder_of, new_folder

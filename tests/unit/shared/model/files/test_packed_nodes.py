@@ -18,7 +18,7 @@ from shared.kernel.product.product import supports
 from shared.model.formats.opened import LoadOptions
 from shared.model.formats.packed_folder import PackedFolder, packed_of
 from shared.model.loading.load import load_model
-from shared.node.build import build_memory, build_model
+from shared.node.assembly import build_memory, build_model
 from shared.observe.log import Logger
 from shared.ranks import follower
 from shared.ranks.orders import Start

@@ -24,7 +24,7 @@ from shared.model.formats.quantized_scheme import scheme_of
 from shared.model.formats.tensor_files import TensorFiles
 from shared.model.loading.load import load_model
 from shared.model.math.kernels import Formats
-from shared.node.build.assemble import CoreSizes, assemble_core
+from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.sched.steps.settings import SchedSettings
 from tests.support.cores.core_rig import Job, assert_whole, run_local
 from tests.support.models.tiny_families import save

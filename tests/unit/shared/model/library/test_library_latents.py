@@ -18,7 +18,7 @@ from shared.model.library.latents import LatentWeights
 from shared.model.library.layer_places import LatentHeads, LayerShape, places_of
 from shared.model.library.model import LibraryModel
 from shared.model.library.scoring import Scoring
-from shared.node.build.fingerprint import difference, make_fingerprint
+from shared.node.assembly.fingerprint import difference, make_fingerprint
 from tests.support.models.library_families import load, save
 
 YARN = {

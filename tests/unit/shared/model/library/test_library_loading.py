@@ -12,7 +12,7 @@ from shared.model.formats.quantized_folder import open_tensors
 from shared.model.library.loading import checked_config, read_network
 from shared.model.library.mapped_tensors import merged_name, own_mappings
 from shared.model.math.interface import StoredWeights
-from shared.node.build.build_model import Loaded
+from shared.node.assembly.build_model import Loaded
 from tests.support.models.library_families import load, save
 
 MIB = 1 << 20

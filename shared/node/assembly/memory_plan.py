@@ -10,7 +10,7 @@ from shared.core.errors import ConfigError
 from shared.core.overshoot import overshoot
 from shared.device.gpu import gib
 from shared.kv.manager import page_count
-from shared.node.build.gpu_memory import GpuUse
+from shared.node.assembly.gpu_memory import GpuUse
 
 MIN_CONTEXT = 64  # tokens; a pool for fewer tokens is useless
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from shared.config.processes import NodeParts
 from shared.device.gpu import MemoryInfo
-from shared.model.math.kernels import Formats
 from shared.model.formats.opened import LoadOptions
 from shared.model.formats.packed_folder import packed_of
+from shared.model.math.kernels import Formats
 from shared.node.machine.cores import NodeCores
 
 

@@ -1,6 +1,6 @@
 """Tell the launcher which GPUs nodes of these settings would use on this machine. Run as a process of its own:
 
-    python -P .../launcher.py shared.node.build.gpu_probe PARENT_PID --model ...   ->   a line of JSON
+    python -P .../launcher.py shared.node.assembly.gpu_probe PARENT_PID --model ...   ->   a line of JSON
 
 The launcher itself loads no torch, so it holds no GPU memory, and a driver that hangs or crashes does not stop it.
 """
@@ -21,7 +21,7 @@ from shared.core.errors import ConfigError
 from shared.core.orphan_guard import die_with_parent
 from shared.device.gpu import Gpu
 from shared.device.torch_cuda import TorchCuda
-from shared.node.build.build_model import why_no_gpu
+from shared.node.assembly.build_model import why_no_gpu
 
 
 def probe(flags: Sequence[str], gpu: Gpu) -> dict[str, object]:

@@ -7,22 +7,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from shared.config.settings.endpoints import tcp_endpoint
 from shared.config.processes import NodeParts
+from shared.config.settings.endpoints import tcp_endpoint
 from shared.device.malloc import give_freed_memory_back
 from shared.device.passed_checks import name_of_visible
 from shared.device.torch_cuda import TorchCuda
-from shared.node.build.build_memory import transports
+from shared.node.assembly.build_memory import transports
+from shared.node.assembly.fingerprint import build_name, make_fingerprint
 from shared.node.loop.context import NodeContext, NodeFacts
-from shared.node.records.core import NodeCore
-from shared.node.machine.cores import NodeCores
-from shared.node.build.fingerprint import build_name, make_fingerprint
-from shared.node.machine.kv_events import KvEvents
 from shared.node.loop.node import Node
-from shared.node.records.request_spans import RequestSpans
-from shared.node.routers.dialled import Routers
 from shared.node.loop.side import Side
+from shared.node.machine.cores import NodeCores
+from shared.node.machine.kv_events import KvEvents
+from shared.node.records.core import NodeCore
+from shared.node.records.request_spans import RequestSpans
 from shared.node.records.tombstones import Tombstones
+from shared.node.routers.dialled import Routers
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics

@@ -15,11 +15,11 @@ from shared.device.passed_checks import has_passed
 from shared.device.torch_cuda import TorchCuda
 from shared.kv.layout import layer_ends, page_bytes, page_windows
 from shared.model.math.interface import Model
-from shared.node.build.assemble import CoreSizes, pool_planes
-from shared.node.build.build_model import Loaded
+from shared.node.assembly.assemble import CoreSizes, pool_planes
+from shared.node.assembly.build_model import Loaded
+from shared.node.assembly.gpu_memory import GpuUse, measure_use, tightest
+from shared.node.assembly.memory_plan import MemoryPlan, plan_memory
 from shared.node.records.core import NodeCore
-from shared.node.build.gpu_memory import GpuUse, measure_use, tightest
-from shared.node.build.memory_plan import MemoryPlan, plan_memory
 from shared.observe.log import Logger
 from shared.ranks.orders import RankUse
 from shared.sched.steps.settings import SchedSettings

@@ -15,16 +15,16 @@ from shared.core.overshoot import loop_depth
 from shared.device.streams import make_streams
 from shared.device.torch_cuda import TorchCuda
 from shared.grammar.grammars import NO_GRAMMARS, Grammars, NoGrammars
+from shared.node.assembly.assemble import assemble_core, boundary_of
+from shared.node.assembly.build_memory import core_sizes, measured_plan, sched_settings
+from shared.node.assembly.build_model import devices, gpu_of, load, make_grammars
+from shared.node.assembly.deterministic import check_deterministic
+from shared.node.assembly.gpu_memory import KV_POOL, explained
+from shared.node.assembly.graph_spec import GraphSpec, graphs_of
+from shared.node.assembly.memory_plan import MemoryPlan, least_plan
 from shared.node.loop.adapters import check_lora_dir
-from shared.node.build.assemble import assemble_core, boundary_of
-from shared.node.build.build_memory import core_sizes, measured_plan, sched_settings
-from shared.node.build.build_model import devices, gpu_of, load, make_grammars
-from shared.node.records.core import NodeCore
 from shared.node.machine.cores import NodeCores
-from shared.node.build.deterministic import check_deterministic
-from shared.node.build.gpu_memory import KV_POOL, explained
-from shared.node.build.graph_spec import GraphSpec, graphs_of
-from shared.node.build.memory_plan import MemoryPlan, least_plan
+from shared.node.records.core import NodeCore
 from shared.observe.log import Logger
 from shared.ranks.leader import RankProcesses
 from shared.sched.steps.draft_length import make_width_choice

@@ -31,15 +31,15 @@ from shared.kv.pool import KVPool
 from shared.kv.rows import ReqToTokenPool
 from shared.model.math.adapter_bank import bank_of
 from shared.model.math.interface import Model, ModelSpec, Stage
+from shared.node.assembly.graph_spec import GraphSpec, make_graphs
 from shared.node.records.core import NodeCore
-from shared.node.build.graph_spec import GraphSpec, make_graphs
 from shared.ranks.tp import Ranks
-from shared.sched.steps.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
-from shared.sched.steps.mixed_chunk import BudgetedChunk, MixedChunk
 from shared.sched.memory.offload import ColdTier
-from shared.sched.steps.prompts import ForEncoder, InChunks, PromptRules
 from shared.sched.scheduler import Scheduler
+from shared.sched.steps.draft_length import FixedWidth, WidthChoice
+from shared.sched.steps.mixed_chunk import BudgetedChunk, MixedChunk
+from shared.sched.steps.prompts import ForEncoder, InChunks, PromptRules
 from shared.sched.steps.settings import SchedSettings
 
 

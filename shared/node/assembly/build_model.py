@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from shared.config.processes import WITHOUT_GPU, NodeParts, check_parts_on_gpu
 from shared.config.models.vocab_bytes import Vocabulary
 from shared.config.models.vocabulary import read_vocabulary
+from shared.config.processes import WITHOUT_GPU, NodeParts, check_parts_on_gpu
 from shared.core.errors import ConfigError
 from shared.device.gpu import Gpu
 from shared.device.group import RankGroup
@@ -18,13 +18,13 @@ from shared.device.torch_cuda import TorchCuda
 from shared.engine.drafter import Drafter
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars, NoGrammars
-from shared.model.math.interface import Model, ModelSpec, Stage
-from shared.model.loading.load import load_model, why_not_on_gpus, why_on_cpu
 from shared.model.formats.packed_folder import PackedFolder
-from shared.node.build.attention_choice import library_attention
+from shared.model.loading.load import load_model, why_not_on_gpus, why_on_cpu
+from shared.model.math.interface import Model, ModelSpec, Stage
+from shared.node.assembly.attention_choice import library_attention
+from shared.node.assembly.gpu_memory import TOO_LARGE, explained
+from shared.node.assembly.load_options import load_options
 from shared.node.machine.cores import NodeCores
-from shared.node.build.gpu_memory import TOO_LARGE, explained
-from shared.node.build.load_options import load_options
 from shared.observe.log import Logger
 from shared.speculation.drafters import make_drafter
 
