@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from shared.sched.settings import SchedSettings
-
 from deploy.tools.plan.timed_node import make_scheduler
 from shared.core.sampling_params import SamplingParams
+from shared.sched.steps.settings import SchedSettings
 from tests.support.cores.core_rig import Job
 
 BUDGET = 64  # prompt tokens of one step
