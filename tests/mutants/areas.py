@@ -27,10 +27,11 @@ AREAS = {
     "prefix cache": Area(15, _files("shared.kv", "prefix_cache")),
     "admission": Area(
         25,
-        _files(
-            "shared.sched",
-            *("planner", "intake", "grants", "queues", "capacity", "results", "ungranted", "page_budget", "chunking"),
-            *("lengths", "batch", "freeze", "output", "prebuilt", "suspects"),
+        (
+            *_files("shared.sched.planning", "planner", "grants", "capacity"),
+            *_files("shared.sched.requests", "intake", "queues", "results", "output", "suspects"),
+            *_files("shared.sched.memory", "ungranted", "page_budget"),
+            *_files("shared.sched.steps", "chunking", "lengths", "batch", "freeze", "prebuilt"),
         ),
     ),
     "hand-off": Area(
