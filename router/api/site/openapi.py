@@ -21,7 +21,8 @@ from router.http.connection import Connection
 from router.http.errors import MESSAGES_PATH, OLLAMA_PATHS, ErrorAnswer
 
 Json = dict[str, Any]
-OUR_PACKAGE = b"router.api."  # stands before names that two modules have
+# What stands before a name that two modules have: `router.api.answer.` of `router.api.answer.answers.ToolCall`.
+ROOMS = re.compile(rb"\brouter\.api\.(?:\w+\.)*(?=\w+\.\w+\")")
 REF = "#/components/schemas/{name}"
 JSON, SSE, NDJSON, TEXT = "application/json", "text/event-stream", "application/x-ndjson", "text/plain"
 ABOUT = (
@@ -155,7 +156,7 @@ def reference(struct: type) -> Json:
 def component_schemas() -> tuple[tuple[Json, ...], dict[str, Json]]:
     """Return references to STRUCTS, and the schemas by name."""
     made = msgspec.json.encode(msgspec.json.schema_components(STRUCTS, ref_template=REF))
-    references, components = msgspec.json.decode(made.replace(OUR_PACKAGE, b""))
+    references, components = msgspec.json.decode(ROOMS.sub(b"", made))
     return tuple(references), components
 
 

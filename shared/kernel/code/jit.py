@@ -106,14 +106,15 @@ def stamp_name(function: Callable[..., Any]) -> None:
 
     numba checks only the function's own file, and would reuse stale inlined code and columns of the table."""
     own, here = Path(function.__code__.co_filename).parent, Path(__file__).parents[1]
-    table = zlib.crc32(Path(sampling_params.__file__).read_bytes(), sources_stamp(here))
-    function.__qualname__ += f"_{sources_stamp(own):08x}_{table:08x}"
+    table = zlib.crc32(Path(sampling_params.__file__).read_bytes(), sources_stamp(here, "**/*.py"))
+    beside = 0 if own.is_relative_to(here) else sources_stamp(own, "*.py")
+    function.__qualname__ += f"_{beside:08x}_{table:08x}"
 
 
 @functools.cache
-def sources_stamp(folder: Path) -> int:
+def sources_stamp(folder: Path, pattern: str) -> int:
     stamp = 0
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(folder.glob(pattern)):
         stamp = zlib.crc32(path.read_bytes(), stamp)
     return stamp
 

@@ -16,6 +16,8 @@ from tests.support.house import titles
         ("Fix.", "says not what it brings"),
         ("Pages as they were in /work/wt/pages", "names a folder of a machine"),
         ("Runs of /tmp/fresh.log", "names a folder of a machine"),
+        ("Paths such as C:\\Users\\me", "names a folder of a machine"),
+        ("Merge remote-tracking branch 'origin/main'", "says not what it brings"),
         ("x" * 73, "73 characters"),
     ],
 )
@@ -29,6 +31,9 @@ def test_a_title_is_refused(title: str, told: str) -> None:
         "Fix the leak of pages at a retraction",
         "Merged prompts are cut at page boundaries",
         "GET /v1/models/ lists",
+        "Merge adjacent page copies into one launch",
+        "Sockets lie in /tmp only where no home is",
+        f"Merge {'a1' * 20} into {'b2' * 20}",
         "x" * 72,
         "Updates of a policy: /status says when",
     ],
@@ -42,4 +47,4 @@ def test_twins_are_refused_once() -> None:
 
 
 def test_without_history_nothing_is_looked_at() -> None:
-    assert titles.titles_since("0" * 40) == []
+    assert titles.titles_since("0" * 40) is None

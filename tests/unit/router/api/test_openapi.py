@@ -75,6 +75,12 @@ def test_every_path_parameter_is_declared() -> None:
             assert declared == set(re.findall(r"{(\w+)}", path))
 
 
+def test_names_of_schemas_do_not_tell_where_the_code_lies() -> None:
+    """Generated clients have types of these names."""
+    twins = {f"{module}.{name}" for module in ("answers", "chat_messages") for name in ("ToolCall", "CalledFunction")}
+    assert {name for name in document()["components"]["schemas"] if "." in name} == twins
+
+
 def test_all_schemas_are_valid_and_all_references_lead_somewhere() -> None:
     made = document()
     for name, schema in made["components"]["schemas"].items():
