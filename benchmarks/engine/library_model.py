@@ -1,8 +1,7 @@
 """The shipped model by the library's layers, beside transformers itself in the same process. Prints tokens/s.
 
-    python -m benchmarks.engine.library_model [--dtype bfloat16] [--threads 2] [--parts speed,drafts,kv,start] [--rounds
-    3]
-                                       [--seconds 480]
+    python -m benchmarks.engine.library_model [--dtype bfloat16] [--threads 2] [--parts speed,drafts,kv,start]
+                                              [--rounds 3] [--seconds 480]
 
     speed   ours through scheduler, overlap loop and engine; theirs by `generate` (batch 1) and by `generate_batch`,
             the paged continuous batching (8 and 32); from the moment when all have a token until the first one ends

@@ -1,8 +1,7 @@
 """Measure `baton plan act` on processes, beside fixed splits, under a load of long prompts and then of long answers.
 
     python -m benchmarks.layouts.plan_act_real [--nodes 6] [--phase-s 120] [--rounds 1] [--splits 2,3,4]
-    [--hand-over-all]
-        [--long-prompts 0.2] [--prompt-words 120] [--long-answers 0.475] [--json FILE]
+        [--hand-over-all] [--long-prompts 0.2] [--prompt-words 120] [--long-answers 0.475] [--json FILE]
 
 HashLM on a device that sleeps (tests/support/sleepy), so that two cores show six nodes: a step takes 40 ms and 4 ms a
 token. Each split is a cluster of its own. By default decode nodes begin prompts that cost less there, which makes up

@@ -1,8 +1,8 @@
 """Hold 10,000 streams open at 2,000 tokens a second in total, through one router: its event loop's lag and memory.
 
-    python -m benchmarks.routers.open_streams [--streams 10000] [--tokens-per-s 2000] [--seconds 60] [--prompt-tokens
-    32] python -m benchmarks.routers.open_streams --checkout ../old          the router of another checkout, and its
-    nodes
+    python -m benchmarks.routers.open_streams [--streams 10000] [--tokens-per-s 2000] [--seconds 60]
+                                              [--prompt-tokens 32]
+    python -m benchmarks.routers.open_streams --checkout ../old    the router of another checkout, and its nodes
 
 Router, nodes (benchmarks.paced_nodes) and clients (benchmarks.routers.stream_clients) are three processes. Each token
 is one event of its stream. The lag is sampled every 5 ms in the router's loop. Memory of a stream is the growth of the

@@ -1,7 +1,7 @@
 """Asks a healthy cluster for several times what it can do: nobody may fail, nothing may be done twice.
 
-    python -m benchmarks.routers.overload [--times 3] [--lease-s 6] [--leases 10] [--prefill 1] [--decode 1] [--model
-    smollm2]
+    python -m benchmarks.routers.overload [--times 3] [--lease-s 6] [--leases 10] [--prefill 1] [--decode 1]
+                                          [--model smollm2]
 
 First a closed loop finds the peak: tokens a second of whole answers while every row is busy. Then requests arrive at
 `times` that rate, whether or not earlier ones are answered, for `leases` hand-off leases, so that the queue before the

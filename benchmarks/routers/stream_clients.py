@@ -1,7 +1,7 @@
 """Hold many event streams open, as a process of its own, and count their events: the client of router measurements.
 
-    python -m benchmarks.routers.stream_clients PORT --streams 10000 [--per-s 500] [--max-tokens 64] [--prompt-tokens
-    32]
+    python -m benchmarks.routers.stream_clients PORT --streams 10000 [--per-s 500] [--max-tokens 64]
+                                                [--prompt-tokens 32]
 
 The process prints one line of JSON when all streams have an event or were refused, and then one for each line that it
 reads: the counts so far. When its input ends, it hangs up. With `--again`, a stream whose answer ends is opened again.

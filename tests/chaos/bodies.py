@@ -26,7 +26,7 @@ import msgspec
 import psutil
 import uvloop
 
-from router.api.site.field_page import ALL_TABLES
+from router.api.site.tables import ALL_TABLES
 from tests.support.bodies.body_exchange import Client, Fault
 from tests.support.bodies.body_requests import Request, make_request
 from tests.support.clusters.cluster import Cluster, baton_up

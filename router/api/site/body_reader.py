@@ -11,7 +11,7 @@ from router.api.fields.fields import B, FieldTable
 from router.api.fields.json_shape import check_shape
 from router.api.fields.parse import BodyParser
 from router.api.openai.chat_task import tell_form
-from router.api.site.known_fields import KNOWN_FIELDS
+from router.api.site.tables import KNOWN_FIELDS
 from router.http.connection import Connection
 from router.http.ignored import IGNORED, names_in_header
 from router.http.work_threads import BodyWork

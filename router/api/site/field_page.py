@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from router.api.anthropic.messages import COUNT_TOKENS
 from router.api.fields.fields import FieldTable
-from router.api.ollama.ollama_models import SHOW
-from router.api.openai.tokenization import DETOKENIZE, TOKENIZE
-from router.api.site.known_fields import APIS
+from router.api.site.tables import ALL_TABLES
 
-ALL_TABLES: tuple[FieldTable[Any], ...] = (*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE, SHOW)
 INTRODUCTION = """# The HTTP API, field by field
 
 Made from the parser's own tables (`python -m router.api.site.field_page`).

@@ -20,8 +20,8 @@ from router.api.fields.parse import BodyParser
 from router.api.openai.chat_task import tell_form
 from router.api.site.body_reader import BodyReader
 from router.api.site.generation import Generation
-from router.api.site.known_fields import APIS
 from router.api.site.served_model import ServedModel
+from router.api.site.tables import APIS
 from router.certify.signing import FLAG as CERTIFICATE_FLAG
 from router.certify.signing import AnswerSigner
 from router.dispatch.gateway import Gateway

@@ -15,8 +15,7 @@ import msgspec
 
 from router.api.answer.answers import ChatChoice, CompletionChoice, Usage
 from router.api.fields.fields import FieldTable
-from router.api.site.field_page import ALL_TABLES
-from router.api.site.known_fields import APIS
+from router.api.site.tables import ALL_TABLES, APIS
 from router.http.connection import Connection
 from router.http.errors import MESSAGES_PATH, OLLAMA_PATHS, ErrorAnswer
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Metric
 
 from deploy.cli import make_parser
-from router.api.site.known_fields import APIS
+from router.api.site.tables import APIS
 from router.fleet.gateway_metrics import GatewayMetrics
 from router.fleet.registry import Registry
 from router.http.certificate import show_expiry

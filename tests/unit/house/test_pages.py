@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.house import doc_pages
+from tests.support.house.prose import PRODUCT
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [
@@ -41,9 +45,51 @@ OTHERS_FLAGS = {
     "--web",
 }
 
+# Where names in backticks come from, and such names of others.
+SOURCES = (*PRODUCT, "tests", "benchmarks", "examples")
+SOURCE_SUFFIXES = {
+    ".py",
+    ".toml",
+    ".cpp",
+    ".cu",
+    ".c",
+    ".h",
+    ".sh",
+    ".js",
+    ".html",
+    ".json",
+    ".yaml",
+    ".yml",
+    ".j2",
+    ".txt",
+}
+OF_OTHERS = {"epsilon_cutoff", "Eagle3Speculator", "Dashboard", "OTEL_EXPORTER_OTLP_HEADERS", "num_", "_idx"}
+IN_CODE = re.compile(r"`([A-Za-z_][\w.]*)(?:\(\))?`")
+
 
 def found(pattern: str, page: Path) -> set[str]:
     return set(re.findall(pattern, page.read_text("utf-8")))
+
+
+def words_of(root: Path) -> set[str]:
+    """All words of the sources, without their pages."""
+    files = [root / "pyproject.toml", root / "Makefile"]
+    for folder in SOURCES:
+        files += [file for file in (root / folder).rglob("*") if file.suffix in SOURCE_SUFFIXES]
+    return {word for file in files for word in re.findall(r"\w+", file.read_text("utf-8", errors="replace"))}
+
+
+def is_of_code(name: str) -> bool:
+    """Whether a name in backticks can only be one of code: `look_up` or `FutureMap`, not `model` or `README.md`."""
+    last = name.rpartition(".")[2]
+    looks = "_" in last.strip("_") or last.startswith("_") or (last[:1].isupper() and re.search("[a-z]", last))
+    return bool(looks) and last not in OF_OTHERS and not name.endswith((".py", ".md"))
+
+
+def gone(page: str, words: set[str]) -> Iterator[str]:
+    for name in IN_CODE.findall(page):
+        if is_of_code(name) and name.rpartition(".")[2] not in words:
+            yield name
 
 
 def test_the_readme_is_short() -> None:
@@ -89,3 +135,17 @@ def test_the_page_of_folders_has_all_rooms_of_helpers() -> None:
     rows = page.split("|---|---|\n")[-1].split("\n\n")[0].splitlines()
     rooms = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert rooms == {path.parent.name for path in (ROOT / "tests" / "support").rglob("*.py")}
+
+
+def test_pages_name_what_there_is() -> None:
+    words = words_of(ROOT)
+    written = [page for page in PAGES if page.name not in doc_pages.PAGES]
+    found = {str(page.relative_to(ROOT)): [*gone(page.read_text("utf-8"), words)] for page in written}
+    assert len(found) > 40 and {page: names for page, names in found.items() if names} == {}
+
+
+def test_a_name_that_is_gone_is_found() -> None:
+    page = (
+        "`there` is `_taken`, and `FutureMap.look_up()`; `gone_now()` and `Gone` are not, `model` and `a_b.md` may be"
+    )
+    assert [*gone(page, {"_taken", "look_up"})] == ["gone_now", "Gone"]

@@ -16,8 +16,8 @@ from starlette.routing import Route
 
 from router.api.endpoint import EndpointRules
 from router.api.fields.parse import BodyParser
-from router.api.site.field_page import ALL_TABLES
 from router.api.site.routes import build_routes
+from router.api.site.tables import ALL_TABLES
 from router.tenants.book import Tenants
 from shared.core.errors import InvalidRequest
 from tests.chaos.bodies import Tally, is_json

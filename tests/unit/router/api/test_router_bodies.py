@@ -13,7 +13,7 @@ from router.api.fields.fields import FieldTable
 from router.api.fields.parse import BodyParser
 from router.api.openai.chat import CHAT
 from router.api.openai.completions import COMPLETIONS, Completions
-from router.api.site.field_page import ALL_TABLES
+from router.api.site.tables import ALL_TABLES
 from router.text.hashlm import hash_text_model
 from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import InvalidRequest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import anthropic.types.beta
@@ -30,7 +29,6 @@ from router.api.openai.chat_messages import CalledFunction, ChatMessage, Content
 from router.api.openai.completions import COMPLETIONS, Completions
 from router.api.openai.responses import RESPONSES, Responses
 from router.api.openai.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized
-from router.api.site.field_page import ALL_TABLES, field_page
 from router.http.ignored import names_in_header
 from router.text.hashlm import hash_text_model
 from router.tools.detect import AS_TEXT as HERMES
@@ -71,7 +69,6 @@ from tests.support.bodies.nested_fields import (
 from tests.support.bodies.ollama_rows import CARDS, OLLAMA_BASES, OLLAMA_ROWS
 from tests.support.bodies.responses_rows import RESPONSES_ROWS
 
-ROOT = Path(__file__).resolve().parents[4]
 LIMITS = LimitsConfig(max_n=8, max_stop_strings=4, max_stop_chars=10)
 RESOLVER = Resolver("hashlm", hash_text_model(), LIMITS, calls=HERMES)
 MADE = (Chat(), Completions(), Messages(), Responses(), OllamaChat(), OllamaGenerate())
@@ -528,11 +525,6 @@ IN_HEADERS = {"betas", "user_profile_id", "workspace_id"}  # what Anthropic's SD
 def test_every_parameter_of_the_sdks_is_in_the_table(kind: Table, params: Any) -> None:
     named = set(get_type_hints(params)) - IN_HEADERS
     assert not named - {*kind.served.__struct_fields__, *kind.ignored, *kind.refused}
-
-
-def test_the_page_of_the_fields_is_up_to_date() -> None:
-    """To write it: python -m router.api.site.field_page > docs/http-api.md"""
-    assert (ROOT / "docs" / "http-api.md").read_text() == field_page(ALL_TABLES)
 
 
 @pytest.mark.parametrize("kind", PATHS)

@@ -22,7 +22,7 @@ from router.api.openai.chat import CHAT, Chat
 from router.api.openai.completions import COMPLETIONS, Completions
 from router.api.openai.responses import RESPONSES, Responses, echo_of
 from router.api.openai.tokenization import DETOKENIZE
-from router.api.site.field_page import ALL_TABLES
+from router.api.site.tables import ALL_TABLES
 from router.text.hashlm import hash_text_model
 from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import InvalidRequest

@@ -1,4 +1,4 @@
-"""The generating endpoints, and the names of all fields of bodies."""
+"""The generating endpoints, the tables of all bodies, and the names of their fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from router.api.anthropic.messages import COUNT_TOKENS, Messages
 from router.api.ask.generation_api import GenerationApi
-from router.api.fields.fields import known_fields
+from router.api.fields.fields import FieldTable, known_fields
 from router.api.ollama.ollama import OllamaChat, OllamaGenerate
 from router.api.ollama.ollama_models import SHOW
 from router.api.openai.chat import Chat
@@ -15,4 +15,5 @@ from router.api.openai.responses import Responses
 from router.api.openai.tokenization import DETOKENIZE, TOKENIZE
 
 APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses(), OllamaChat(), OllamaGenerate())
-KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE, SHOW])
+ALL_TABLES: tuple[FieldTable[Any], ...] = (*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE, SHOW)
+KNOWN_FIELDS = known_fields(ALL_TABLES)
