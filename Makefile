@@ -59,6 +59,9 @@ test: setup-dev
 test-deep: setup-dev
 	@$(BIN)/python tests/tiers.py deep
 
+test-turn: setup-dev
+	@TURN=$(TURN) $(BIN)/python tests/tiers.py turn
+
 test-long: setup-dev
 	@$(BIN)/python tests/tiers.py long
 

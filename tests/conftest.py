@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import shutil
 import signal
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 LISTS = {
     part: Path(__file__).with_name(f"{part}.txt") for part in ("deep", "long")
 }  # tests/mutants/choose.py wrote them
+TURNS = 20  # runs of CI that take all of tests/long.txt between them
 FIGURES = "figures"  # the property of a test's report that holds its lines
 running: list[str] = []  # tests that were begun and have not ended, in whichever process
 GPU_TESTS = Path(__file__).parent / "gpu"
@@ -39,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part", choices=("first", *LISTS), help="first: what no list names; else what tests/PART.txt names"
     )
+    parser.addoption("--turn", type=int, help=f"0 to {TURNS - 1}: with --part long, only this share of it")
     parser.addoption("--seeds", type=int, default=120, help="seeds of the equivalence matrix (600: the long run)")
     parser.addoption("--transport", default="", help="chaos: what carries all pages; else shared memory and messages")
     parser.addoption("--drill-json", default="", help="drill: a file that gets the figures of its scenarios")
@@ -46,8 +49,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-ranks", action="store_true", help="every transport with every two numbers of ranks")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of which no test runs."""
+    part = config.getoption("--part")
+    if part is None or collection_path.suffix != ".py":
+        return None
+    file = collection_path.relative_to(config.rootpath).as_posix()
+    named = {entry.partition("::")[0] for entry in lists_of(config)[part]} if part in LISTS else None
+    others = {entry for name, listed in lists_of(config).items() if name != part for entry in listed}
+    return True if file in others or (named is not None and file not in named) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    part, lists = config.getoption("--part"), {part: frozenset(entries(part)) for part in LISTS}
+    part, lists = config.getoption("--part"), lists_of(config)
     left_out = {
         item
         for item in items
@@ -65,8 +79,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
 
 
+@functools.cache
 def entries(part: str) -> list[str]:
     return LISTS[part].read_text(encoding="utf-8").splitlines()
+
+
+def lists_of(config: pytest.Config) -> dict[str, frozenset[str]]:
+    turn = config.getoption("--turn")
+    return {part: frozenset(entries(part) if turn is None or part != "long" else turn_of(part, turn)) for part in LISTS}
+
+
+def turn_of(part: str, turn: int) -> list[str]:
+    return entries(part)[turn::TURNS]
 
 
 def part_of(nodeid: str, lists: Mapping[str, Collection[str]]) -> str:

@@ -1,9 +1,10 @@
 """Runs lint and the test tiers one after another, and prints what each took beside a quiet machine's seconds.
 
-    python tests/tiers.py test | deep | long | lint | drill
+    python tests/tiers.py test | deep | turn | long | lint | drill
 
 `test`, `deep` and `long` share the tests of each tier: the lists tests/deep.txt and tests/long.txt, which
-tests/mutants/choose.py wrote, say which wait.
+tests/mutants/choose.py wrote, say which wait. `turn` takes a twentieth of tests/long.txt, another one each hour, so
+that nothing in it rots; TURN=7 in the environment takes that one.
 
 Seconds are there to be read: a slow machine fails nothing. Only a tier that takes several times what a quiet machine
 needs is ended, as one that hangs; it is asked first, so that pytest says which test was running. A tier that can't run
@@ -18,16 +19,19 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS_COLLECTED = 5
 CANT_RUN_HERE = 77
+TURNS = 20  # as in tests/conftest.py
 LONG_RUN = "2000"  # seeds: from here on rare events are demanded
 BIN = Path(sys.executable).parent
 SECONDS = ROOT / "build" / "seconds"
@@ -61,11 +65,13 @@ def pytest_tier(name: str, quiet_s: float, *options: str) -> Tier:
     return Tier(name, quiet_s, (sys.executable, "-m", "pytest", "-q", f"tests/{name}", "--durations=5", *options))
 
 
-def shared_tiers(part: str, quiet_s: Mapping[str, float]) -> tuple[Tier, ...]:
+def shared_tiers(part: str, quiet_s: Mapping[str, float], *options: str) -> tuple[Tier, ...]:
     """One part of all tiers' tests. What each took is left in build/seconds."""
     return tuple(
         replace(
-            pytest_tier(name, seconds, f"--part={part}", f"--junitxml={SECONDS / name}-{part}.xml", *HOW[name]),
+            pytest_tier(
+                name, seconds, f"--part={part}", f"--junitxml={SECONDS / name}-{part}.xml", *HOW[name], *options
+            ),
             needs=NEEDS.get(name, ()),
         )
         for name, seconds in quiet_s.items()
@@ -114,25 +120,54 @@ LONG = (
     Tier("soak", 1900, (sys.executable, "-m", "tests.chaos.soak", "--minutes", "30", "--faults")),
     Tier("mutants", 3600, (sys.executable, "tests/mutants/run.py")),
 )
-WITH_REQUIREMENTS = ("test", "deep", "long")
-PLANS = {"lint": LINT, "test": LINT + FIRST, "deep": DEEP, "long": LONG, "drill": (DRILL,)}
+TURN = int(os.environ.get("TURN") or time.time() // 3600) % TURNS  # the hour's
+OF_LONG = {"unit": 30.0, "simulation": 10.0, "integration": 40.0, "chaos": 30.0, "drill": 10.0}
+IN_TURN = shared_tiers("long", OF_LONG, f"--turn={TURN}")
+WITH_REQUIREMENTS = ("test", "deep", "turn", "long")
+PLANS = {"lint": LINT, "test": LINT + FIRST, "deep": DEEP, "turn": IN_TURN, "long": LONG, "drill": (DRILL,)}
 
 
 def run(tier: Tier) -> tuple[bool, float]:
-    """Whether it passed, and the seconds it took. Its whole process group goes when it hangs."""
-    start = time.monotonic()
+    """Whether it passed, and the seconds it took."""
+    with started(tier) as process:
+        return finish(tier, process, time.monotonic())
+
+
+def run_at_once(tiers: Sequence[Tier]) -> list[tuple[bool, float]]:
+    """The same of several, each of which needs one core: what one says is shown when those before it have ended."""
+    start, results = time.monotonic(), []
+    with contextlib.ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in tiers]
+        processes = [stack.enter_context(started(*one)) for one in zip(tiers, outputs, strict=True)]
+        for tier, process, output in zip(tiers, processes, outputs, strict=True):
+            results.append(finish(tier, process, start))
+            output.seek(0)
+            print(f"\n== {tier.name}\n{output.read().decode(errors='replace')}", end="", flush=True)
+    return results
+
+
+@contextlib.contextmanager
+def started(tier: Tier, output: IO[bytes] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Its whole process group goes in the end."""
     with hearing_ctrl_c():
-        process = subprocess.Popen(tier.command, cwd=ROOT, start_new_session=True)
+        process = subprocess.Popen(
+            tier.command, cwd=ROOT, start_new_session=True, stdout=output, stderr=output and subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def finish(tier: Tier, process: subprocess.Popen[bytes], start: float) -> tuple[bool, float]:
     try:
         status = process.wait(timeout=tier.guard_s)
     except subprocess.TimeoutExpired:
         print(f"\ntiers: {tier.name} is ended: no end after {tier.guard_s:.0f} s", flush=True)
         hear_last_words(process)
         status = -1
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
     fine = (0,) if tier.needs else (0, NO_TESTS_COLLECTED)
     return status in fine, time.monotonic() - start
 
@@ -191,8 +226,12 @@ def main(argv: list[str]) -> int:
         return 2
     if argv[1] in WITH_REQUIREMENTS:
         install_requirements()
-    results = []
-    for tier in PLANS[argv[1]]:
+    if argv[1] == "turn":
+        print(f"tiers: share {TURN} of {TURNS} of tests/long.txt; again with `make test-turn TURN={TURN}`", flush=True)
+    plan, start = PLANS[argv[1]], time.monotonic()
+    together = [tier for tier in plan if tier in LINT]
+    results = [(tier, "", *took) for tier, took in zip(together, run_at_once(together), strict=True)]
+    for tier in plan[len(together) :]:
         print(f"\n== {tier.name}", flush=True)
         reason = reason_to_skip(tier)
         results.append((tier, reason, *((True, 0.0) if reason else run(tier))))
@@ -200,8 +239,13 @@ def main(argv: list[str]) -> int:
     for tier, reason, passed, seconds in results:
         verdict = "skipped" if reason else ("FAILED", "passed")[passed]
         print(line(verdict, tier.name, seconds, tier.quiet_s) + (f": {reason}" if reason else ""))
-    print(line("", "in all", sum(seconds for *_, seconds in results), sum(tier.quiet_s for tier, *_ in results)))
+    print(line("", "in all", time.monotonic() - start, quiet_s(plan)))
     return 0 if all(passed for _, _, passed, _ in results) else 1
+
+
+def quiet_s(plan: Sequence[Tier]) -> float:
+    at_once = max((tier.quiet_s for tier in plan if tier in LINT), default=0.0)
+    return at_once + sum(tier.quiet_s for tier in plan if tier not in LINT)
 
 
 def end_at_signals() -> None:

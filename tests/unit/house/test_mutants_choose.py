@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import LISTS, entries, part_of
+from tests import tiers
+from tests.conftest import LISTS, TURNS, entries, part_of, turn_of
 from tests.support.house.mutant_tools import loaded
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,6 +52,11 @@ def test_an_entry_is_a_case_a_test_or_a_file(name: str, part: str) -> None:
     deep = {"tests/unit/test_a.py::test_x", "tests/unit/test_b.py"}
     long = {"tests/unit/test_c.py::test_y[two words-1]"}
     assert part_of(f"tests/unit/{name}", {"deep": deep, "long": long}) == part
+
+
+def test_turns_take_all_that_waits_for_the_long_run() -> None:
+    assert tiers.TURNS == TURNS
+    assert sorted(entry for turn in range(TURNS) for entry in turn_of("long", turn)) == entries("long")
 
 
 def test_what_notices_most_per_second_goes_first(tools: SimpleNamespace) -> None:
