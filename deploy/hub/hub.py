@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.hub.files import Sizes
 from deploy.hub.name import HubName
-from shared.core import extras
 from shared.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 INFO_TIMEOUT_S = 15.0
 LIBRARY = "baton"
-REQUIREMENT = "huggingface-hub>=2.4"
 
 
 def free_bytes(folder: Path) -> int:
@@ -66,11 +64,8 @@ class Repository:
 
 def hub_of_environment(offline: bool) -> Hub:
     """Read HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE, as huggingface_hub does."""
-    try:
-        from huggingface_hub import constants
-    except ModuleNotFoundError:  # the router's package list lacks huggingface_hub
-        line = extras.pip_line(REQUIREMENT)
-        raise ConfigError(f"--model org/name needs the package huggingface_hub; to install it, type: {line}") from None
+    from huggingface_hub import constants
+
     if not constants.ENDPOINT.startswith(("http://", "https://")):
         raise ConfigError(f"HF_ENDPOINT is {constants.ENDPOINT!r}; write a URL, or unset it for huggingface.co")
     cache = Path(constants.HF_HUB_CACHE).expanduser()

@@ -147,7 +147,7 @@ def use_other_attention(network: PreTrainedModel) -> bool:
     network.set_attn_implementation("eager")
     try:
         network.set_attn_implementation("sdpa")
-    except (ValueError, ImportError):
+    except ValueError:
         return False
     return True
 

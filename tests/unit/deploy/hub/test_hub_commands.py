@@ -185,9 +185,3 @@ def test_the_command_says_one_sentence(tmp_path: Path, rig: HubRig) -> None:
     assert offline.returncode == 2
     assert offline.stderr.startswith(f"baton router: --model {NAME}: offline, and the cache ")
     assert str(tmp_path / "home" / "hub") in offline.stderr and offline.stderr.count("\n") == 1
-
-
-def test_without_the_package_the_line_to_type_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(local.ConfigError, match="needs the package huggingface_hub; to install it, type: .* install "):
-        local_path(NAME)
