@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 
 from shared.kernel.product import libraries
-from shared.sample.host_rows import output_rows
 from shared.sample.interface import History, SamplingBatch
 from shared.sample.sampler import RowOf
 from shared.sample.sampler_torch import OutputRows, rank_candidates_torch
@@ -31,9 +30,6 @@ def rank_candidates(
 
             return rank_candidates_triton(logits, row_of, positions, history, num)
         return rank_candidates_torch(logits, row_of, positions, history, num)
-    if not libraries.has_numba():
-        rows = output_rows(batch, row_of, logits.shape[1])
-        return rank_candidates_torch(logits, rows, positions, history, num)
     from shared.sample.sampler_numba import rank_candidates_cpu  # GPU nodes do not load numba
 
     return rank_candidates_cpu(logits, batch, row_of, positions, history, num)

@@ -4,7 +4,7 @@
 
 The token at position p + 1 is drawn from the logits at p with noise hash(seed, p + 1, id). So other rows, chunks,
 speculation and the choice of the node do not change the token. Three implementations return equal ids: numba on a CPU,
-Triton on CUDA, and torch elsewhere.
+Triton on CUDA, and torch on a GPU without Triton.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 
 from shared.kernel.product import libraries
-from shared.sample.host_rows import mask_tensors, output_rows
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler_torch import OutputRows, sample_torch, score_torch
 
@@ -48,9 +47,6 @@ def sample(
             return sample_triton(logits, row_of, positions, history, masks)
         return sample_torch(logits, row_of, positions, history, masks)
     assert not isinstance(masks, DeviceMasks)
-    if not libraries.has_numba():
-        rows = output_rows(batch, row_of, logits.shape[1])
-        return sample_torch(logits, rows, positions, history, mask_tensors(masks))
     from shared.sample.sampler_numba import sample_cpu  # GPU nodes do not load numba
 
     return sample_cpu(logits, batch, row_of, positions, history, masks)
@@ -65,7 +61,7 @@ def score(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> SampleOutput
         from shared.sample.sampler_triton import score_triton
 
         return score_triton(logits, num_top, ids)
-    if logits.device.type != "cpu" or not libraries.has_numba():
+    if logits.device.type != "cpu":
         return score_torch(logits, num_top, ids)
     from shared.sample.sampler_numba import with_logprobs
 

@@ -19,7 +19,6 @@ import torch
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.verify import Drafts, Verified
-from shared.kernel.product import libraries
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.math.interface import ModelOutput
@@ -51,7 +50,7 @@ def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, to
     """Return drafts (D, width - 1) and matched lengths (D,) for the D decode rows."""
     first, num_drafts = fb.plan.num_prefill, fb.plan.width - 1
     rows, last = FutureIndices(fb.future.indices[first:]), fb.committed[first:]
-    if last.device.type == "cpu" and libraries.has_numba():
+    if last.device.type == "cpu":
         from shared.kernel.sampling.copies import lookup_on_cpu
 
         history = future_map.history_of(rows)

@@ -50,7 +50,7 @@ def advice(name: str, there: CertifiedNumerics, here: CertifiedNumerics) -> str:
     if BY_LIBRARY in there.weights:
         return f"the files are the same: run them {end}"
     if PLAIN_END in here.weights:
-        return "plain torch computes here, in another order of sums: install numba, on a processor with fused products"
+        return "plain torch computes here, in another order of sums: use an x86-64 processor with FMA"
     return (
         "the files are the same, their formats are not: give the --weight-dtype and --device of the certificate's nodes"
     )

@@ -23,7 +23,7 @@ ADVICE = {
     "numerics": "install the same version of Baton on both",
     "model": "start both with the same --model",
     "weights": "start both with the same model file, --weight-dtype and --attention; auto differs with a GPU, AMX or "
-    "FlashInfer. Where one says plain torch: install numba on it",
+    "FlashInfer. One that says plain torch has no x86-64 processor with FMA: pair it with its like",
     "dtype": "start both with the same --dtype",
     "page_size": "start both with the same --page-size",
     "page_layout": "start both with the same --model, --dtype and --spec, on GPUs also with the same --tp",

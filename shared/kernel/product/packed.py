@@ -26,7 +26,7 @@ def processor() -> str:
     """Return the processor's name and features, which decide a layout."""
     import llvmlite.binding as llvm
 
-    from shared.kernel.code.jit import processor_features  # needs numba
+    from shared.kernel.code.jit import processor_features  # imports numba
 
     has = sorted(name for name, there in processor_features().items() if there)
     return f"{llvm.get_host_cpu_name()} {','.join(has)}"

@@ -59,7 +59,7 @@ class CoreTable:
 
     def __init__(self, owner: Owner, folder: Path | None = None) -> None:
         """Raise NoTable if nodes can't share cores here. `folder`: for tests."""
-        from shared.kernel.team import core_words  # needs numba
+        from shared.kernel.team import core_words  # imports numba
 
         self.owner, self._code = owner, core_words
         self._folder = folder or SHARED_MEMORY / FOLDER.format(os.getuid())

@@ -92,7 +92,7 @@ class Team:
 class Crew:
     def __init__(self, places: Sequence[WorkerPlace], slot: int, memory: object) -> None:
         """`memory` must stay valid until the helpers end."""
-        from shared.kernel.team import team_code as code  # needs numba
+        from shared.kernel.team import team_code as code  # imports numba
 
         self._memory, self._num_own = memory, sum(place.is_own for place in places)
         self._calls = np.array(system_calls() or (0, 0, 0), np.int64)

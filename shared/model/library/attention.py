@@ -4,8 +4,8 @@
     scales (--kv-dtype int8 or fp8, where the plane holds bytes):  [page][layer][slot][kv_heads of keys, then of values]
 
 Layers with latents (latents.py) have one such head, of a latent and a rotated part. The library has already rotated
-queries and keys. On a CPU with numba our kernels attend (compiled_attention.py), on a GPU device_attention.py. The rest
-is plain torch: everything without numba, what CompiledAttention leaves to torch, and latents. Chunks attend one by one,
+queries and keys. On a CPU our kernels attend (compiled_attention.py), on a GPU device_attention.py. The rest is plain
+torch: heads that our kernels don't know, what CompiledAttention leaves to torch, and latents. Chunks attend one by one,
 and neighbouring rows with equally many tokens together. The host cuts rows to their exact lengths. Bytes are widened
 after they have been gathered.
 """
@@ -35,7 +35,7 @@ from shared.model.library.layer_places import LayerShape, ModelPlaces, places_of
 from shared.model.library.scoring import Scoring
 from shared.model.math.interface import LayerMarks
 
-if TYPE_CHECKING:  # it needs numba
+if TYPE_CHECKING:  # it imports numba
     from shared.model.library.compiled_attention import CompiledAttention
 
 MOST_KEYS = 1 << 17  # of rows that attend together: keys and values are gathered

@@ -22,7 +22,7 @@ from shared.config.models.folder_facts import CONFIG, read_facts
 from shared.config.settings.frozen import LIBRARY, LIBRARY_RANKS
 from shared.core.errors import BatonError, ConfigError
 from shared.device.group import RankGroup
-from shared.kernel.product.libraries import has_numba, has_triton
+from shared.kernel.product.libraries import has_triton
 from shared.model.formats.hf_config import folder_name, vocab_size_of
 from shared.model.formats.opened import DTYPES, LoadOptions, settled
 from shared.model.formats.quantized_folder import QuantizedFiles, open_tensors
@@ -285,9 +285,9 @@ def whole_attention(
 
 def compiled_attention(layers: Sequence[LayerShape], options: LoadOptions, device: str) -> CompiledAttention | None:
     """Return our kernels for a CPU; None if others must attend."""
-    if device != "cpu" or options.kernels in ("torch", "triton") or not has_numba():
+    if device != "cpu" or options.kernels in ("torch", "triton"):
         return None
-    from shared.model.library.compiled_attention import CompiledAttention, kernels_know  # needs numba
+    from shared.model.library.compiled_attention import CompiledAttention, kernels_know  # imports numba
 
     if kernels_know(layers):
         return CompiledAttention(options.own_team(), any(layer.window or layer.num_unread for layer in layers))

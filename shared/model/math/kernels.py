@@ -17,7 +17,7 @@ from shared.kernel.product import scaled_product
 from shared.kernel.product.block_weights import BlockWeights
 from shared.kernel.product.blocks import BlockKernels, TorchBlocks
 from shared.kernel.product.experts import has_grouped_product, works_grouped
-from shared.kernel.product.libraries import has_numba, has_triton
+from shared.kernel.product.libraries import has_triton
 from shared.kernel.product.linear import (
     FloatHead,
     Head,
@@ -83,7 +83,7 @@ def pick_kernels(
     formats: Formats = AS_DTYPE,
     attention: LibraryAttention | None = None,
 ) -> Kernels:
-    """Return numba's kernels on a CPU, Triton's on a GPU, or torch's if those are missing or `asked` is "torch".
+    """Return numba's kernels on a CPU, Triton's on a GPU, or torch's if Triton is missing or `asked` is "torch".
 
     `asked` "fixed": Triton's, in tiles of one size. On a CPU, Triton's kernels run in its interpreter, for tests.
     `attention`: a library that may compute attention, if it suits the model. Raises ConfigError.
@@ -96,7 +96,7 @@ def pick_kernels(
         return fixed_kernels(config, dtype, device, formats)
     if asked == "triton" or (device.type == "cuda" and asked != "torch" and has_triton()):
         own = gpu_kernels(config, dtype, device, formats)
-    elif device.type != "cpu" or asked == "torch" or not has_numba():
+    elif device.type != "cpu" or asked == "torch":
         own = library_kernels(config, dtype, device, formats)
     else:
         return compiled_kernels(config, dtype, team, formats)

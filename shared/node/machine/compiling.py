@@ -48,14 +48,12 @@ class KernelLog:
 def tell_of_kernels(news: KernelLog, device: str) -> Callable[[], None]:
     """Report compilations to `news`; return a function that ends the reports.
 
-    Do nothing without numba, or on a GPU node, which doesn't import numba.
+    Do nothing on a GPU's node, which doesn't import numba.
     """
     if device == "cuda":
         return do_nothing
-    try:
-        from shared.kernel.code.compile_watch import CompileWatch
-    except ImportError:
-        return do_nothing
+    from shared.kernel.code.compile_watch import CompileWatch
+
     watch = CompileWatch(news)
     watch.start()
     return watch.stop

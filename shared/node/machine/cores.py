@@ -7,7 +7,6 @@ import time
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
 from shared.config.settings.settings import ParallelConfig
-from shared.kernel.product.libraries import has_numba
 from shared.kernel.team.core_table import CoreTable, NoTable, Owner
 from shared.kernel.team.team import Team
 from shared.model.math.interface import Model
@@ -17,7 +16,6 @@ CLEAR_UP_S = 1.0
 MAX_DESCRIPTION = 1000  # limit on a description, in characters
 NO_CPUS = "it was given no --cpus"
 NO_BORROW = "it was given no --borrow"
-NO_NUMBA = "numba is missing"
 FEW_THREADS = "it was given fewer --threads than cores"
 IN_STEP = "its ranks or stages compute in step"
 NO_PROGRAM = "its model is not one compiled program"
@@ -41,9 +39,6 @@ class NodeCores:
         """Join the table of cores. Call this before the model is loaded. torch keeps its own threads."""
         self._computes = device == "cpu"
         if not self._computes:
-            return
-        if not has_numba():
-            self.why_fixed = NO_NUMBA
             return
         why = self._why_not()
         try:

@@ -1,9 +1,9 @@
-"""A node's modules and core in a process that can't import numba.
+"""A GPU's node in a process that can't import numba: its modules, and its core on the virtual GPU.
 
-    python -m tests.support.machine.without_numba DEVICE KIND ...
+    python -m tests.support.machine.without_numba KIND ...
 
-DEVICE: cuda (the virtual GPU) or cpu. For each kind of cuda_core.py prints its streams, as one line of JSON. An import
-of numba or llvmlite raises, so that the stack says who wanted it.
+For each kind of cuda_core.py prints its streams, as one line of JSON. An import of numba or llvmlite raises, so that
+the stack says who wanted it.
 """
 
 from __future__ import annotations
@@ -87,16 +87,16 @@ def run(kind: Kind, on_gpu: bool) -> list[list[int]]:
     return streams(make_core(kind, make_device("eager") if on_gpu else None), grammar)
 
 
-def main(device: str, kinds: Sequence[str]) -> None:
+def main(kinds: Sequence[str]) -> None:
     refuse()
     for part in PARTS:
         importlib.import_module(part)
     from tests.support.gpus.cuda_core import KINDS
 
     for name in kinds:
-        print(json.dumps(run(KINDS[name], on_gpu=device == "cuda")), flush=True)
+        print(json.dumps(run(KINDS[name], on_gpu=True)), flush=True)
     assert not banned_modules(), banned_modules()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])

@@ -109,6 +109,15 @@ def test_a_command_without_its_extra_says_the_line_before_acting(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_cpu_node_without_numba_says_the_line(tmp_path: Path) -> None:
+    """It doesn't compute in another way, which would have other sums and be slow."""
+    names = closure(PROJECT["project"]["dependencies"]) - {"numba", "llvmlite"}
+    words = ["decode", "--model", "hashlm", "--router", "tcp://127.0.0.1:1", "--device", "cpu"]
+    done = run_in(link_site(tmp_path / "site", names), RUN, *words)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.endswith(f"baton decode: {extras.missing('numba', 'this')}\n")
+
+
 @pytest.mark.parametrize("words", [["--help"], ["load", "--help"], ["ray", "--help"], ["router", "--help"]])
 def test_help_needs_no_package_at_all(tmp_path: Path, words: list[str]) -> None:
     done = run_in(link_site(tmp_path / "site", []), RUN, *words)

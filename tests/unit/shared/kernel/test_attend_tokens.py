@@ -57,7 +57,7 @@ def test_terms_equal_the_textbook(name: str, kv: str, step: str) -> None:
 
 @pytest.mark.parametrize(("name", "kv"), [("sinks", "auto"), ("softcap", "fp8"), ("sinks, unread", "auto")])
 def test_torch_and_kernels_share_pages(name: str, kv: str) -> None:
-    """A node without numba pairs with one that has it."""
+    """A node where torch attends pairs with one where kernels do."""
     layer, step = SHAPES[name], STEPS["chunks and decode"]
     plain = attended(PagedAttention([layer], kv), name, step, kv, exact=True).out
     torch.testing.assert_close(attended(ours(layer, kv), name, step, kv, exact=True).out, plain, atol=3e-6, rtol=3e-6)

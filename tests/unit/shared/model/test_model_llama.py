@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import transformers
 
 from shared.core.held_result import hold, release
 from shared.kernel.code.step_layout import Layout
-from shared.kernel.product.libraries import has_numba
 from shared.kernel.product.product import supports
 from shared.kernel.team.team import Team
 from shared.model.formats.opened import LoadOptions
@@ -141,17 +139,6 @@ def test_bfloat16_stays_near_float32(llama: tuple[transformers.PreTrainedModel, 
     ours = torch.cat([rows.step({0: ids[:30]}), *(rows.step({0: [i]}) for i in ids[30:])])
     assert ours.dtype == torch.float32
     assert (ours - exact).abs().mean() < 0.03 * exact.abs().mean()
-
-
-def test_without_numba_it_says_so_once_and_works(
-    llama: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.setattr("shared.model.math.kernels.has_numba", has_numba.__wrapped__)  # its answer is kept
-    model = load(llama[1], "auto", "bfloat16")
-    assert [record.message for record in caplog.records if "numba" in record.message][1:] == []
-    assert "numba can't be used" in caplog.text
-    assert Rows(model, 1, 16).step({0: prompt(5)}).shape == (5, VOCAB)
 
 
 def test_spec_and_planes(llama: tuple[transformers.PreTrainedModel, Path]) -> None:

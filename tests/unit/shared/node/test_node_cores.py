@@ -21,7 +21,7 @@ from shared.kernel.team.program import Program
 from shared.model.hashlm.model import HashLM
 from shared.model.llama.llama_compiled import CompiledLlama
 from shared.node.loop.daemon import Daemon
-from shared.node.machine.cores import FEW_THREADS, IN_STEP, NO_BORROW, NO_CPUS, NO_NUMBA, NO_PROGRAM, NodeCores
+from shared.node.machine.cores import FEW_THREADS, IN_STEP, NO_BORROW, NO_CPUS, NO_PROGRAM, NodeCores
 from shared.observe.log import Logger
 from tests.support.cores.core_rig import CoreKnobs
 from tests.support.worlds.node_pair import make_node
@@ -122,13 +122,6 @@ def test_a_model_that_is_not_one_program_keeps_its_cores(watcher: CoreTable) -> 
         assert cores.describe_cores() == f"1; it uses only these: {NO_PROGRAM}" and watcher._words[0, 0] == 0, (
             "it takes none"
         )
-    cores.close()
-
-
-def test_without_numba_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.node.machine.cores.has_numba", lambda: False)
-    cores, _ = taken(CorePlan(threads=1, cpus=(1,), borrow=(0, 1)))
-    assert cores.describe_cores() == f"1; it uses only these: {NO_NUMBA}" and not any(folder.iterdir())
     cores.close()
 
 

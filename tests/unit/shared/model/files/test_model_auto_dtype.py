@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -127,23 +126,13 @@ def fingerprint(device: str) -> Fingerprint:
     return make_fingerprint(spec, [], 16, None, "some build")
 
 
-def no_numba(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(libraries, "has_numba", lambda: False)
-
-
-def no_fused_product(patch: pytest.MonkeyPatch) -> None:
-    for module in (jit, product):
-        patch.setattr(module, "processor_features", dict)
-
-
 @pytest.mark.skipif(not libraries.has_fused_products(), reason="this processor has no compiled products")
-@pytest.mark.parametrize("lacking", [no_numba, no_fused_product])
-def test_a_node_of_plain_torch_pairs_with_its_like_alone(
-    lacking: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It sums in another order than compiled kernels. A GPU's node needs neither, and has the fingerprint it had."""
+def test_a_node_of_plain_torch_pairs_with_its_like_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processor fuses no product and sum, and torch sums in another order than compiled kernels. A GPU's node has
+    the fingerprint it had."""
     compiled, on_gpu = fingerprint("cpu"), fingerprint("cuda")
-    lacking(monkeypatch)
+    for module in (jit, product):
+        monkeypatch.setattr(module, "processor_features", dict)
     plain = fingerprint("cpu")
     assert misfit(compiled, plain) == misfit(plain, compiled) == "weights"
     assert misfit(plain, fingerprint("cpu")) is None and fingerprint("cuda") == on_gpu
