@@ -1,4 +1,4 @@
-"""Sample on torch tensors of any device. The ids equal the numba kernels'.
+"""Sample on torch tensors of any device, as a GPU without Triton does. The ids equal the numba kernels'.
 
 The code never waits for the device or copies to it. Every tensor is on the device of `logits`. The host knows how many
 outputs draw in each mode. Integer sums and elementwise floats have the same bits on every device.
