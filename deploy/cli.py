@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from baton_serve import __version__
+from deploy import help_all
 from deploy.cluster import admin, keys, local
 from deploy.cluster.restart import start_again
 from deploy.hub.local_model import with_local_model, with_local_text
@@ -53,9 +54,8 @@ The same by hand, in three shells:
   baton prefill --router tcp://127.0.0.1:7001
   baton decode  --router tcp://127.0.0.1:7001
 
-Then: curl http://127.0.0.1:8000/v1/models. `baton COMMAND --help` explains the usual flags, `--help-all` all of them.
-Every flag may be set in a TOML file: `--help-all` groups them by the file's tables, so --page-size is page_size under
-[memory].
+Then: curl http://127.0.0.1:8000/v1/models. `baton COMMAND --help` explains the usual flags, `--help-all` all of them,
+and how a TOML file sets them.
 """
 
 
@@ -211,8 +211,7 @@ def hear_sigterm() -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def make_parser(*, explains_all: bool = False) -> argparse.ArgumentParser:
-    """`explains_all`: whether help texts show all flags, not only the usual ones."""
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="baton",
         description=OVERVIEW,
@@ -223,39 +222,43 @@ def make_parser(*, explains_all: bool = False) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"baton {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, command in COMMANDS.items():
-        add_command(commands, name, command, None if explains_all else USUAL_FLAGS)
+        add_command(commands, name, command)
     for name, tool in TOOLS.items():
         tool.add_arguments(add_parser(commands, name, tool.help, tool.description))
     return parser
 
 
 def add_parser(commands: Any, name: str, help: str, description: str) -> Any:
-    return commands.add_parser(
+    parser = commands.add_parser(
         name,
         help=help,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show every flag, and exit")
+    return parser
 
 
-def add_command(commands: Any, name: str, command: Command, explained: frozenset[str] | None) -> None:
+def add_command(commands: Any, name: str, command: Command) -> None:
     parser = add_parser(commands, name, command.help, f"baton {name}: {command.help}.\n\n  {command.example}")
     parser.usage = f"baton {name} [MODEL] [FLAG ...]"
     parser.add_argument(
         "positional_model", nargs="?", metavar="MODEL", help="the same as --model (default: smollm2, which is shipped)"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
-    parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show every flag, and exit")
     parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
-    add_flags(parser, command.process, command.hidden, explained)
+    add_flags(parser, command.process, command.hidden, USUAL_FLAGS)
 
 
 class HelpAll(argparse.Action):
-    """Show the flags that `--help` leaves out, too."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        make_parser(explains_all=True).parse_args([parser.prog.split()[-1], "--help"])
+        command = COMMANDS.get(parser.prog.split()[-1])
+        if command is None:
+            print(help_all.of_words(parser), end="")
+        else:
+            print(f"{parser.description}\n\n{help_all.of_settings(command.process, command.hidden)}", end="")
+        parser.exit()
 
 
 def run(name: str, args: argparse.Namespace) -> int:

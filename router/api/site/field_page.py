@@ -16,7 +16,7 @@ Made from the parser's own tables (`python -m router.api.site.field_page`).
   such as "0.7", is the number where only numbers are meant. With `--strict-fields` it is refused, as OpenAI's API does.
 - Empty stop strings ask for nothing. Half a surrogate pair in a text, such as `\\ud83d` alone, becomes U+FFFD.
 - "The model's" default is in its generation_config.json, or in `general.sampling` of its GGUF file.
-  [`--sampling-defaults`](flags.md) names other values. `/v1/models` shows the values as `sampling_defaults`. They also
+  `--sampling-defaults` names other values. `/v1/models` shows the values as `sampling_defaults`. They also
   hold for parameters that an endpoint has no field for.
 - Unknown fields and fields without effect are ignored. The header `x-baton-ignored-fields` names the first sixteen,
   and `baton_ignored_fields_total` counts them. With `--strict-fields` unknown fields are refused.
@@ -45,7 +45,7 @@ Made from the parser's own tables (`python -m router.api.site.field_page`).
   another server ran, and tool references. For other parts (images, audio, other files) the model reads a placeholder if
   they stand in an earlier message, in an answer, in a tool's result, or in the message behind one: the client can't
   take them back. The header `x-baton-placeholders` names them. In the newest message of a person, and in `system`, they
-  are refused. With [`--unsupported-parts refuse`](flags.md) they are refused everywhere.
+  are refused. With `--unsupported-parts refuse` they are refused everywhere.
 - The prompt has all texts of a conversation, whatever the order of its roles. If the chat template drops a text or
   refuses the conversation, the router rewrites it, and the header `x-baton-normalized` names the steps:
   `systems-merged,turns-joined` ([which steps there are](serving.md#texts-that-templates-drop)). The header

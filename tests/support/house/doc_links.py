@@ -103,7 +103,7 @@ def wrong_files(page: Path, root: Path = ROOT) -> Iterator[str]:
 
 @functools.cache
 def parser() -> argparse.ArgumentParser:
-    return make_parser(explains_all=True)
+    return make_parser()
 
 
 def wrong_commands(page: Path) -> Iterator[str]:

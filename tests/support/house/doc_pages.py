@@ -1,4 +1,4 @@
-"""Make the pages of docs that are read off the running code: flags, metrics, messages, and tables of models and alarms.
+"""Make the pages of docs that are read off the running code: metrics, messages, and tables of models and alarms.
 
     python -m tests.support.house.doc_pages [--write]
 
@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
@@ -19,94 +18,12 @@ from typing import Any, get_args
 from msgspec import inspect as kinds
 from prometheus_client import Metric
 
-from deploy.cli import COMMANDS, TOOLS, make_parser
 from shared.wire import messages
 from shared.wire.codec import MOST_BYTES, MOST_BYTES_OF
 from tests.support.house import alarms, model_table, surface
 
 DOCS = surface.ROOT / "docs"
 REWRITE = "python -m tests.support.house.doc_pages --write"
-
-# ---- flags
-
-FLAGS_HEAD = f"""# Flags
-
-For people who start Baton: every flag of every command. Made from the parsers by
-`{REWRITE}`.
-
-Flags of `up`, `router`, `prefill` and `decode` may stand in a TOML file (`--config FILE`) too: the group below is the
-table, and `--page-size` is the key `page_size` under `[memory]`. The command line wins. `baton COMMAND --help` says the
-same.
-"""
-
-
-def flags_page() -> str:
-    parser = make_parser(explains_all=True)
-    commands = sub_parsers(parser)
-    shared = ["## up, router, prefill, decode", "", *shared_groups({name: commands[name] for name in COMMANDS})]
-    tools = (line for name in TOOLS for line in tool_section(commands[name]))
-    return "\n".join([FLAGS_HEAD, *shared, *tools])
-
-
-def sub_parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    found = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return {name: inner for action in found for name, inner in action.choices.items()}
-
-
-def shared_groups(commands: dict[str, argparse.ArgumentParser]) -> Iterator[str]:
-    """A table for each group of settings: each flag once, with the commands that have it."""
-    groups: dict[str, dict[tuple[str, str], list[str]]] = {}
-    about: dict[str, str] = {}
-    for name, parser in commands.items():
-        for group in parser._action_groups:
-            rows = groups.setdefault(group.title or "", {})
-            about[group.title or ""] = group.description or ""
-            for action in shown(group._group_actions):
-                rows.setdefault((label(action), meaning(parser, action)), []).append(name)
-    for title, rows in groups.items():
-        if not rows:
-            continue
-        yield from (f"### {title}", "")
-        if about[title]:
-            yield from (about[title], "")
-        yield from ("| flag | meaning | commands |", "|---|---|---|")
-        for (flag, text), names in rows.items():
-            yield f"| {flag} | {text} | {'all' if len(names) == len(commands) else ', '.join(names)} |"
-        yield ""
-
-
-def tool_section(parser: argparse.ArgumentParser) -> Iterator[str]:
-    inner = sub_parsers(parser)
-    actions = list(shown(action for group in parser._action_groups for action in group._group_actions))
-    if actions or not inner:
-        yield from (f"## {parser.prog}", "", "| argument | meaning |", "|---|---|")
-        yield from (f"| {label(action)} | {meaning(parser, action)} |" for action in actions)
-        yield ""
-    for one in inner.values():
-        yield from tool_section(one)
-
-
-def shown(actions: Iterable[argparse.Action]) -> Iterator[argparse.Action]:
-    for action in actions:
-        is_inner = isinstance(action, argparse._SubParsersAction | argparse._HelpAction)
-        if not is_inner and action.help != argparse.SUPPRESS:
-            yield action
-
-
-def label(action: argparse.Action) -> str:
-    """`--flag VALUE`, as one types it."""
-    name = " / ".join(action.option_strings)
-    takes_value = action.nargs != 0
-    value = "|".join(map(str, action.choices)) if action.choices else action.metavar or action.dest
-    if isinstance(action, argparse.BooleanOptionalAction):
-        takes_value = False
-    if not name:
-        name, takes_value = str(value), False
-    return cell(f"`{name} {value}`" if takes_value else f"`{name}`")
-
-
-def meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    return cell(parser._get_formatter()._expand_help(action)) if action.help else ""
 
 
 def cell(text: str) -> str:
@@ -346,7 +263,6 @@ def operations_page() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "flags.md": flags_page,
     "metrics.md": metrics_page,
     "messages.md": messages_page,
     "support.md": support_page,

@@ -233,7 +233,7 @@ def asks_environment(called: ast.expr) -> bool:
 
 
 SECTIONS: dict[str, Callable[[], Iterator[str]]] = {
-    "flags": lambda: flags(make_parser(explains_all=True)),
+    "flags": lambda: flags(make_parser()),
     "keys of --config files and cluster.toml": file_keys,
     "metrics": metrics,
     "HTTP paths": lambda: paths(sources()),

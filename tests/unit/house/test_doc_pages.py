@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import msgspec
@@ -28,20 +27,6 @@ def test_readme_counts_the_families_of_the_table() -> None:
     numbers = {7: "seven", 8: "eight", 9: "nine", 10: "ten"}
     counted = f"[{numbers[own]} text families of its own, {len(library_families.FAMILIES)} through transformers]"
     assert counted in (surface.ROOT / "README.md").read_text("utf-8")
-
-
-def test_each_flag_is_told_with_its_values_and_its_default() -> None:
-    parser = argparse.ArgumentParser(prog="x")
-    parser.add_argument("--size", type=int, default=3, metavar="N", help="how many (default: %(default)d), 5%% off")
-    parser.add_argument("--kind", choices=("a", "b"))
-    parser.add_argument("--hidden", help=argparse.SUPPRESS)
-    parser.add_argument("--on", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help="yes")
-    rows = list(doc_pages.tool_section(parser))
-    assert rows[4:-1] == [
-        "| `--size N` | how many (default: 3), 5% off |",
-        "| `--kind a\\|b` |  |",
-        "| `--on / --no-on` | yes |",
-    ]
 
 
 class Inner(msgspec.Struct):

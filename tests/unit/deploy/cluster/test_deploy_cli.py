@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from deploy.cluster import local, own_cluster
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
 from shared.config.flags import concerns_of, fields_of, given_values, sections_of
-from shared.config.load import load
+from shared.config.load import load, read_file
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.settings.local_settings import LocalConfig
 from shared.config.settings.options import flag_name
@@ -72,13 +73,15 @@ def test_the_model_may_be_named_without_a_flag(apps):
     assert [config.model.model for name, config in apps if name == "router.app"] == ["hashlm"] * 2
 
 
+def shown(capsys, *argv):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
 def test_help_shows_the_usual_flags_and_help_all_every_one(capsys):
-    texts = []
-    for word in ("--help", "--help-all"):
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["up", word])
-        assert ended.value.code == 0
-        texts.append(capsys.readouterr().out)
+    texts = [shown(capsys, "up", word) for word in ("--help", "--help-all")]
     short, whole = ({word.strip(",") for word in text.split() if word.startswith("--")} for text in texts)
     flags = {flag_name(field.name) for kind in concerns_of(ClusterConfig).values() for field, _ in fields_of(kind)}
     every = flags - {flag_name(name) for name in cli.DEALT_BY_UP}
@@ -87,7 +90,30 @@ def test_help_shows_the_usual_flags_and_help_all_every_one(capsys):
     assert cli.USUAL_FLAGS - {name.removeprefix("--").replace("-", "_") for name in every} <= {
         "router", "node_endpoint", "bind_host", "threads", "sampling_defaults",
     }  # fmt: skip
-    assert "(default: 20GiB)" in texts[1]
+    assert 'packed_bytes = "20GiB"' in texts[1]
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_all_shows_a_file_with_all_defaults(capsys, monkeypatch, tmp_path, name, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    text, command, file = shown(capsys, name, "--help-all"), cli.COMMANDS[name], tmp_path / "all.toml"
+    assert max(map(len, text.splitlines())) <= max(int(columns), 74)
+    lines = re.finditer(r'^\[\w+\]|^  \w+ = (?:\[\]|"[^"]*"|\S+)', text, re.MULTILINE)
+    file.write_text("\n".join(line[0] for line in lines))
+    keys = [(table, key) for table, values in read_file(file).items() for key in values]
+    every = [
+        (table, field.name) for table, kind in concerns_of(command.process).items() for field, _ in fields_of(kind)
+    ]
+    assert keys == [(table, key) for table, key in every if key not in command.hidden]
+    role = {"node": {"role": "decode"}}
+    assert load(command.process, {}, file, role) == load(command.process, {}, None, role)
+
+
+def test_help_all_of_a_tool_has_the_flags_of_its_words(capsys):
+    texts = [shown(capsys, "head", word) for word in ("--help", "--help-all")]
+    assert [text.count("--max-new") for text in texts] == [0, 2]
+    assert "--system" in shown(capsys, "ask", "--help-all")
 
 
 def test_the_version_is_the_project_s(capsys):
