@@ -32,6 +32,8 @@ from shared.config.load import load
 from shared.config.machine.home import prepare_home
 from shared.config.models.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
+from shared.config.settings.options import flag_name
+from shared.config.settings.removed import REMOVED
 from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.core.exit_codes import EXIT_CONFIG, start_again_as
@@ -249,6 +251,8 @@ def add_command(commands: Any, name: str, command: Command) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags override it")
     parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
     add_flags(parser, command.process, command.hidden, USUAL_FLAGS)
+    for gone in REMOVED:
+        parser.add_argument(flag_name(gone), action=Removed, nargs="?", const=gone, help=argparse.SUPPRESS)
 
 
 class HelpAll(argparse.Action):
@@ -259,6 +263,11 @@ class HelpAll(argparse.Action):
         else:
             print(f"{parser.description}\n\n{help_all.of_settings(command.process, command.hidden)}", end="")
         parser.exit()
+
+
+class Removed(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]} is gone: {REMOVED[self.const]}")
 
 
 def run(name: str, args: argparse.Namespace) -> int:

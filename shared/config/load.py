@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from shared.config.flags import Values, concerns_of, fields_of, from_sections
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RayClusterConfig, RouterProcessConfig
 from shared.config.settings.options import Option, flag_name, option_of, parse_bytes
+from shared.config.settings.removed import REMOVED
 from shared.core.errors import ConfigError
 
 P = TypeVar("P")
@@ -66,6 +67,8 @@ def read_table(path: Path, section: str, table: object, known: Mapping[str, type
     fields = {field.name: (field, kind) for field, kind in fields_of(known[section])}
     values = {}
     for name, value in table.items():
+        if name in REMOVED:
+            raise ConfigError(f"{path}: [{section}] {name} is gone: {REMOVED[name]}")
         if name not in fields:
             raise ConfigError(f"{path}: unknown key {name!r} in [{section}]{nearest(name, fields)}")
         field, kind = fields[name]

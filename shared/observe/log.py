@@ -21,7 +21,6 @@ from typing import TextIO
 from shared.config.settings.log_settings import LogConfig
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-COLORS = {"debug": "2", "info": "32", "warning": "33", "error": "31"}
 JSON = "json"
 HEAD = ("time", "level", "part", "message")  # the first keys of a JSON line, which no field may have
 MAX_VALUE_CHARS = 300
@@ -37,14 +36,13 @@ Heed = Callable[[str, str, dict[str, object]], None]  # gets level, message and 
 
 def open_log(part: str, settings: LogConfig, heed: Heed | None = None) -> Logger:
     """Return a process's log, on stderr."""
-    form, color = settings.log_format, settings.log_color
-    return Logger(part, sys.stderr, level=settings.log_level, form=form, color=color, heed=heed)
+    return Logger(part, sys.stderr, level=settings.log_level, form=settings.log_format, heed=heed)
 
 
 class Logger:
     """Writes whole lines, so that processes on one pipe never mix their lines. Any thread may use it.
 
-    `form`: "text" or "json". `color` is for text only. `heed` gets each line too, of all levels."""
+    `form`: "text" or "json". `heed` gets each line too, of all levels."""
 
     def __init__(
         self,
@@ -53,7 +51,6 @@ class Logger:
         *,
         level: str = "info",
         form: str = "text",
-        color: bool = False,
         now: Callable[[], datetime] = utc_now,
         heed: Heed | None = None,
     ) -> None:
@@ -61,7 +58,6 @@ class Logger:
         self._stream = stream
         self._threshold = LEVELS[level]
         self._form = form
-        self._color = color
         self._now = now
         self._heed = heed
 
@@ -96,11 +92,8 @@ class Logger:
         time = self._now().strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
         if self._form == JSON:
             return json_line((time, level, self.node, message), fields)
-        head = f"{level.upper():<7}"
-        if self._color:
-            head = f"\x1b[{COLORS[level]}m{head}\x1b[0m"
         pairs = "".join(f" {key}={shown(value)}" for key, value in fields.items())
-        return f"{time} {head} {self.node} {one_line(message)}{pairs}"
+        return f"{time} {level.upper():<7} {self.node} {one_line(message)}{pairs}"
 
 
 def json_line(head: tuple[str, str, str, str], fields: dict[str, object]) -> str:

@@ -135,7 +135,7 @@ def engine(config: ReplayConfig, first: ReplayTask) -> Iterator[Replayer]:
     process = NodeProcessConfig(parts=parts, cores=config.cores)
     cores = NodeCores(config.cores, parts.parallel, "replay")
     try:
-        log = Logger("replay", sys.stderr, level="warning", color=False)
+        log = Logger("replay", sys.stderr, level="warning")
         core = build_core(process, log, lambda: None, RankProcesses(process, "replay"), cores)
         try:
             if core.spec.has_encoder:  # a certificate does not hold its decoder's start

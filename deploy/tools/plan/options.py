@@ -53,8 +53,7 @@ how it decides
 NODE_FLAGS_HIDDEN = frozenset(
     {"role", "node_id", "router", "routers_file", "bind_host", "bind_port", "transport", "heartbeat_s", "silence_s"}
     | {"ready_port", "lease_s", "lora_dir", "lora_slots", "kv_events_endpoint", "kv_events_topic"}
-    | {"drain_s", "max_message_bytes", "threads", "cpus", "borrow", "wait_policy", "keys", "log_level", "log_format"}
-    | {"log_color"}
+    | {"drain_s", "threads", "cpus", "borrow", "wait_policy", "keys", "log_level", "log_format"}
     | {"chunk_size", "mixed_chunk_size", "itl_budget", "prefix_cache", "served_model_name", "tp", "dp"}
     | {"offload_bytes", "offload_disk_bytes", "offload_dir"}
     | {"device", "gpu_mem_fraction", "cuda_graphs", "deterministic", "attention"}  # nodes are measured on CPU cores

@@ -152,7 +152,7 @@ class Bench:
 
 
 def serve(config: NodeProcessConfig, out: Path | None) -> int:
-    log = Logger("plan", sys.stderr, level="warning", color=False)
+    log = Logger("plan", sys.stderr, level="warning")
     cores = NodeCores(config.cores, config.parts.parallel, "plan")
     sched = replace(config.parts.sched, growth_reserve=0.0)  # the batches' sizes are given
     config = replace(config, parts=replace(config.parts, sched=sched))

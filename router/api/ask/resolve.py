@@ -44,6 +44,7 @@ CHARS_PER_TOKEN = 64  # the least result of chars_per_token
 TOO_MANY = "this model's maximum context length is exceeded"
 MOST_SHOWN = 1 << 63
 MOST_NAMES = 20  # in an error
+MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
 DEFAULTED = tuple(one.name for one in fields(SamplingValues))
 # Nodes take no 0, which OpenAI's API takes. The likeliest token of any vocabulary has a larger share than this.
 LEAST_TOP_P = 1e-9
@@ -108,18 +109,17 @@ class Resolver:
     def check_shared(self, body: GenerationFields) -> None:
         """Check the fields that need no tokenizer."""
         self.check_model(body.model)
-        limits = self.limits
-        if (body.n or 1) > limits.max_n:
-            raise InvalidRequest(f"n is {body.n}, above the limit of {limits.max_n}", param="n")
+        if (body.n or 1) > self.limits.max_n:
+            raise InvalidRequest(f"n is {body.n}, above the limit of {self.limits.max_n}", param="n")
         if _usage_shown(body) is not UsageShown.NEVER and not body.stream:
             raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
         if body.seed is not None and not -(1 << 63) <= body.seed < (1 << 64):
             raise InvalidRequest("seed does not fit into 64 bits", param="seed")
         stops = _stops(body)
-        if len(stops) > limits.max_stop_strings:
-            raise InvalidRequest(f"stop holds more than {limits.max_stop_strings} strings", param="stop")
-        if any(len(stop) > limits.max_stop_chars for stop in stops):
-            raise InvalidRequest(f"stop: a stop string has at most {limits.max_stop_chars} characters", param="stop")
+        if len(stops) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"stop holds more than {MAX_STOP_STRINGS} strings", param="stop")
+        if any(len(stop) > MAX_STOP_CHARS for stop in stops):
+            raise InvalidRequest(f"stop: a stop string has at most {MAX_STOP_CHARS} characters", param="stop")
 
     # ---- prompts
 
@@ -263,7 +263,7 @@ class Resolver:
         sampling = SamplingParams(
             max_tokens=max(1, max_tokens),
             **self._numbers(body),
-            logit_bias=bias_of(body.logit_bias or {}, self.limits.max_logit_bias, vocab_size),
+            logit_bias=bias_of(body.logit_bias or {}, vocab_size),
             allowed_token_ids=allowed_ids_of(body.allowed_token_ids, vocab_size),
             bad_words=bad_words_of(
                 body.bad_words or (), lambda word: self._encode(word, "bad_words", add_special=False)

@@ -11,6 +11,7 @@ from shared.core.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
@@ -21,11 +22,11 @@ def check_ids(ids: Collection[int], field: str, vocab_size: int) -> None:
         raise InvalidRequest(f"{field} holds a token id above {vocab_size - 1}", param=field)
 
 
-def bias_of(bias: Mapping[str, float], most: int, vocab_size: int) -> tuple[tuple[int, float], ...]:
+def bias_of(bias: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
     if not bias:
         return ()
-    if len(bias) > most:
-        raise InvalidRequest(f"logit_bias holds more than {most} tokens", param="logit_bias")
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(f"logit_bias holds more than {MAX_LOGIT_BIAS} tokens", param="logit_bias")
     if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in bias):
         raise InvalidRequest("logit_bias maps token ids, as decimal numbers, to numbers", param="logit_bias")
     ids = {int(name): value for name, value in bias.items()}

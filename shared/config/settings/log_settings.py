@@ -17,7 +17,6 @@ class LogConfig:
         "form of the lines; json: an object with time, level, part and message, then fields",
         choices=("text", "json"),
     )
-    log_color: bool = option(False, "colour the levels of text")
 
     def __post_init__(self) -> None:
         check_fields(self)

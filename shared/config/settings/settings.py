@@ -317,7 +317,6 @@ class NodeConfig:
     )
     lease_s: float = option(60.0, "a stalled hand-off ends after this time (equal on all nodes)", low=1.0, high=3600.0)
     drain_s: float = option(10.0, "seconds that requests get to finish after SIGTERM", low=0.0, high=3600.0)
-    max_message_bytes: int = option(64 * MIB, "largest message from a peer", low=MIB, is_bytes=True, metavar="SIZE")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -354,9 +353,6 @@ class LimitsConfig:
     default_max_tokens: int = option(0, "limit without max_tokens; 0: 1024 for the shipped model, else none", low=0)
     max_prompts: int = option(64, "largest number of prompts in one completion request", low=1, high=4096)
     max_n: int = option(16, "largest number of answers to one prompt", low=1, high=128)
-    max_stop_strings: int = option(16, "largest number of stop strings in one request", low=1, high=256)
-    max_stop_chars: int = option(256, "largest number of characters in one stop string", low=1, high=65536)
-    max_logit_bias: int = option(300, "largest number of tokens in logit_bias", low=0, high=300)
     max_scores: int = option(1 << 18, "largest number of log-probabilities of prompt tokens in one answer", low=0)
     max_open_requests: int = option(512, "limit on requests that are open on nodes; others wait", low=1, high=65536)
     max_queued_requests: int = option(512, "limit on requests that wait for nodes; others get 503", low=0, high=65536)

@@ -27,7 +27,6 @@ from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
 from shared.transfer.transports import CHECKED, about_transports, host_id, open_group
-from shared.wire.codec import WireLimits
 from shared.wire.descriptors import raise_limit
 from shared.wire.keys.keyring import KeyRing
 from shared.wire.zeromq.link import NodeLinks
@@ -41,9 +40,8 @@ SideOf = Callable[[NodeContext], Side]
 def open_links(parts: NodeParts, node_id: str, epoch: int, ring: KeyRing | None) -> NodeLinks:
     node = parts.node
     raise_limit()
-    limits = WireLimits(max_frame_bytes=node.max_message_bytes)
     caller_bytes = MOST_TO_PREFILL_BYTES if node.role == "prefill" else 0
-    options = LinkOptions.for_silence(node.silence_s, limits=limits, ring=ring, caller_bytes=caller_bytes)
+    options = LinkOptions.for_silence(node.silence_s, ring=ring, caller_bytes=caller_bytes)
     options = replace(options, after_burst=give_freed_memory_back)
     return NodeLinks(node_id, epoch, tcp_endpoint(node.bind_host, node.bind_port), options)
 

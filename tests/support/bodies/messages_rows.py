@@ -162,7 +162,7 @@ MESSAGES_ROWS = [
     Row(
         "stop_sequences",
         ((["x", "y"], show("stops", ("x", "y"))), ([], show("stops", ()))),
-        ("x", [1], ["a", "b", "c", "d", "e"]),
+        ("x", [1], [str(n) for n in range(17)]),
         kinds=ONE,
     ),
     Row("seed", ((7, lambda plan: plan.jobs[0].seed == 7),), (1.5, "x", BIG), kinds=ONE),

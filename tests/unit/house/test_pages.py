@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from deploy.cli import COMMANDS
+from shared.config.flags import concerns_of, fields_of
+from shared.config.settings.options import flag_name
 from tests.support.house import doc_pages
-from tests.support.house.prose import PRODUCT
+from tests.support.house.prose import GENERATED, PRODUCT
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [
@@ -122,6 +125,20 @@ def test_a_page_names_flags_that_exist(page: Path) -> None:
     if named:
         text = "\n".join(path.read_text("utf-8") for path in sources)
         assert {name for name in named if f'"{name}"' not in text} == set()
+
+
+def test_each_setting_s_flag_is_named_where_users_read() -> None:
+    """As `--flag` or `--no-flag`. The `--help` of tools shows all of theirs, that of daemons only the usual ones."""
+    pages = (path for path in (ROOT / "docs").rglob("*.md") if path.relative_to(ROOT).as_posix() not in GENERATED)
+    named = {name for page in pages for name in found(r"(?<![\w-])--(?:no-)?([a-z][\w-]*)", page)}
+    flags = {
+        flag_name(field.name)
+        for command in COMMANDS.values()
+        for settings in concerns_of(command.process).values()
+        for field, _ in fields_of(settings)
+        if field.name not in command.hidden
+    }
+    assert len(flags) > 100 and {flag for flag in flags if flag[2:] not in named} == set()
 
 
 def test_the_page_of_folders_quotes_a_test_that_runs() -> None:

@@ -26,6 +26,7 @@ from shared.config.load import load, read_file
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.settings.local_settings import LocalConfig
 from shared.config.settings.options import flag_name
+from shared.config.settings.removed import REMOVED
 from shared.config.settings.router_settings import RouterConfig
 from shared.config.settings.settings import ModelConfig, NodeConfig
 from shared.core import launcher
@@ -114,6 +115,18 @@ def test_help_all_of_a_tool_has_the_flags_of_its_words(capsys):
     texts = [shown(capsys, "head", word) for word in ("--help", "--help-all")]
     assert [text.count("--max-new") for text in texts] == [0, 2]
     assert "--system" in shown(capsys, "ask", "--help-all")
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_flag_or_key_is_refused_by_name(capsys, tmp_path, name):
+    for argv in ([flag_name(name)], [flag_name(name), "3"], [f"{flag_name(name)}=3"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["up", *argv])
+        assert ended.value.code == 2 and f"{flag_name(name)} is gone: {REMOVED[name]}" in capsys.readouterr().err
+    file = tmp_path / "old.toml"
+    file.write_text(f"[limits]\n{name} = 3")
+    assert cli.main(["up", "--config", str(file)]) == 2
+    assert f"[limits] {name} is gone: {REMOVED[name]}" in capsys.readouterr().err
 
 
 def test_the_version_is_the_project_s(capsys):

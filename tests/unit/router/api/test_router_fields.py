@@ -69,7 +69,7 @@ from tests.support.bodies.nested_fields import (
 from tests.support.bodies.ollama_rows import CARDS, OLLAMA_BASES, OLLAMA_ROWS
 from tests.support.bodies.responses_rows import RESPONSES_ROWS
 
-LIMITS = LimitsConfig(max_n=8, max_stop_strings=4, max_stop_chars=10)
+LIMITS = LimitsConfig(max_n=8)
 RESOLVER = Resolver("hashlm", hash_text_model(), LIMITS, calls=HERMES)
 MADE = (Chat(), Completions(), Messages(), Responses(), OllamaChat(), OllamaGenerate())
 APIS: dict[Table, GenerationApi[Any]] = {api.table: api for api in MADE}
@@ -159,7 +159,7 @@ SHARED = [
     Row(
         "stop",
         (("a", show("stops", ("a",))), (["a", "b", "a"], show("stops", ("a", "b"))), ([], show("stops", ()))),
-        (["a" * 11], ["a", "b", "c", "d", "e"], [1], 5, {}),
+        (["a" * 257], [str(n) for n in range(17)], [1], 5, {}),
     ),
     Row("stop_token_ids", (([3], sampling("stop_token_ids", (95, 3))),), ([96], [-1], list(range(70)), ["a"], 3)),
     Row("ignore_eos", ((True, sampling("stop_token_ids", ())), (False, sampling("stop_token_ids", (95,)))), ("x", 1)),

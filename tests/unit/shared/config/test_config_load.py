@@ -62,7 +62,7 @@ def test_one_file_serves_all_processes(tmp_path):
     [
         ("[memory]\npagesize = 8", "unknown key 'pagesize' in \\[memory\\]; did you mean 'page_size'"),
         ("[memori]\npage_size = 8", "unknown table \\[memori\\]; did you mean 'memory'"),
-        ("[log]\nzzz = 8", "known are log_color, log_format, log_level"),
+        ("[log]\nzzz = 8", "known are log_format, log_level"),
         ("memory = 3", "must be a table"),
         ("[memory]\npage_size = '8'", "page_size is '8'; it must be a whole number"),
         ("[memory]\npage_size = true", "must be a whole number"),

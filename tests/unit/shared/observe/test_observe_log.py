@@ -40,7 +40,7 @@ def test_a_line_has_time_level_node_message_and_fields():
 
 
 def test_a_json_line_has_the_same_as_an_object():
-    log, stream = make(form="json", color=True)
+    log, stream = make(form="json")
     log.warning("peer lost", node="prefill-0", silent_s=5.25, count=3, is_here=False, reason='no "answer"', none=None)
     assert stream.getvalue() == (
         '{"time":"2026-01-31T12:00:00.123Z","level":"warning","part":"decode-0","message":"peer lost",'
@@ -127,12 +127,6 @@ def test_long_texts_are_cut():
     log, stream = make()
     log.info("m", text="x" * 1000)
     assert "(1000 characters)" in stream.getvalue() and len(stream.getvalue()) < 500
-
-
-def test_color_is_only_around_the_level():
-    log, stream = make(color=True)
-    log.warning("m")
-    assert "\x1b[33mWARNING\x1b[0m decode-0 m" in stream.getvalue()
 
 
 def test_a_closed_stream_is_no_reason_to_die():
