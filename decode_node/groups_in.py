@@ -51,11 +51,6 @@ class GroupsIn:
         self._num_groups = 0
         self.table = GroupTable(ctx, RECEIVER)
 
-    @property
-    def num_in_flight(self) -> int:
-        """The number of page sets that `poll` has not returned yet, including those of ended requests."""
-        return sum(map(len, self._asked.values())) + sum(map(len, self._waiting.values())) + len(self._out)
-
     def carries(self, transport: str) -> bool:
         return transport in self._receivers
 

@@ -34,7 +34,6 @@ import transformers
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.engine_core import PROMPT_TOKENS, run_dry
-from benchmarks.engine_model import reference_network
 from benchmarks.report import report
 from shared.config.models.model_path import bundled_gguf
 from shared.core.keys import RequestKey
@@ -50,6 +49,7 @@ from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.node.records.core import NodeCore
 from shared.sched.steps.settings import SchedSettings
 from shared.speculation.ngram import NgramWorkerV2
+from tests.support.models.transformers_model import reference_network
 
 NUM_OUT = {1: 64, 8: 32, 32: 24}
 WIDTH = 4

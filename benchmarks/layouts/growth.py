@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deploy.tools.plan.timed_node import TimedNode, VirtualClock, make_scheduler
+from deploy.tools.plan.timed_node import TimedNode, VirtualClock
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import Int64s
 from shared.sched.requests.answer_lengths import LengthEstimator, Survival
+from shared.sched.scheduler import make_scheduler
 from shared.sched.steps.events import Emitted, Ended
 from shared.sched.steps.settings import SchedSettings
 

@@ -37,9 +37,9 @@ def hf_folder() -> Path:
     # Here, for it loads torch and transformers, which the process that measures can do without.
     import torch
 
-    from benchmarks.engine_model import reference_network
     from shared.model.formats.opened import open_model
     from tests.clients.served import write_tokenizer
+    from tests.support.models.transformers_model import reference_network
 
     made = folder.with_suffix(".new")
     shutil.rmtree(made, ignore_errors=True)

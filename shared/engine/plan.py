@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -151,6 +152,26 @@ class StepResult:
     top_logprobs: npt.NDArray[np.float32]  # (B, k, K)
     scores: tuple[PromptScores, ...] = ()
     prompt_tokens: int = 0
+
+    @classmethod
+    def plain(cls, plan: StepPlan, tokens: Sequence[int]) -> StepResult:
+        """Return the result of a step that drafts nothing, in no time. `tokens`: one for each row."""
+        return cls(
+            step=plan.step,
+            row_ids=plan.row_ids,
+            num_prefill=plan.num_prefill,
+            tokens=np.asarray(tokens, np.int64).reshape(-1, 1),
+            accept_lens=plan.emits.astype(np.int32),
+            seq_lens=plan.seq_lens_cpu + plan.q_lens,
+            tag_ok=np.ones(plan.batch_size, np.bool_),
+            draft_state={},
+            draft_seconds=0.0,
+            verify_seconds=0.0,
+            logprobs=np.zeros((plan.batch_size, 1), np.float32),
+            top_ids=np.zeros((plan.batch_size, 1, 0), np.int64),
+            top_logprobs=np.zeros((plan.batch_size, 1, 0), np.float32),
+            prompt_tokens=plan.prompt_tokens,
+        )
 
     @property
     def width(self) -> int:

@@ -11,12 +11,16 @@ their results. All of them change the same `queues`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from shared.engine.plan import Int64s, StepResult
 from shared.engine.stages import every_row
 from shared.grammar.grammars import NO_GRAMMARS, Grammars, NoGrammars
 from shared.kv.manager import KVManager
+from shared.kv.pages import PageAllocator
+from shared.kv.prefix_cache import PrefixCache
+from shared.kv.rows import ReqToTokenPool
 from shared.sched.memory.offload import ColdTier
 from shared.sched.planning.capacity import Capacity
 from shared.sched.planning.grants import Grants
@@ -24,7 +28,7 @@ from shared.sched.planning.planner import Planner
 from shared.sched.requests.intake import Intake
 from shared.sched.requests.queues import Queues
 from shared.sched.requests.results import Results
-from shared.sched.steps.draft_length import WidthChoice
+from shared.sched.steps.draft_length import FixedWidth, WidthChoice
 from shared.sched.steps.masks import MaskMaker
 from shared.sched.steps.mixed_chunk import MixedChunk
 from shared.sched.steps.settings import SchedSettings
@@ -59,3 +63,13 @@ class Scheduler:
     def close(self) -> None:
         self.queues.offload.close()
         self.intake.close()
+
+
+def make_scheduler(settings: SchedSettings, num_pages: int, max_running: int) -> Scheduler:
+    """Make a scheduler with a node's accounts of pages and rows, but without memory."""
+    kv = KVManager(
+        ReqToTokenPool(max_running + 1, settings.num_pages(settings.history_len)),
+        PageAllocator(num_pages),
+        PrefixCache(settings.page_size),
+    )
+    return Scheduler(kv, settings, itertools.count(1).__next__, FixedWidth(1))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
-from deploy.tools.plan.timed_node import TimedNode, VirtualClock, make_scheduler
+from deploy.tools.plan.timed_node import TimedNode, VirtualClock
 from deploy.tools.plan.tokens import SimTokens
 from deploy.tools.traffic.figures.record import UNFINISHED, RequestRecord
 from deploy.tools.traffic.workloads.driver import Driver, LoadRequest
@@ -28,6 +28,7 @@ from router.policy.placement import Placer
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState, TokenIds
 from shared.core.sampling_params import SamplingParams
+from shared.sched.scheduler import make_scheduler
 from shared.sched.steps.events import ChunkReady, Emitted, Ended, GrantRevoked, HandoffUnpinned, PrefillDone, SchedEvent
 from shared.sched.steps.prebuilt import Arrival
 from shared.sched.steps.settings import SchedSettings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,14 +12,8 @@ from deploy.tools.plan.profile import StepShape
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.engine.plan import Admission, StepPlan, StepResult
-from shared.kv.manager import KVManager
-from shared.kv.pages import PageAllocator
-from shared.kv.prefix_cache import PrefixCache
-from shared.kv.rows import ReqToTokenPool
 from shared.sched.scheduler import Scheduler
-from shared.sched.steps.draft_length import FixedWidth
 from shared.sched.steps.prebuilt import Arrival
-from shared.sched.steps.settings import SchedSettings
 
 TokenOf = Callable[[RequestKey, int], int]  # (request, position of the output token) -> id
 
@@ -100,25 +93,9 @@ class TimedNode:
 
     def _result(self, plan: StepPlan) -> StepResult:
         assert not plan.lengths_relayed  # nothing is drafted here
-        num_rows = plan.batch_size
         seq_lens = plan.seq_lens_cpu + plan.q_lens
         tokens = [self._token(row_id.key, length) for row_id, length in zip(plan.row_ids, seq_lens, strict=True)]
-        return StepResult(
-            step=plan.step,
-            row_ids=plan.row_ids,
-            num_prefill=plan.num_prefill,
-            tokens=np.asarray(tokens, np.int64).reshape(num_rows, 1),
-            accept_lens=plan.emits.astype(np.int32),
-            seq_lens=seq_lens,
-            tag_ok=np.ones(num_rows, np.bool_),
-            draft_state={},
-            draft_seconds=0.0,
-            verify_seconds=0.0,
-            logprobs=np.zeros((num_rows, 1), np.float32),
-            top_ids=np.zeros((num_rows, 1, 0), np.int64),
-            top_logprobs=np.zeros((num_rows, 1, 0), np.float32),
-            prompt_tokens=plan.prompt_tokens,
-        )
+        return StepResult.plain(plan, tokens)
 
     def _token(self, key: RequestKey, num_tokens: int) -> int:
         """Return the token after `num_tokens` tokens of prompt and answer. Within the prompt any id will do."""
@@ -133,14 +110,3 @@ def shape_of(plan: StepPlan) -> StepShape:
         pairs=int((lengths * before + lengths * (lengths + 1) // 2).sum()),
         keys=int(plan.seq_lens_cpu[plan.num_prefill :].sum()) + plan.batch_size - plan.num_prefill,
     )
-
-
-def make_scheduler(settings: SchedSettings, num_pages: int, max_running: int) -> Scheduler:
-    """Make a scheduler with a node's accounts of pages and rows, but without memory."""
-    kv = KVManager(
-        ReqToTokenPool(max_running + 1, settings.num_pages(settings.history_len)),
-        PageAllocator(num_pages),
-        PrefixCache(settings.page_size),
-    )
-    new_step = itertools.count(1).__next__
-    return Scheduler(kv, settings, new_step, FixedWidth(1))

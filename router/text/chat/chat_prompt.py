@@ -44,14 +44,6 @@ def chat_prompt(model: TextModel, conversation: Conversation, check: Check = lam
         raise InvalidRequest(error.message, param="messages") from error
 
 
-def chat_text(model: TextModel, conversation: Conversation) -> str:
-    return "".join(chat_pieces(model, conversation))
-
-
-def chat_pieces(model: TextModel, conversation: Conversation) -> list[str]:
-    return pieces_and_form(model, conversation)[0]
-
-
 def pieces_and_form(
     model: TextModel, conversation: Conversation, check: Check = lambda text: None
 ) -> tuple[list[str], Form]:

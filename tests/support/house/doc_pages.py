@@ -1,4 +1,4 @@
-"""Make the pages of docs that are read off the running code: metrics, messages, and tables of models and alarms.
+"""Make the pages of docs that are read off the running code: metrics, messages, fields, and tables of models and alarms.
 
     python -m tests.support.house.doc_pages [--write]
 
@@ -20,7 +20,7 @@ from prometheus_client import Metric
 
 from shared.wire import messages
 from shared.wire.codec import MOST_BYTES, MOST_BYTES_OF
-from tests.support.house import alarms, model_table, surface
+from tests.support.house import alarms, field_page, model_table, surface
 
 DOCS = surface.ROOT / "docs"
 REWRITE = "python -m tests.support.house.doc_pages --write"
@@ -263,6 +263,7 @@ def operations_page() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
+    "http-api.md": field_page.http_api_page,
     "metrics.md": metrics_page,
     "messages.md": messages_page,
     "support.md": support_page,

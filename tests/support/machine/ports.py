@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-
-from deploy.cluster.local import bound
+import socket
 
 FIRST, END = 20000, 32000
 
@@ -21,6 +20,6 @@ def free_port(count: int = 1) -> int:
         port = FIRST + (start + offset) % (END - FIRST)
         with contextlib.ExitStack() as taken, contextlib.suppress(OSError):
             for number in range(port, port + count):
-                taken.enter_context(bound("127.0.0.1", number))
+                taken.enter_context(socket.create_server(("127.0.0.1", number)))
             return port
     raise AssertionError(f"no {count} neighbouring ports are free")

@@ -383,7 +383,8 @@ def assert_clean(*nodes: Node) -> None:
         else:
             assert isinstance(side, DecodeSide)
             assert not side.prealloc.requests() and not side.transfers.open and not side.transfers.copies.held
-            assert not side.transfers.groups.num_in_flight and not side.transfers.groups._waiting
+            groups = side.transfers.groups
+            assert not any(groups._asked.values()) and not groups._waiting and not groups._out
 
 
 def expected(job: Job, seq_index: int = 0) -> list[int]:

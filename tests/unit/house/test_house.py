@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,41 @@ def test_no_two_unit_tests_have_one_file_name() -> None:
     """Mutants and docs/rules.md name tests by file name, without the folder."""
     names = [path.name for path in (house.ROOT / "tests" / "unit").rglob("test_*.py")]
     assert len(names) > 400 and len(names) == len(set(names))
+
+
+IMPORT = re.compile(r"^ *(?:from|import) ([\w.]+)(?: import (\([^)]*\)|.*))?", re.MULTILINE)
+
+
+def test_tests_of_shared_borrow_nothing_from_above() -> None:
+    """Nor do their helpers, except those that read the whole tree."""
+    waiting = sorted((house.ROOT / "tests" / "unit" / "shared").rglob("*.py"))
+    borrowed = []
+    for path in waiting:
+        for module, names in IMPORT.findall(path.read_text("utf-8")):
+            if module.startswith(("deploy", "benchmarks")):
+                borrowed.append(f"{path.name}: {module}")
+            places = [module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))]
+            files = [house.ROOT / f"{place.replace('.', '/')}.py" for place in places if is_rig(place)]
+            waiting += [file for file in files if file not in waiting and file.exists()]
+    assert len(waiting) > 200 and not borrowed
+
+
+def is_rig(module: str) -> bool:
+    return module.startswith("tests.support.") and not module.startswith("tests.support.house")
+
+
+def test_every_module_of_the_product_has_a_user_there(product: list[house.Module]) -> None:
+    """What only tests or benches use, belongs to them. Processes and images name what they start."""
+    starters = [house.ROOT / "Makefile", *(house.ROOT / "deploy").rglob("Dockerfile*")]
+    texts = {path.name: path.read_text("utf-8") for path in starters} | {one.name: one.source for one in product}
+    imported = {name for text in texts.values() for name in IMPORT.findall(text)}
+    whole = {module for module, _ in imported} | {
+        f"{module}.{one}" for module, names in imported for one in re.findall(r"\w+", names)
+    }
+    rooms = {one.name.rpartition(".")[0] for one in product}
+    idle = {one.name for one in product if not one.name.endswith("__main__")} - whole - rooms
+    assert not [
+        name
+        for name in idle
+        if not any(name in text or name.replace(".", "/") in text for user, text in texts.items() if user != name)
+    ]

@@ -263,3 +263,17 @@ def test_a_child_whose_parent_is_gone_already_ends_itself():
     code = "from shared.core.orphan_guard import die_with_parent; die_with_parent(1); print('lives')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["plain", "nohup"])
+def test_a_hang_up_ends_the_whole_cluster(ignored):
+    def hang_up(run):
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert run.supervisor._stop_requests == (0 if ignored else 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        assert Run(child("node", OBEDIENT + SLEEP), when_ready=hang_up).status == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)

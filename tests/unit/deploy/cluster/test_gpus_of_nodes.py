@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from deploy import cli
 from deploy.cluster import gpus, local
 from deploy.cluster.child import Child, ChildSpec
-from deploy.cluster.gpus import GpusHere, deal_gpus, find_gpus, seen_gpus
+from deploy.cluster.gpus import GpusHere, deal_gpus, find_gpus, seen_gpus, with_gpu
 from deploy.cluster.restart_policy import RestartPolicy
 from shared.config.processes import ClusterConfig, NodeParts
 from shared.config.settings.local_settings import LocalConfig
@@ -23,10 +24,13 @@ from shared.config.settings.log_settings import LogConfig
 from shared.config.settings.settings import ModelConfig, SchedConfig
 from shared.core import short_process
 from shared.core.errors import ConfigError
+from shared.device.gpu import MIB
 from shared.node.assembly.build_model import NO_GPU
 from shared.node.assembly.gpu_probe import probe
 from tests.support.cores.changed_config import replaced
+from tests.support.gpus import cuda_node
 from tests.support.gpus.cuda_core import folder_of
+from tests.support.virtual_gpu.device import make_device
 
 EIGHT = tuple(f"H100 number {number}" for number in range(8))
 
@@ -353,3 +357,21 @@ def test_a_child_sees_its_gpus():
     while child.reap() is None:
         pass
     assert said == ["n | 3,0 True"]
+
+
+def test_two_nodes_of_one_gpu_fit_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with the share that `baton up` gives it. With the whole share, the second one finds no memory."""
+    size = 24 * MIB
+    gpu = make_device("eager", memory_bytes=size)
+    built = cuda_node.on_virtual_gpu(gpu, monkeypatch)
+    whole = cuda_node.parts_of(memory={"max_running": 10, "gpu_mem_fraction": 0.9})
+    shared = deal_gpus(LocalConfig(prefill=1, decode=1), GpusHere(seen_gpus(("virtual",), None)))
+    cores = [built.core(replace(whole, memory=with_gpu(whole, own).memory)) for own in shared]
+    pools = [core.pool.num_pages * core.pool.page_bytes for core in cores]
+    assert min(pools) > size / 16 and gpu.memory_use(gpu.device).allocated_bytes < 0.9 * size
+    for core in cores:
+        core.close()
+    first = built.core(whole)
+    with pytest.raises(ConfigError, match="MiB are free"):
+        built.core(whole)
+    first.close()

@@ -219,6 +219,14 @@ def test_baton_admin_prints_pairs_that_can_t_connect() -> None:
     assert "prefill-1 -> decode-1  can't connect to tcp://10.0.0.2:7002, for 12 s" in printed.splitlines()
 
 
+def test_baton_admin_prints_how_many_pages_a_node_keeps_free() -> None:
+    from deploy.cluster.admin import table
+
+    row = {"node": "d", "role": "decode", "state": "ready", "open_sequences": 3, "pages": {"free": 99}, "waiting": 0}
+    shown = table({"open_requests": 3, "nodes": [row | {"epoch": "1", "kept_pages": 21}]})
+    assert "/99 (21 kept)" in shown
+
+
 def test_baton_admin_prints_nodes_that_are_kept_apart() -> None:
     from deploy.cluster.admin import table
 

@@ -14,7 +14,6 @@ from starlette.routing import Route
 
 from router.api.endpoint import EndpointRules
 from router.api.openai.chat import CHAT
-from router.api.site.field_page import field_page
 from router.api.site.openapi import document, encoded
 from router.api.site.routes import build_routes
 from router.api.site.tables import ALL_TABLES, APIS
@@ -23,7 +22,6 @@ from tests.support.bodies.field_rows import Row, Table
 from tests.support.bodies.messages_rows import MESSAGES_ROWS
 from tests.support.bodies.ollama_rows import OLLAMA_ROWS
 from tests.support.bodies.responses_rows import RESPONSES_ROWS
-from tests.support.house.house import ROOT
 
 Json = dict[str, Any]
 COMPONENT = re.compile(r"[a-zA-Z0-9._-]+")  # what the standard allows as a name
@@ -149,8 +147,3 @@ def test_values_that_the_parser_takes_are_valid(table: Table, row: Row, value: A
 def test_fields_of_a_wrong_type_are_not_valid(table: Table) -> None:
     assert not validator(table).is_valid({"model": 3})
     assert not validator(table).is_valid([])
-
-
-def test_the_page_of_the_fields_is_up_to_date() -> None:
-    """To write it: python -m router.api.site.field_page > docs/http-api.md"""
-    assert (ROOT / "docs" / "http-api.md").read_text() == field_page(ALL_TABLES)

@@ -13,12 +13,12 @@ import pytest
 
 from router.text.chat import template_sandbox
 from router.text.chat.call_arguments import MAX_DEPTH, WHOLE, as_object
-from router.text.chat.chat_prompt import chat_text
 from router.text.chat.chat_template import JinjaTemplate
 from router.text.chat.conversation import Conversation, Scalar, normalized
 from router.text.chat.interface import TextModel
 from router.text.hashlm import HashTokenizer, PlainTemplate
 from shared.core.errors import ConfigError, InvalidRequest
+from tests.support.bodies.rendered import chat_text
 
 USER = {"role": "user", "content": "hi"}
 

@@ -12,7 +12,6 @@ import transformers
 from tokenizers import models
 
 from router.text.chat import template_sandbox
-from router.text.chat.chat_prompt import chat_text
 from router.text.chat.chat_template import JinjaTemplate
 from router.text.chat.control_tokens import ControlTokens
 from router.text.chat.conversation import Conversation
@@ -21,6 +20,7 @@ from router.text.chat.normal_form import Renderer
 from router.text.hashlm import HashTokenizer
 from shared.core.errors import InvalidRequest
 from tests.support.bodies.chat_cases import as_hugging_face_gets_it, conversation
+from tests.support.bodies.rendered import chat_text
 
 FOLDER = Path(__file__).parents[3] / "data" / "templates"
 TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja"))

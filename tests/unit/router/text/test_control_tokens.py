@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from router.text.chat.chat_prompt import chat_ids, chat_pieces, chat_text
+from router.text.chat.chat_prompt import chat_ids
 from router.text.chat.chat_template import JinjaTemplate
 from router.text.chat.control_tokens import FIRST_PLACEHOLDER, LAST_PLACEHOLDER, ControlTokens
 from router.text.chat.conversation import Conversation
@@ -25,6 +25,7 @@ from router.text.load import load_text_model
 from shared.config.models.vocab_bytes import byte_level_decoder, byte_table
 from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import InvalidRequest
+from tests.support.bodies.rendered import chat_pieces, chat_text
 
 TURN = "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
 CONTROL = ("<s>", "</s>", "<|im_end|>", "<|im_end|>x")

@@ -12,13 +12,13 @@ import transformers
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from router.text import gguf_tokenizer
-from router.text.chat.chat_prompt import chat_text
 from router.text.chat.conversation import Conversation
 from router.text.chat.folder_templates import template_sources, template_tokens
 from router.text.chat.interface import TextModel
 from router.text.folder_tokenizer import load_folder
 from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import ConfigError
+from tests.support.bodies.rendered import chat_text
 
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "image_token", "audio_token", "flag_token")
 SHOWS_TOKENS = "".join(f"{name}={{{{ {name} | default('none') }}}} " for name in NAMES)

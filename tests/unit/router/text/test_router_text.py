@@ -6,13 +6,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.text.chat.chat_prompt import chat_text
 from router.text.chat.conversation import Conversation
 from router.text.chat.interface import VocabFacts, decode_ids
 from router.text.detokenizer import Detokenizer
 from router.text.hashlm import HashTokenizer, hash_text_model
 from router.text.stops import StopMatcher
 from shared.core.errors import InvalidRequest
+from tests.support.bodies.rendered import chat_text
 
 
 class PieceTokenizer:

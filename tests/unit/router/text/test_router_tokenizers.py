@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from router.text import gguf_tokenizer, word_splits
-from router.text.chat.chat_prompt import chat_text
 from router.text.chat.conversation import Conversation
 from router.text.chat.interface import TextModel, decode_ids
 from router.text.folder_tokenizer import load_folder
@@ -29,6 +28,7 @@ from shared.config.models.vocab_bytes import byte_level_alphabet
 from shared.config.models.vocabulary import folder_vocabulary
 from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import ConfigError, InvalidRequest
+from tests.support.bodies.rendered import chat_text
 
 SAMPLES = [
     "Hello, world!",

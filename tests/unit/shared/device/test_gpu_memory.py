@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from deploy.cluster.gpus import GpusHere, SeenGpu, deal_gpus, with_gpu
 from shared.config.device_defaults import CPU, GPU, with_device_defaults
 from shared.config.processes import NodeParts
-from shared.config.settings.local_settings import LocalConfig
 from shared.config.settings.settings import MemoryConfig, ModelConfig, SchedConfig
 from shared.core.errors import ConfigError
 from shared.device.gpu import GIB, MIB, Gpu, gib
@@ -73,21 +71,6 @@ def test_the_pool_takes_what_weights_and_the_largest_step_leave(
     line = next(line for line in built.said.getvalue().splitlines() if "GPU memory" in line)
     for word in ("weights=", "largest_step=", "reserve=", "kv=", "total="):
         assert word in line
-
-
-def test_two_nodes_of_one_gpu_fit_beside_each_other(gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with the share that `baton up` gives it. With the whole share, the second one finds no memory."""
-    built, whole = on_virtual_gpu(gpu, monkeypatch), parts_of(memory=ROWS | {"gpu_mem_fraction": 0.9})
-    shared = deal_gpus(LocalConfig(prefill=1, decode=1), GpusHere((SeenGpu("0", "virtual"),)))
-    cores = [built.core(replace(whole, memory=with_gpu(whole, own).memory)) for own in shared]
-    pools = [core.pool.num_pages * core.pool.page_bytes for core in cores]
-    assert min(pools) > WHOLE / 16 and gpu.memory_use(gpu.device).allocated_bytes < 0.9 * WHOLE
-    for core in cores:
-        core.close()
-    first = built.core(whole)
-    with pytest.raises(ConfigError, match="MiB are free"):
-        built.core(whole)
-    first.close()
 
 
 def test_what_is_measured_is_what_is_there(gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch) -> None:

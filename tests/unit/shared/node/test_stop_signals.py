@@ -22,7 +22,6 @@ from shared.wire.peers import Inbound
 from tests.support.cores.core_rig import CoreKnobs
 from tests.support.machine.patience import HANG_GUARD_S
 from tests.support.worlds.node_pair import make_node
-from tests.unit.deploy.cluster.test_deploy_supervisor import OBEDIENT, SLEEP, Run, child
 from tests.unit.shared.node.test_node_rounds import Line
 
 
@@ -35,15 +34,6 @@ def ignores(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 def test_nohup_takes_the_hang_up_away_and_nothing_else(ignores: bool) -> None:
     assert set(stop_signals()) == {signal.SIGINT, signal.SIGTERM} | (set() if ignores else {signal.SIGHUP})
-
-
-def test_a_hang_up_ends_the_whole_cluster(ignores: bool) -> None:
-    def hang_up(run: Run) -> None:
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert run.supervisor._stop_requests == (0 if ignores else 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert Run(child("node", OBEDIENT + SLEEP), when_ready=hang_up).status == 0
 
 
 def test_a_hang_up_drains_a_node(ignores: bool) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deploy.tools.plan.timed_node import make_scheduler
 from shared.core.sampling_params import SamplingParams
+from shared.sched.scheduler import make_scheduler
 from shared.sched.steps.settings import SchedSettings
 from tests.support.cores.core_rig import Job
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from benchmarks.layouts.growth import study, thrash
-from deploy.cluster.admin import table
-from deploy.tools.plan.run import model_flags
-from deploy.tools.plan.sim_cluster import SimCluster
-from deploy.tools.plan.timed_node import make_scheduler
-from shared.config.settings.settings import SchedConfig
 from shared.core.request import Request, RequestState
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
@@ -30,10 +23,9 @@ from shared.observe.node_metrics import NodeMetrics
 from shared.sched.planning.growth import Growth
 from shared.sched.requests.answer_lengths import ALL, CELL, ENOUGH, LATEST, LengthEstimator
 from shared.sched.requests.queues import Queues
-from shared.sched.scheduler import Scheduler
+from shared.sched.scheduler import Scheduler, make_scheduler
 from shared.sched.steps.settings import SchedSettings
 from tests.support.cores.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
-from tests.support.worlds import plan_cases as made
 from tests.support.worlds.node_pair import Net, assert_clean, make_node
 
 PAGE = 16
@@ -63,16 +55,6 @@ def alive(lengths: LengthEstimator, at: int, ahead: int, running: Sequence[int] 
 
 
 # ---- what streams see
-
-
-@pytest.mark.rule("La")
-def test_streams_that_began_go_on() -> None:
-    """A full pool, and nobody knows the lengths of the 128 answers."""
-    today, now = study(thrash(), 0.0), study(thrash(), SchedConfig().growth_reserve)
-    assert today.paused_share > 0.4 and today.prompt_share > 2.0, "the load is too easy to show anything"
-    assert now.paused_share <= 0.05
-    assert now.prompt_share <= 1.3
-    assert now.steps <= 1.25 * today.steps
 
 
 def test_streams_are_exact_with_memory_kept_for_growth() -> None:
@@ -174,17 +156,7 @@ def test_the_node_tells_how_much_it_keeps() -> None:
     ClusterMetrics(registry).update(report)
     labels = {"node": "d", "role": "decode"}
     assert registry.get_sample_value("baton_kv_kept_pages", labels) == load.kept_pages
-    row = {"node": "d", "role": "decode", "state": "ready", "open_sequences": 3, "pages": load.pages, "waiting": 0}
-    shown = table({"open_requests": 3, "nodes": [row | {"epoch": "1", "kept_pages": load.kept_pages}]})
-    assert f"/99 ({load.kept_pages} kept)" in shown
     core.close()
-
-
-def test_the_plan_knows_the_flag() -> None:
-    assert "--growth-reserve" not in model_flags(made.profile()), "on by default"
-    assert "--growth-reserve=0.5" in model_flags(replace(made.profile(), growth_reserve=0.5))
-    world = SimCluster(made.layout(0, 1), replace(made.profile(), growth_reserve=0.5), made.tokens())
-    assert world.nodes[0].timed.scheduler.settings.growth_reserve == 0.5
 
 
 # ---- how long answers go on

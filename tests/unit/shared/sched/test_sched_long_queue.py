@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 
-from deploy.tools.plan.timed_node import TimedNode, VirtualClock, make_scheduler
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import PageState
 from shared.node.records.core import NodeCore
 from shared.sched.steps.settings import SchedSettings
 from tests.support.cores.core_rig import CoreKnobs, Job, make_core, run_local
+from tests.support.cores.light_scheduler import LightScheduler
 
 WAITING = 1000
 STEM = tuple(random.Random(1).randrange(95) for _ in range(32))
@@ -113,10 +113,8 @@ class Node:
     but a few. `asked`: what was done for each prompt's tokens or pages, by name."""
 
     def __init__(self) -> None:
-        self.clock = VirtualClock()
-        scheduler = make_scheduler(SchedSettings(PAGE, 2 * LONG, CHUNK, CHUNK), POOL, WAITING + 100)
-        self.timed = TimedNode(self.clock, scheduler, lambda shape, begin: 1.0, lambda key, index: 1)
-        self.queues, self.kv = scheduler.queues, scheduler.queues.budget.kv
+        self.light = LightScheduler(SchedSettings(PAGE, 2 * LONG, CHUNK, CHUNK), POOL, WAITING + 100)
+        self.queues, self.kv = self.light.queues, self.light.queues.budget.kv
         self.stem = np.random.default_rng(1).integers(0, 95, CACHED)
         self._fill_cache()
         self.submit(0, np.random.default_rng(2).integers(0, 95, 20 * CHUNK))
@@ -148,15 +146,14 @@ class Node:
         job = Job(rid, (1,), SamplingParams(max_tokens=4, temperature=0.0), rid)
         req = job.request(handoff_to="decode")
         req.prompt_ids = np.asarray(ids, np.int64)
-        self.timed.submit(req)
+        self.light.scheduler.intake.submit(req)
         self.queues.set_granted(req.key)
         return req
 
     def round(self) -> list[str]:
-        """The oldest step ends, and another one begins. Returns what was asked in its plan."""
-        self.clock.now += 1.0
+        """A step ends, and another one begins. Returns what was asked in its plan."""
         self.asked = []
-        self.timed.turn()
+        self.light.round()
         return self.asked
 
     def long_prompts(self, num: int = 10) -> list[Request]:

@@ -8,6 +8,7 @@ import pytest
 
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import PathProfile, Profile
+from deploy.tools.plan.run import model_flags
 from deploy.tools.plan.sim_cluster import SimCluster
 from deploy.tools.plan.simulate import forecast, play_virtual
 from deploy.tools.traffic.figures.record import RequestRecord
@@ -176,3 +177,10 @@ def test_many_nodes_share_the_load() -> None:
     _, world = played(made.layout(20, 20), plan)
     shares = [node.timed.busy_seconds for node in world.nodes]
     assert min(shares) > 0
+
+
+def test_the_plan_knows_the_flag() -> None:
+    assert "--growth-reserve" not in model_flags(made.profile()), "on by default"
+    assert "--growth-reserve=0.5" in model_flags(replace(made.profile(), growth_reserve=0.5))
+    world = SimCluster(made.layout(0, 1), replace(made.profile(), growth_reserve=0.5), made.tokens())
+    assert world.nodes[0].timed.scheduler.settings.growth_reserve == 0.5

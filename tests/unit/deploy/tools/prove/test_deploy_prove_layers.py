@@ -1,8 +1,11 @@
-"""`baton prove --layers`: a replay that differs nowhere says so; a damaged page is blamed on the layer it lies in."""
+"""`baton prove --layers`: a replay that differs nowhere says so; a damaged page is blamed on the layer it lies in.
+Before that, `baton prove` checks a library's model."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +22,7 @@ from shared.core.errors import ConfigError
 from shared.model.formats.opened import LoadOptions
 from shared.model.llama.llama import LlamaModel
 from shared.model.loading.load import load_model
+from tests.support.models.library_families import save
 from tests.support.web.serving import serving
 
 NUM_LAYERS = 3
@@ -124,3 +128,11 @@ def test_the_command_replays_the_first_difference(
         assert cli.main(["prove", url, url, "--layers", "--model", str(folder), "--max-tokens", "3"]) == 1
     printed = capsys.readouterr().out
     assert "answer 0, token 2: ids [7] instead of [6]" in printed and "no layer of 3 differs" in printed
+
+
+def test_prove_prints_what_the_check_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save("deepseek_v3", tmp_path)
+    command.print_check(argparse.Namespace(model=str(tmp_path), model_library="auto", dtype="float32"))
+    said = capsys.readouterr().out
+    assert re.match(r"check: transformers [\d.]+ runs 4 layers with latents of 32 and 16 for 4 heads; ", said)
+    assert "its logits differ by" in said and "the bound is" in said

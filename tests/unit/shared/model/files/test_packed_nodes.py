@@ -1,4 +1,4 @@
-"""What nodes and the command make of packed weights: memory that is counted, files that are listed and removed."""
+"""What nodes make of packed weights: a file for each, and memory that is counted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from deploy import cli
 from shared.config.machine.cache_folder import packed_folder
 from shared.config.processes import NodeParts
 from shared.config.settings.settings import MemoryConfig, ModelConfig
 from shared.kernel.product.product import supports
-from shared.model.formats.opened import LoadOptions
-from shared.model.formats.packed_folder import PackedFolder, packed_of
-from shared.model.loading.load import load_model
+from shared.model.formats.packed_folder import packed_of
 from shared.node.assembly import build_memory, build_model
 from shared.observe.log import Logger
 from shared.ranks import follower
@@ -107,17 +104,3 @@ def test_the_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
     monkeypatch.setattr("shared.model.formats.packed_folder.packed_folder", homeless)
     assert packed_of(GIB) is None and "no home folder" in caplog.text
-
-
-@needs_kernels
-def test_the_command_lists_and_removes(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["cache"]) == 0 and "no packed weights" in capsys.readouterr().out
-    model = write_tiny_llama(tmp_path / "model")
-    kept = load_model(str(model), LoadOptions("float32", packed=PackedFolder(cache, GIB)))
-    assert cli.main(["cache"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(f"1 file, 1 MiB, in {cache}\n") and f"in use {kept.spec.name} float32 auto" in told
-    assert cli.main(["cache", "clear"]) == 0 and "removed from" in capsys.readouterr().out
-    assert list(cache.glob("*.packed")) == []
-    cache.chmod(0o755)
-    assert cli.main(["cache"]) == 2 and "mode 0700" in capsys.readouterr().err

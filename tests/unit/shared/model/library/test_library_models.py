@@ -3,11 +3,9 @@ hand-offs, retractions and drafts, are the library's own. What the check refuses
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib.util
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +16,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from deploy.tools.prove.command import print_check
 from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.engine.engine import Engine
@@ -423,11 +420,3 @@ def test_without_the_library_one_sentence_has_the_line(windowed: Family, monkeyp
     assert found.value.message == (
         f"architecture GptOssForCausalLM needs the package transformers; to install it, type: {line}"
     )
-
-
-def test_prove_prints_what_the_check_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save("deepseek_v3", tmp_path)
-    print_check(argparse.Namespace(model=str(tmp_path), model_library="auto", dtype="float32"))
-    said = capsys.readouterr().out
-    assert re.match(r"check: transformers [\d.]+ runs 4 layers with latents of 32 and 16 for 4 heads; ", said)
-    assert "its logits differ by" in said and "the bound is" in said

@@ -1,8 +1,8 @@
-"""Make docs/http-api.md from the field tables: python -m router.api.site.field_page > docs/http-api.md"""
+"""Make docs/http-api.md from the tables of fields; `doc_pages.py` writes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from router.api.fields.fields import FieldTable
@@ -10,7 +10,7 @@ from router.api.site.tables import ALL_TABLES
 
 INTRODUCTION = """# The HTTP API, field by field
 
-Made from the parser's own tables (`python -m router.api.site.field_page`).
+Made from the parser's own tables (`python -m tests.support.house.doc_pages --write`).
 
 - A field that is null counts as absent. Where an integer is meant, 8.0 is 8 (8.5 is refused). A text that is a number,
   such as "0.7", is the number where only numbers are meant. With `--strict-fields` it is refused, as OpenAI's API does.
@@ -94,8 +94,8 @@ Made from the parser's own tables (`python -m router.api.site.field_page`).
 """
 
 
-def field_page(tables: Iterable[FieldTable[Any]]) -> str:
-    return "\n".join([INTRODUCTION, *(line for table in tables for line in section(table))])
+def http_api_page() -> str:
+    return "\n".join([INTRODUCTION, *(line for table in ALL_TABLES for line in section(table))])
 
 
 def section(table: FieldTable[Any]) -> Iterator[str]:
@@ -107,7 +107,3 @@ def section(table: FieldTable[Any]) -> Iterator[str]:
     for name in sorted(table.refused):
         yield f"| `{name}` | refused: {table.refused[name].why} |"
     yield ""
-
-
-if __name__ == "__main__":
-    print(field_page(ALL_TABLES), end="")
