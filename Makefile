@@ -13,13 +13,16 @@ FUZZ ?=
 NAMES ?=
 PEERS ?=
 ROWS ?=
+BASE ?=
+BOUND ?=
 GPU_FLAGS ?=
 
-.PHONY: help setup setup-dev run test test-deep test-long bench pictures lint mutants mutants-sampled mutants-arguments sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
+.PHONY: help setup setup-dev run test test-near test-deep test-long bench pictures lint mutants mutants-sampled mutants-arguments sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run        set up, then serve on http://127.0.0.1:8000 (router, one prefill node, one decode node)"
+	@echo "make test-near  lint and the tests nearest to what you changed; about a minute. BASE=main: all of a branch; BOUND=300"
 	@echo "make test       set up, then lint and the tests that notice most per second; half an hour"
 	@echo "make test-deep  the next ones; half an hour. CI runs both"
 	@echo "make test-long  hours: costly variants, more seeds, all ranks, fuzzing, mutated bodies, kernels, soaking, mutants"
@@ -55,6 +58,9 @@ run: setup
 
 test: setup-dev
 	@$(BIN)/python tests/tiers.py test
+
+test-near: setup-dev
+	@$(BIN)/python tests/mutants/near.py $(if $(BASE),--base $(BASE)) $(if $(BOUND),--bound $(BOUND))
 
 test-deep: setup-dev
 	@$(BIN)/python tests/tiers.py deep

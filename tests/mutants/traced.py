@@ -112,7 +112,7 @@ def tests_that_know(files: Iterable[str]) -> list[str]:
     return [
         test
         for test in every_test()
-        if any(name == room or name.startswith(f"{room}.") for name in _known(test) for room in rooms)
+        if any(name == room or name.startswith(f"{room}.") for name in names_known_to(test) for room in rooms)
     ]
 
 
@@ -121,12 +121,12 @@ def every_test() -> list[str]:
     return [path.relative_to(ROOT).as_posix() for path in paths]
 
 
-def _known(file: str) -> set[str]:
+def names_known_to(file: str) -> set[str]:
     """Names that a file imports, with those that its helpers in `tests` import."""
     found, waiting = set(), [file]
     seen = {file}
     while waiting:
-        names = _imported(waiting.pop())
+        names = names_imported_by(waiting.pop())
         found |= names
         helpers = {f"{name.replace('.', '/')}.py" for name in names if name.startswith("tests.")} - seen
         seen |= helpers
@@ -135,7 +135,7 @@ def _known(file: str) -> set[str]:
 
 
 @functools.cache
-def _imported(file: str) -> frozenset[str]:
+def names_imported_by(file: str) -> frozenset[str]:
     """`a.b` and `a.b.c` of `from a.b import c`: either may be the module."""
     found = set()
     for module, names, plain in IMPORT.findall((ROOT / file).read_text()):

@@ -1,4 +1,4 @@
-"""Make the pages of docs that are read off the running code: metrics, messages, fields, and tables of models and alarms.
+"""Make the pages of docs that are read off running code: metrics, messages, fields, and tables of models and alarms.
 
     python -m tests.support.house.doc_pages [--write]
 

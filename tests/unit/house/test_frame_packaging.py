@@ -38,6 +38,7 @@ TARGETS = (
     "setup-dev",
     "run",
     "test",
+    "test-near",
     "test-deep",
     "test-long",
     "bench",
