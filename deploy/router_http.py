@@ -110,7 +110,8 @@ def seers_key(api_key_file: str, admin_key_file: str) -> str:
         key = bare_key(read_private(Path(api_key_file).expanduser(), MAX_FILE_BYTES))
     except ConfigError as error:
         raise ConfigError(f"{FLAG}: {error.message}") from None
-    return read_key(admin_key_file, "--admin-key-file") if key is None else read_key(api_key_file, FLAG)
+    path, flag = (admin_key_file, "--admin-key-file") if key is None else (api_key_file, FLAG)
+    return read_key(path, flag)
 
 
 def error_message(body: bytes) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.cluster import ROOT, baton_up
 from benchmarks.report import report
-from deploy.cluster.local import is_ready, url
+from deploy.cluster.ready import is_ready, url
 from deploy.tools.plan.router_load import put_load
 from deploy.tools.traffic.figures.talk_figures import TurnFigures
 

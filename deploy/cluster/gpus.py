@@ -12,7 +12,7 @@ from typing import Any
 from deploy.cluster.child import describe_end
 from shared.config.flags import to_argv
 from shared.config.machine.gpus import NO_GPU, VISIBLE, has_driver, visible_gpus
-from shared.config.processes import WITHOUT_GPU, NodeParts, NodeProcessConfig
+from shared.config.processes import WITHOUT_GPU, ClusterConfig, NodeParts, NodeProcessConfig
 from shared.config.settings.local_settings import LocalConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError
@@ -55,6 +55,38 @@ class NodeGpu:
     @property
     def named_numbers(self) -> str:
         return ",".join(map(str, self.numbers))
+
+
+def deal_found_gpus(config: ClusterConfig, log: Logger) -> tuple[ClusterConfig, tuple[NodeGpu, ...]]:
+    """Return the settings with the number of prefill nodes, and each node's GPU. Raise ConfigError as `deal_gpus`."""
+    asked = config.local
+    found = find_gpus(config.nodes, is_asked=bool(asked.devices))
+    tp = config.nodes.parallel.tp
+    local = asked.on_gpus(len(asked.devices) or len(found.gpus), tp)
+    if found.gpus:
+        check_ranks(config)
+    gpus = deal_gpus(local, found, tp)
+    if asked.prefill < 0 and (local.prefill, local.decode) == (0, 1):
+        if tp == 1:
+            log.info(
+                "one GPU: one node computes prompts and answers; two would share its memory. --prefill 1 starts two"
+            )
+        else:
+            log.info("one node computes prompts and answers; two would need more GPUs", gpus=tp)
+    tell_gpus(log, local.node_names, gpus, found)
+    return replace(config, local=local), gpus
+
+
+def check_ranks(config: ClusterConfig) -> None:
+    """Raise ConfigError for decode nodes with other ranks or stages: on GPUs they would not pair with prefill nodes."""
+    local, parallel, device = config.local, config.nodes.parallel, config.nodes.sched.device
+    own = {"--decode-tp": (local.decode_tp, parallel.tp), "--decode-pp": (local.decode_pp, parallel.pp)}
+    given = " ".join(f"{flag} {number}" for flag, (number, of_all) in own.items() if number not in (0, of_all))
+    if given:
+        raise ConfigError(
+            f"{given} --device {device}: on GPUs decode nodes have no ranks or stages of their own; leave out {given}; "
+            "else say --device cpu"
+        )
 
 
 def find_gpus(parts: NodeParts, *, is_asked: bool) -> GpusHere:

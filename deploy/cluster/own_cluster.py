@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from deploy.cluster.local import READY, free_port, url
+from deploy.cluster.ports import free_port
+from deploy.cluster.ready import READY, url
 from shared.core import launcher
 from shared.core.errors import ConfigError
 

@@ -47,9 +47,13 @@ def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
 
 def check_listing(name: HubName, sizes: Sizes) -> None:
     """Raise ConfigError for a missing file."""
-    if name.file:
+    if not name.file:
+        _check_folder(name, sizes)
+    else:
         _check_gguf(name, sizes)
-        return
+
+
+def _check_folder(name: HubName, sizes: Sizes) -> None:
     if not matching(("*.safetensors",), sizes):
         raise ConfigError(f"--model {name}: {_without_safetensors(name, sizes)}")
     for needed in ("config.json", "tokenizer.json"):
@@ -82,7 +86,14 @@ def _shown(files: Iterable[str]) -> str:
     return ", ".join(names[:SHOWN_FILES]) + more or "none"
 
 
-def weight_files(name: HubName, sizes: Sizes, folder: Path) -> list[str]:
+def wanted_files(name: HubName, sizes: Sizes, folder: Path, with_weights: bool) -> list[str]:
+    """Return the files to fetch, once those of DESCRIPTION are in `folder`: for a GGUF file, its parts in order."""
+    if not name.file:
+        return [*matching(TEXT, sizes), *(_weight_files(name, sizes, folder) if with_weights else ())]
+    return list(part_names(name.file))
+
+
+def _weight_files(name: HubName, sizes: Sizes, folder: Path) -> list[str]:
     """Return only the index's files, if it exists: other files may hold the same weights."""
     if INDEX in sizes:
         return _shards(name, sizes, folder / INDEX)
@@ -99,7 +110,3 @@ def _shards(name: HubName, sizes: Sizes, index: Path) -> list[str]:
     if strange or not shards:
         raise ConfigError(f"--model {name}: {INDEX} names {_shown(strange)}, which the repository lacks")
     return sorted(shards)
-
-
-def num_missing_bytes(files: Iterable[str], sizes: Sizes, folder: Path) -> int:
-    return sum(sizes[file] for file in files if not (folder / file).is_file())

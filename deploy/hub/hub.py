@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.hub.files import Sizes
+from deploy.hub.files import DESCRIPTION, Sizes
 from deploy.hub.name import HubName
 from shared.core.errors import ConfigError
 
@@ -96,6 +95,16 @@ def recall(name: HubName, hub: Hub) -> Repository:
     return Repository(name, hub, revision, folder, cached_sizes(name, hub, revision, folder), "")
 
 
+def cached_or_none(name: HubName, hub: Hub) -> Repository | None:
+    from huggingface_hub.errors import RevisionResolutionError
+
+    try:
+        found = recall(name, hub)
+    except RevisionResolutionError:
+        return None
+    return found if found.folder.is_dir() else None
+
+
 def cached_sizes(name: HubName, hub: Hub, revision: ResolvedRevision, folder: Path) -> Sizes:
     """Return the files' sizes from Baton's saved listing. Without one, e.g. after another program's download, measure
     the files."""
@@ -114,8 +123,8 @@ def folder_of(name: HubName, hub: Hub, revision: ResolvedRevision) -> Path:
     return hub.cache / f"models--{name.repo.replace('/', '--')}" / "snapshots" / revision.resolved
 
 
-def describe(repository: Repository, files: Sequence[str]) -> None:
-    """Fetch the files. Save the listing, so that an offline start can notice missing files."""
+def describe(repository: Repository) -> None:
+    """Fetch the files of DESCRIPTION. Save the listing, so that an offline start can notice missing files."""
     from huggingface_hub import snapshot_download
 
     hub = repository.hub
@@ -127,16 +136,20 @@ def describe(repository: Repository, files: Sequence[str]) -> None:
             endpoint=hub.endpoint,
             library_name=LIBRARY,
             local_files_only=hub.offline,
-            allow_patterns=[glob.escape(file) for file in files],
+            allow_patterns=list(DESCRIPTION),
         )
 
 
-def download(repository: Repository, files: Sequence[str]) -> None:
+def download(repository: Repository, files: Sequence[str], say: Callable[[str], None]) -> None:
     """Fetch missing files one by one on this thread, so that Ctrl-C leaves no partial files. Offline, a missing file is
     an error."""
     from huggingface_hub import hf_hub_download
 
     hub = repository.hub
+    need = sum(repository.sizes[file] for file in files if not (repository.folder / file).is_file())
+    if need and not hub.offline:
+        check_room(repository, need)
+        say(f"fetching {repository.name} (commit {repository.commit[:12]}), {need / 1e6:,.1f} MB")
     for file in files:
         hf_hub_download(
             repository.name.repo,
@@ -146,6 +159,16 @@ def download(repository: Repository, files: Sequence[str]) -> None:
             endpoint=hub.endpoint,
             library_name=LIBRARY,
             local_files_only=hub.offline,
+        )
+
+
+def check_room(repository: Repository, need: int) -> None:
+    hub = repository.hub
+    free = hub.free_bytes(hub.cache)
+    if need > free:
+        raise ConfigError(
+            f"--model {repository.name}: the download needs {need / 1e9:.2f} GB and {free / 1e9:.2f} GB are free "
+            f"in {hub.cache}; free some, or set HF_HOME to a larger disk"
         )
 
 

@@ -14,8 +14,8 @@ def with_local_model(nodes: NodeParts) -> NodeParts:
     name = parse_hub_name(nodes.model.model)
     if name is None:
         return nodes
-    path = fetched(name, nodes.hub.offline, library=nodes.model.model_library)
-    return replace(nodes, model=renamed(nodes.model, name, path))
+    library = nodes.model.model_library
+    return replace(nodes, model=renamed(nodes.model, name, fetched(name, nodes.hub.offline, library=library)))
 
 
 def with_pinned_model(nodes: NodeParts) -> NodeParts:
@@ -35,8 +35,7 @@ def with_local_text(router: RouterProcessConfig) -> RouterProcessConfig:
     name = parse_hub_name(router.model.model)
     if name is None:
         return router
-    path = fetched(name, router.hub.offline, with_weights=False)
-    return replace(router, model=renamed(router.model, name, path))
+    return replace(router, model=renamed(router.model, name, fetched(name, router.hub.offline, with_weights=False)))
 
 
 def renamed(model: ModelConfig, name: HubName, path: str) -> ModelConfig:

@@ -17,8 +17,9 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_placement_group, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.cluster import local
 from deploy.cluster.child import describe_end
+from deploy.cluster.local import STOP_MARGIN_S, spec
+from deploy.cluster.ready import write_line
 from deploy.ray import launch_plan as plan
 from deploy.ray.keeper import Keeper
 from deploy.ray.report import RUNNING, ActorPlace, ActorReport, Order, StartOrder, role_of
@@ -55,7 +56,7 @@ class DaemonActor:
     def _start(self, order: StartOrder) -> None:
         if self._keeper.state != RUNNING:
             self._started = order
-            self._keeper.start(local.spec(self._name, role_of(self._name), order.config, os.getpid()))
+            self._keeper.start(spec(order.config, os.getpid()))
 
     def _report(self) -> ActorReport:
         state = self._keeper.state
@@ -83,7 +84,7 @@ class DaemonActor:
 
 def log(line: str) -> None:
     """Write to Ray's log of this process."""
-    local.write_line(line, sys.stdout)
+    write_line(line, sys.stdout)
 
 
 def end_actor(why: object) -> None:
@@ -165,7 +166,7 @@ def find_or_make(config: RayClusterConfig, name: str) -> Any:
 
 def stop_timeout_s(config: RayClusterConfig, name: str) -> float:
     own = config.timeouts.shutdown_s if role_of(name) == "router" else config.nodes.node.drain_s
-    return own + local.STOP_MARGIN_S
+    return own + STOP_MARGIN_S
 
 
 def names_here() -> list[str]:

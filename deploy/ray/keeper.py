@@ -16,8 +16,8 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 
-from deploy.cluster import local
 from deploy.cluster.child import Child, ChildSpec, describe_end
+from deploy.cluster.ready import write_line
 from deploy.cluster.restart_policy import RestartPolicy
 from deploy.ray.report import DRAINED, FAILED, IDLE, RUNNING, STOPPED
 from shared.core.exit_codes import EXIT_CONFIG, EXIT_DRAINED
@@ -71,7 +71,7 @@ class Keeper:
             self._serve()
         except BaseException:
             with contextlib.suppress(Exception):
-                local.write_line(traceback.format_exc())
+                write_line(traceback.format_exc())
             os._exit(1)
 
     def _serve(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from deploy.cluster.local import free_port
+from deploy.cluster.ports import free_port
 from shared.config.core_plan import usable_cores
 from shared.config.machine.home import can_write
 from shared.config.settings import ray_settings

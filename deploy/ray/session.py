@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deploy.cluster import local
+from deploy.cluster.ready import count_ready, url, write_line
 from deploy.hub.local_model import with_local_model, with_pinned_model
 from deploy.ray import launch_plan as plan
 from deploy.ray import own_ray as head
@@ -39,7 +39,7 @@ MARKER = "shared", "__init__.py"
 
 
 def say(text: str) -> None:
-    local.write_line(f"baton ray: {text}")
+    write_line(f"baton ray: {text}")
 
 
 @contextlib.contextmanager
@@ -107,7 +107,7 @@ def up(config: RayClusterConfig) -> int:
         if record.head is not None:
             forget_cluster(record)
         raise
-    local.write_line(announcement(config, rows), sys.stdout)
+    write_line(announcement(config, rows), sys.stdout)
     return 0
 
 
@@ -208,13 +208,13 @@ def routers_ready(config: RayClusterConfig) -> bool:
     routers = [name for name in plan.names_at_start(config) if role_of(name) == ROUTER]
     handles: dict[str, Any] = {name: find_actor(name) for name in routers}
     pages = answers(lambda name: handles[name].page.remote("/ready"), [name for name in routers if handles[name]])
-    return len(pages) == len(routers) and all(local.count_ready(page.encode()) >= wanted for page in pages.values())
+    return len(pages) == len(routers) and all(count_ready(page.encode()) >= wanted for page in pages.values())
 
 
 def announcement(config: RayClusterConfig, rows: Sequence[StatusRow]) -> str:
     """The printed addresses are valid only on the routers' machines."""
     routers = [row for row in rows if role_of(row.name) == ROUTER]
-    urls = {row.name: local.url(*plan.http_address(config, row.name), config.http.scheme) for row in routers}
+    urls = {row.name: url(*plan.http_address(config, row.name), config.http.scheme) for row in routers}
     lines = [f"  {row.name:<12} {urls[row.name]}  on {row.machine}" for row in routers]
     return "\n".join(
         ["\nBaton is ready:", *lines, "  status       baton ray status", "  stop         baton ray down\n"]
@@ -242,9 +242,9 @@ def status(record: RayRecord, as_json: bool) -> int:
     if missing:
         raise ConfigError(f"no cluster {record.cluster!r} at {record.address}")
     if as_json:
-        local.write_line(json.dumps([row_fields(row) for row in rows]), sys.stdout)
+        write_line(json.dumps([row_fields(row) for row in rows]), sys.stdout)
     else:
-        local.write_line(table(rows), sys.stdout)
+        write_line(table(rows), sys.stdout)
     return 0 if rows and all(row.state == RUNNING for row in rows) else 1
 
 

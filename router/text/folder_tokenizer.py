@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from router.text.chat.chat_template import JinjaTemplate, NoTemplate
 from router.text.chat.control_tokens import guarded
@@ -13,18 +12,18 @@ from router.text.chat.folder_templates import template_sources, template_tokens
 from router.text.chat.interface import ChatTemplate, TextModel, VocabFacts
 from router.text.fast_tokenizer import FastTokenizer
 from router.text.hashlm import PlainTemplate
-from shared.config.models.folder_facts import read_facts
-from shared.config.models.json_file import read_json_if_there
+from shared.config.models.folder_facts import facts_of
+from shared.config.models.model_folder import ModelFolder, read_folder
 from shared.config.models.tokenizer_file import read_tokenizer
 from shared.config.models.vocabulary import vocabulary_of
 from shared.config.settings.text_settings import TextConfig
 
 
-def load_folder(folder: Path, options: TextConfig) -> TextModel:
-    file, facts = read_tokenizer(folder), read_facts(folder)
+def load_folder(path: Path, options: TextConfig) -> TextModel:
+    file, folder = read_tokenizer(path), read_folder(path)
+    facts = facts_of(folder)
     file.inner.no_truncation()  # drops a training's settings
     file.inner.no_padding()
-    own = read_json_if_there(folder / "tokenizer_config.json")
     vocabulary = vocabulary_of(file, facts)
     tokenizer = FastTokenizer(
         file.inner,
@@ -41,15 +40,15 @@ def load_folder(folder: Path, options: TextConfig) -> TextModel:
     )
     return TextModel(
         tokenizer=tokenizer,
-        template=_template(folder, own, options.template_kwargs, continues=not facts.start_ids),
+        template=_template(folder, options.template_kwargs, continues=not facts.start_ids),
         control_tokens=guarded(options, file.special.values()),
-        about=own,
+        about=folder.tokenizer,
     )
 
 
-def _template(folder: Path, own: Mapping[str, Any], defaults: Mapping[str, Scalar], *, continues: bool) -> ChatTemplate:
+def _template(folder: ModelFolder, defaults: Mapping[str, Scalar], *, continues: bool) -> ChatTemplate:
     """`continues`: the model is decoder-only, so a plain template works."""
-    sources = template_sources(folder, own)
+    sources = template_sources(folder.path, folder.tokenizer)
     if not sources:
         return PlainTemplate() if continues else NoTemplate()
-    return JinjaTemplate(sources, template_tokens(folder, own), defaults)
+    return JinjaTemplate(sources, template_tokens(folder.path, folder.tokenizer), defaults)

@@ -32,6 +32,7 @@ from shared.config.settings.trace_settings import TraceConfig
 from shared.config.settings.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
 
+ROUTER_ID = "router"  # of `baton up`, unless the user names it
 WITHOUT_GPU = ("cpu", "inline")  # values of --device
 
 
@@ -166,6 +167,12 @@ class ClusterConfig:
         self.router.check_addresses(self.http, has_keys=self.nodes.security.has_keys)
         if self.local.devices and (device := self.nodes.sched.device) in WITHOUT_GPU:
             raise ConfigError(f"--devices {self.local.named_devices} --device {device}: leave out one of them")
+
+    @property
+    def router_names(self) -> tuple[str, ...]:
+        """The same at every start."""
+        name, number = self.router.router_id or ROUTER_ID, self.local.routers
+        return (name,) if number == 1 else tuple(f"{name}-{index}" for index in range(number))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from deploy.tools.prove.partings import NOISE
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
 from shared.config.models import shipped_model
+from shared.config.models.model_folder import read_folder
 from shared.config.models.model_path import resolve_model
 from shared.config.settings.hub_settings import OFFLINE_HELP
 from shared.core.errors import ConfigError
@@ -133,7 +134,7 @@ def print_check(args: argparse.Namespace) -> None:
     from shared.model.formats.choice import uses_library
 
     path = resolve_model(args.model).path
-    if path is None or not uses_library(path, args.model_library):
+    if path is None or not uses_library(read_folder(path), args.model_library):
         return
     core_plan.apply(CorePlan())
     from shared.model.formats.opened import LoadOptions

@@ -1,7 +1,6 @@
-"""Read what a Hugging Face folder says of a model's texts. Routers and nodes read it here, so that they agree.
+"""What a Hugging Face folder says of a model's texts. Routers and nodes ask here, so that they agree.
 
-A model that also sees images describes its text part in `text_config`. Each fact is looked for there first, then in the
-rest of config.json, as the library transformers does.
+Each fact is looked for in the text part first, then in the rest of config.json, as the library transformers does.
 """
 
 from __future__ import annotations
@@ -11,17 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.config.models.encoder_decoder import decoder_start_id, has_encoder
 from shared.config.models.family_defaults import FAMILY_DEFAULTS
-from shared.config.models.json_file import read_json_if_there
+from shared.config.models.model_folder import CONFIG, GENERATION, ModelFolder
 from shared.config.models.tokenizer_file import id_of_token
 from shared.core.errors import ConfigError
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
 ANY_LENGTH = 1 << 20  # a model with relative positions has no length limit
 MOST_IDS, MOST_POSITIONS = 1 << 24, 1 << 26
 LENGTHS = ("max_position_embeddings", "n_positions")  # GPT-2 has the second name
-ENDS = "eos_token_id"
+ENDS, START = "eos_token_id", "decoder_start_token_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,41 +35,44 @@ class FolderFacts:
     start_ids: tuple[int, ...] = ()
 
 
-def read_facts(folder: Path) -> FolderFacts:
+def facts_of(folder: ModelFolder) -> FolderFacts:
     """Raise ConfigError for a wrong value, and for a missing one that has no default."""
-    config = read_json_if_there(folder / CONFIG)
-    start_ids = (decoder_start_id(folder, config),) if has_encoder(config) else ()
-    vocab_size = _vocab_size(folder, config)
-    eos_ids = _eos_ids(folder, config)
-    return FolderFacts(
-        vocab_size,
-        eos_ids if vocab_size is None else tuple(i for i in eos_ids if i < vocab_size),
-        ANY_LENGTH if start_ids else _context_length(folder, config),
-        start_ids,
-    )
+    start_ids = (_decoder_start(folder),) if folder.has_encoder else ()
+    vocab_size = _vocab_size(folder)
+    context_length = ANY_LENGTH if start_ids else _context_length(folder)
+    eos_ids = _eos_ids(folder)
+    if vocab_size is not None:
+        eos_ids = tuple(i for i in eos_ids if i < vocab_size)
+    return FolderFacts(vocab_size, eos_ids, context_length, start_ids)
 
 
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    nested = config.get("text_config")
-    return nested if isinstance(nested, Mapping) else config
+def _decoder_start(folder: ModelFolder) -> int:
+    """Return the token that begins the decoder's text. Raise ConfigError if no token is known.
+
+    Look in the same places as transformers, in the same order."""
+    candidates = [folder.generation.get(START), folder.config.get(START), folder.config.get("pad_token_id")]
+    index = next((value for value in candidates if value is not None), None)
+    if not isinstance(index, int) or index < 0:
+        raise ConfigError(f"{folder.path / CONFIG}: {START} is {index!r}, so the decoder's text can't begin")
+    return index
 
 
-def _defaults(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    family = text_part(config).get("model_type") or config.get("model_type")
+def _defaults(folder: ModelFolder) -> tuple[int | None, int | None]:
+    family = folder.text.get("model_type") or folder.config.get("model_type")
     return FAMILY_DEFAULTS.get(str(family), (None, None))
 
 
-def _vocab_size(folder: Path, config: Mapping[str, Any]) -> int | None:
+def _vocab_size(folder: ModelFolder) -> int | None:
     """A wrapper's own size may be another: LLaVA's is that of an older text part."""
-    own, (default, _) = text_part(config).get("vocab_size"), _defaults(config)
-    found = next((size for size in (own, default, config.get("vocab_size")) if size is not None), None)
-    return None if found is None else _whole(found, 1, MOST_IDS, folder / CONFIG, "vocab_size")
+    own, (default, _) = folder.text.get("vocab_size"), _defaults(folder)
+    found = next((size for size in (own, default, folder.config.get("vocab_size")) if size is not None), None)
+    return None if found is None else _whole(found, 1, MOST_IDS, folder.path / CONFIG, "vocab_size")
 
 
-def _context_length(folder: Path, config: Mapping[str, Any]) -> int:
-    text, path = text_part(config), folder / CONFIG
-    _, default = _defaults(config)
-    places = [part.get(name) for part in (text, {LENGTHS[0]: default}, config) for name in LENGTHS]
+def _context_length(folder: ModelFolder) -> int:
+    text, path = folder.text, folder.path / CONFIG
+    _, default = _defaults(folder)
+    places = [part.get(name) for part in (text, {LENGTHS[0]: default}, folder.config) for name in LENGTHS]
     found = next((length for length in places if length is not None), None)
     if found is None:
         raise ConfigError(f"{path} does not say {LENGTHS[0]}")
@@ -98,19 +98,19 @@ def _stretched(rope: Mapping[str, Any], length: int) -> int:
     return int(original * float(rope.get("factor") or 1.0)) if original <= length else length
 
 
-def _eos_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+def _eos_ids(folder: ModelFolder) -> tuple[int, ...]:
     """config.json often lacks ids of chat models, so it is read second, and its text part third."""
     for name, part in (
-        (GENERATION, read_json_if_there(folder / GENERATION)),
-        (CONFIG, config),
-        (CONFIG, text_part(config)),
+        (GENERATION, folder.generation),
+        (CONFIG, folder.config),
+        (CONFIG, folder.text),
     ):
         given = part.get(ENDS)
         if given is not None and given != []:
             ids = given if isinstance(given, list) else [given]
-            return tuple(_whole(index, 0, MOST_IDS, folder / name, ENDS) for index in ids)
-    token = read_json_if_there(folder / "tokenizer_config.json").get("eos_token")
-    index = id_of_token(folder, token) if token and (folder / "tokenizer.json").is_file() else None
+            return tuple(_whole(index, 0, MOST_IDS, folder.path / name, ENDS) for index in ids)
+    token = folder.tokenizer.get("eos_token")
+    index = id_of_token(folder.path, token) if token and (folder.path / "tokenizer.json").is_file() else None
     return () if index is None else (index,)
 
 

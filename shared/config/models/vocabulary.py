@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.config.models.folder_facts import FolderFacts, read_facts
+from shared.config.models.folder_facts import FolderFacts, facts_of
 from shared.config.models.gguf_metadata import read_pairs
+from shared.config.models.model_folder import read_folder
 from shared.config.models.model_path import ModelKind, resolve_model
 from shared.config.models.pieces import make_pieces
 from shared.config.models.tokenizer_file import TokenizerFile, read_tokenizer
@@ -38,7 +39,7 @@ def hashlm_vocabulary() -> Vocabulary:
 
 
 def folder_vocabulary(folder: Path) -> Vocabulary:
-    return vocabulary_of(read_tokenizer(folder), read_facts(folder))
+    return vocabulary_of(read_tokenizer(folder), facts_of(read_folder(folder)))
 
 
 def vocabulary_of(file: TokenizerFile, facts: FolderFacts) -> Vocabulary:

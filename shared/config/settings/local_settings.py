@@ -55,6 +55,11 @@ class LocalConfig:
         return self.prefill + self.decode
 
     @property
+    def node_names(self) -> list[str]:
+        roles = (("prefill", self.prefill), ("decode", self.decode))
+        return [f"{role}-{index}" for role, number in roles for index in range(number)]
+
+    @property
     def named_nodes(self) -> str:
         return f"--prefill {self.prefill} --decode {self.decode}"
 

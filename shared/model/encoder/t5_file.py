@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from shared.config.models.folder_facts import read_facts
+from shared.config.models.folder_facts import facts_of
+from shared.config.models.model_folder import ModelFolder, read_folder
 from shared.core.errors import ConfigError
 from shared.model.encoder.t5 import Attention, FeedForward, Stack, T5Config, T5Layer, T5Model, T5Weights
 from shared.model.formats.hf_config import vocab_size_of
 from shared.model.formats.tensor_files import TensorFiles
-from shared.model.math.config import read_json
 
 FEED_FORWARDS = {"relu": (False, False), "gated-relu": (True, False), "gated-gelu": (True, True)}  # (gated, gelu)
 # Older files repeat the embedding, and have a bias table for cross-attention that T5 does not use.
@@ -30,8 +28,8 @@ DEFAULT_CONTEXT = 1024  # freely chosen: relative positions have no limit
 
 def load_t5(folder: Path, max_context: int = 0, dtype: torch.dtype = torch.float32) -> T5Model:
     """Load on the CPU. `max_context`: tokens of input and answer together; 0: DEFAULT_CONTEXT. Raises ConfigError."""
-    raw = read_json(folder / "config.json")
-    config, files = config_of(folder, raw, max_context or DEFAULT_CONTEXT), _Taken(TensorFiles(folder), dtype)
+    config = config_of(read_folder(folder), max_context or DEFAULT_CONTEXT)
+    files = _Taken(TensorFiles(folder), dtype)
     embed = files.take_tensor("shared.weight", config.vocab_size, config.hidden_size)
     head = files.take_tensor("lm_head.weight", *embed.shape) if files.has("lm_head.weight") else embed
     encoder = _stack(files, config, "encoder", config.num_encoder_layers)
@@ -45,18 +43,19 @@ def t5_bytes(folder: Path, dtype: torch.dtype) -> int:
     return dtype.itemsize * sum(math.prod(files.shape(name)) for name in files.names() - NOT_READ)
 
 
-def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Config:
+def config_of(folder: ModelFolder, max_context: int) -> T5Config:
     """Raise ConfigError for a missing or wrong field."""
+    path, raw = folder.path, folder.config
     if raw.get("model_type") != "t5":
-        raise ConfigError(f"{folder}: model_type is {raw.get('model_type')!r}, not t5")
+        raise ConfigError(f"{path}: model_type is {raw.get('model_type')!r}, not t5")
     kind = raw.get("feed_forward_proj", "relu")
     if kind not in FEED_FORWARDS:
-        raise ConfigError(f"{folder}: feed_forward_proj is {kind!r}; it must be one of {', '.join(FEED_FORWARDS)}")
+        raise ConfigError(f"{path}: feed_forward_proj is {kind!r}; it must be one of {', '.join(FEED_FORWARDS)}")
     is_gated, is_gelu = FEED_FORWARDS[kind]
-    facts = read_facts(folder)
+    facts = facts_of(folder)
     try:
         return T5Config(
-            vocab_size=vocab_size_of(folder, facts),
+            vocab_size=vocab_size_of(path, facts),
             hidden_size=int(raw["d_model"]),
             num_heads=int(raw["num_heads"]),
             head_dim=int(raw["d_kv"]),
@@ -74,7 +73,7 @@ def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Confi
             max_context=max_context,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{folder}: config.json has a missing or wrong field {error}") from error
+        raise ConfigError(f"{path}: config.json has a missing or wrong field {error}") from error
 
 
 class _Taken:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.config.models.folder_facts import CONFIG, FolderFacts, read_facts
+from shared.config.models.folder_facts import FolderFacts, facts_of
+from shared.config.models.model_folder import CONFIG, ModelFolder
 from shared.core.errors import ConfigError
 from shared.model.formats.hf_rope import rope_from_hf, ropes_by_layer
 from shared.model.formats.quantized_scheme import scheme_of
-from shared.model.math.config import MOST_PARTS, ExpertConfig, LayerStyle, LlamaConfig, read_json
+from shared.model.math.config import MOST_PARTS, ExpertConfig, LayerStyle, LlamaConfig
 
 HF_ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -53,15 +54,14 @@ HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # default head size; other families: 
 WINDOWED, WHOLE = "sliding_attention", "full_attention"
 
 
-def config_from_hf(folder: Path) -> LlamaConfig:
+def config_from_hf(folder: ModelFolder) -> LlamaConfig:
     """Raise ConfigError for a folder that our program can't run."""
-    raw = read_json(folder / "config.json")
     try:
-        family = _family(folder, raw)
-        _check_fields(folder, raw, family)
-        return _from_hf(folder, raw, family)
+        family = _family(folder.path, folder.config)
+        _check_fields(folder.path, folder.config, family)
+        return _from_hf(folder, family)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise ConfigError(f"{folder / 'config.json'}: missing or wrong field {error}") from error
+        raise ConfigError(f"{folder.path / CONFIG}: missing or wrong field {error}") from error
 
 
 def _family(folder: Path, raw: Mapping[str, Any]) -> str:
@@ -83,25 +83,25 @@ def _check_fields(folder: Path, raw: Mapping[str, Any], family: str) -> None:
     strange = sorted(name for name, value in raw.items() if name not in known and not _is_empty(value))
     if strange:
         listed = ", ".join(f"{name} {raw[name]!r}"[:80] for name in strange)
-        raise ConfigError(f"{folder / 'config.json'}: not supported for {family}: {listed}")
+        raise ConfigError(f"{folder / CONFIG}: not supported for {family}: {listed}")
 
 
 def _is_empty(value: Any) -> bool:
     return value is None or value is False or value == [] or value == {}
 
 
-def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
-    facts = read_facts(folder)
+def _from_hf(folder: ModelFolder, family: str) -> LlamaConfig:
+    path, raw, facts = folder.path, folder.config, facts_of(folder)
     heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     num_layers = int(raw["num_hidden_layers"])
     if num_layers > MOST_PARTS:
         raise ValueError(f"num_hidden_layers: {num_layers}")
     head_dim = int(raw.get("head_dim", HEAD_DIMS.get(family)) or hidden // heads)
-    rope, local_rope = ropes_by_layer(folder, raw) if family == "gemma3" else (rope_from_hf(folder, raw), None)
+    rope, local_rope = ropes_by_layer(path, raw) if family == "gemma3" else (rope_from_hf(path, raw), None)
     return LlamaConfig(
-        name=folder_name(folder),
+        name=folder_name(path),
         family=family,
-        vocab_size=vocab_size_of(folder, facts),
+        vocab_size=vocab_size_of(path, facts),
         hidden_size=hidden,
         intermediate_size=int(raw["intermediate_size"]),
         num_layers=num_layers,

@@ -17,8 +17,7 @@ from typing import TypeGuard
 import torch
 
 from shared.config.machine.host_memory import host_memory
-from shared.config.models.encoder_decoder import has_encoder
-from shared.config.models.json_file import read_json_if_there
+from shared.config.models.model_folder import read_folder
 from shared.config.models.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth, overshoot
@@ -187,9 +186,10 @@ def open_named(
         return None
     if options.dtype != AUTO and options.dtype not in DTYPES:
         raise ConfigError(f"--dtype is {options.dtype!r}; it must be one of {', '.join((AUTO, *DTYPES))}")
-    if has_encoder(read_json_if_there(path / "config.json")):
+    folder = read_folder(path)
+    if folder.has_encoder:
         return EncoderFolder(path)
-    if uses_library(path, options.library):
+    if uses_library(folder, options.library):
         return LibraryFolder(path)
     source = open_model(path, options.max_context)
     options = settled(options, source, device)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from shared.config.models.model_folder import read_folder
 from shared.core.errors import ConfigError
 from shared.kernel.product.block_weights import BlockWeights, codes_format, has_codes
 from shared.model.formats.gguf_file import AMX_INPUTS
@@ -51,7 +52,7 @@ class SafetensorsFolder:
     """A TensorSource over one folder. Raises ConfigError for an unknown tensor."""
 
     def __init__(self, folder: Path) -> None:
-        self.config: LlamaConfig = config_from_hf(folder)
+        self.config: LlamaConfig = config_from_hf(read_folder(folder))
         self._files = open_tensors(folder)
         self.quantised = self._files if isinstance(self._files, QuantizedFiles) else None
         self._check_tensors()

@@ -18,7 +18,8 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from shared.config.models.folder_facts import CONFIG, read_facts
+from shared.config.models.folder_facts import facts_of
+from shared.config.models.model_folder import CONFIG, ModelFolder, read_folder
 from shared.config.settings.frozen import LIBRARY, LIBRARY_RANKS
 from shared.core.errors import BatonError, ConfigError
 from shared.device.group import RankGroup
@@ -54,28 +55,29 @@ logger = logging.getLogger(__name__)
 
 
 def load_library_model(
-    folder: Path, options: LoadOptions, group: RankGroup | None = None, device: str = "cpu"
+    path: Path, options: LoadOptions, group: RankGroup | None = None, device: str = "cpu"
 ) -> LibraryModel:
     """With `group`, load this rank's part; all ranks call it together.
 
     Raises ConfigError, in one sentence, for a model that the library or our attention can't run."""
-    refuse_flags(folder, options, group)
+    refuse_flags(path, options, group)
+    folder = read_folder(path)
     config = checked_config(folder)
-    files = open_tensors(folder)
+    files = open_tensors(path)
     dtype = settled(options).dtype
     num_bytes = files.num_numbers() * DTYPES[dtype].itemsize
     if group is None or device == "cpu":
         check_memory(files, num_bytes, options)
     limit = max_context_of(folder, config)
     context = context_of(options, limit)
-    with explained(folder, "load it"):
+    with explained(path, "load it"):
         division = None if group is None else division_of(files, config, options, group, device)
         network = read_network(files, config, DTYPES[dtype], division)
         mapped = mapped_bytes(network, files) if device == "cpu" else 0
         if device != "cpu":
             move_network(network, torch.device(device))
         parts = None if group is None or division is None else NetworkParts(network, division, group)
-        survey = survey_of(network, folder, config, limit)
+        survey = survey_of(network, path, config, limit)
         stored = StoredWeights(files.described(), files.num_bytes, num_bytes, mapped)
         make_attention = attention_maker(survey, parts, options, device)
         attention = make_attention("auto")
@@ -84,7 +86,7 @@ def load_library_model(
             needs_cpu_seq_lens=attention.needs_cpu_seq_lens,
             has_grouped_experts=device != "cpu" and has_experts(network),
         )
-        source = LoadedFrom(folder, options, limit)
+        source = LoadedFrom(path, options, limit)
         model = LibraryModel(network, spec, attention, survey.modules, source)
         found = check_logits(network, model, parts)
         report = f"{LIBRARY_VERSION} runs {described(model.layers)}; {found}"
@@ -163,20 +165,21 @@ def refuse_flags(folder: Path, options: LoadOptions, group: RankGroup | None) ->
     LIBRARY_RANKS.refuse({"--kv-dtype": group is not None and formats.kv != "auto"}, given="--tp with", of=folder.name)
 
 
-def checked_config(folder: Path) -> PreTrainedConfig:
+def checked_config(folder: ModelFolder) -> PreTrainedConfig:
     """Raise ConfigError for what can be refused without weights. Code in the folder (auto_map) is never run."""
-    with explained(folder, "read its config.json"):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    check_kind(folder, config)
+    path = folder.path
+    with explained(path, "read its config.json"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    check_kind(path, config)
     max_context_of(folder, config)
     return config
 
 
-def max_context_of(folder: Path, config: PreTrainedConfig) -> int:
+def max_context_of(folder: ModelFolder, config: PreTrainedConfig) -> int:
     """Return the number of positions that the network was made for."""
-    limit = read_facts(folder).context_length
+    limit = facts_of(folder).context_length
     if limit < SURVEYED:
-        raise ConfigError(f"{folder / CONFIG}: max_position_embeddings is {limit}, and {SURVEYED} is the least")
+        raise ConfigError(f"{folder.path / CONFIG}: max_position_embeddings is {limit}, and {SURVEYED} is the least")
     ropes = getattr(config.get_text_config(), "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):  # one, or one for each kind of layer
         if isinstance(rope, dict) and rope.get("rope_type") == LONGROPE:
@@ -192,14 +195,19 @@ def context_of(options: LoadOptions, limit: int) -> int:
 
 
 def spec_of(
-    folder: Path, config: PreTrainedConfig, files: TensorFiles, dtype: str, max_context: int, stored: StoredWeights
+    folder: ModelFolder,
+    config: PreTrainedConfig,
+    files: TensorFiles,
+    dtype: str,
+    max_context: int,
+    stored: StoredWeights,
 ) -> ModelSpec:
-    facts = read_facts(folder)
-    size, librarys = vocab_size_of(folder, facts), config.get_text_config().vocab_size
+    path, facts = folder.path, facts_of(folder)
+    size, librarys = vocab_size_of(path, facts), config.get_text_config().vocab_size
     if size != librarys:  # then the router would take other ids for tokens than this node
-        raise ConfigError(f"{folder / CONFIG}: {LIBRARY_VERSION} reads a vocab_size of {librarys}, and Baton {size}")
+        raise ConfigError(f"{path / CONFIG}: {LIBRARY_VERSION} reads a vocab_size of {librarys}, and Baton {size}")
     return ModelSpec(
-        name=folder_name(folder),
+        name=folder_name(path),
         vocab_size=size,
         max_context=max_context,
         dtype=dtype,

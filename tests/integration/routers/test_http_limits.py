@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy.cluster.local import count_ready, is_ready
+from deploy.cluster.ready import count_ready, is_ready
 from deploy.router_http import RouterHttp
 from deploy.router_url import parse_url
 from deploy.tools.doctor.look_router import NoRouterError, look_at_router

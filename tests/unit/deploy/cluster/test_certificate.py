@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deploy.cluster.local import is_ready
+from deploy.cluster.ready import is_ready
 from deploy.router_http import own_connection
 from router.http import certificate
 from router.http.certificate import SOON_S, Certificate, load_certificate, show_expiry

@@ -18,7 +18,8 @@ import pytest
 
 import baton_serve
 from deploy import cli
-from deploy.cluster import local, own_cluster
+from deploy.cluster import local, own_cluster, ports, ready
+from deploy.cluster.facts import ClusterFacts, find_facts
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
 from shared.config.flags import concerns_of, fields_of, given_values, sections_of
@@ -30,6 +31,7 @@ from shared.config.settings.removed import REMOVED
 from shared.config.settings.router_settings import RouterConfig
 from shared.config.settings.settings import ModelConfig, NodeConfig
 from shared.core import launcher
+from shared.observe.log import open_log
 from tests.support.cores.changed_config import replaced
 from tests.support.machine.ports import free_port
 
@@ -213,21 +215,26 @@ def specs_of(config, cores=(0, 1)):
     """The children where nothing has to be dealt out."""
     routers = [
         replace(config.router, router_id=name, port=config.router.port + index)
-        for index, name in enumerate(local.router_names(config))
+        for index, name in enumerate(config.router_names)
     ]
-    return local.child_specs(replace(config, local=config.local.on_gpus(0)), routers, cores, parent_pid=42)
+    return specs_with(config, routers, cores)
+
+
+def specs_with(config, routers, cores=(0, 1)):
+    facts = ClusterFacts(replace(config, local=config.local.on_gpus(0)), tuple(routers), cores)
+    return local.child_specs(facts, parent_pid=42)
 
 
 def announce(config, num_routers=1):
     routers = [replace(config.router, port=config.router.port + index) for index in range(num_routers)]
-    local.announce(config, routers)
+    ready.announce(ClusterFacts(config, tuple(routers), (0,)))
 
 
 def test_several_routers_get_own_ports_and_every_node_dials_all():
     config, port = cluster(routers=2), free_port(2)
-    routers = local.deal_routers(replace(config, router=replace(config.router, port=port)))
+    routers = ports.deal_routers(replace(config, router=replace(config.router, port=port)))
     assert [(router.router_id, router.port) for router in routers] == [("router-0", port), ("router-1", port + 1)]
-    specs = local.child_specs(replace(config, local=config.local.on_gpus(0)), routers, (0, 1), parent_pid=42)
+    specs = specs_with(config, routers)
     assert [(spec.name, spec.vital) for spec in specs[:3]] == [
         ("router-0", True),
         ("router-1", True),
@@ -239,14 +246,14 @@ def test_several_routers_get_own_ports_and_every_node_dials_all():
 
 
 def test_any_ports_are_different_ones():
-    routers = local.deal_routers(replaced(cluster(routers=8), router={"port": 0}))
-    ports = [port for one in routers for port in (one.port, int(one.node_endpoint.rpartition(":")[2]))]
-    assert len(set(ports)) == 16
+    dealt = ports.deal_routers(replaced(cluster(routers=8), router={"port": 0}))
+    numbers = [port for one in dealt for port in (one.port, int(one.node_endpoint.rpartition(":")[2]))]
+    assert len(set(numbers)) == 16
 
 
 def test_ports_end_somewhere():
     with pytest.raises(cli.ConfigError, match="65535"):
-        local.deal_routers(replaced(cluster(routers=64), router={"port": 65500}))
+        ports.deal_routers(replaced(cluster(routers=64), router={"port": 65500}))
 
 
 def test_each_router_is_announced(capsys):
@@ -295,7 +302,7 @@ def test_a_tool_waits_until_its_own_cluster_has_stopped(monkeypatch):
 def test_a_tool_s_own_cluster_is_ready_when_it_says_so(tmp_path):
     """Only `baton up` knows how many nodes it starts: with one GPU it is one."""
     log, ended = tmp_path / "log", types.SimpleNamespace(poll=lambda: 2)
-    log.write_text(f"decode-0 ready\n\n{local.READY}: http://127.0.0.1:1\n")
+    log.write_text(f"decode-0 ready\n\n{ready.READY}: http://127.0.0.1:1\n")
     own_cluster.wait_ready(ended, log, 0.0)
     log.write_text("baton up: no such model\n")
     with pytest.raises(cli.ConfigError, match="did not start:\nbaton up: no such model"):
@@ -326,15 +333,15 @@ def test_prefill_and_decode_nodes_may_differ_in_stages(pp, decode_pp, sizes):
 
 
 def test_a_taken_port_is_refused_before_anything_starts():
-    with local.bound("127.0.0.1", 0) as taken:
+    with ports.bound("127.0.0.1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(cli.ConfigError, match=f"--port {port}: can't serve.*choose another"):
-            local.deal_routers(ClusterConfig(router=RouterConfig(port=port)))
+            ports.deal_routers(ClusterConfig(router=RouterConfig(port=port)))
 
 
 def test_port_0_means_any_and_nodes_get_one_of_their_own():
-    (router,) = local.deal_routers(ClusterConfig(router=RouterConfig(port=0)))
+    (router,) = ports.deal_routers(ClusterConfig(router=RouterConfig(port=0)))
     assert router.port > 0 and router.router_id == "router"
     assert router.node_endpoint.startswith("tcp://127.0.0.1:")
     assert router.node_endpoint != f"tcp://127.0.0.1:{router.port}"
@@ -356,7 +363,7 @@ def nodes(*ready):
 
 
 @pytest.mark.parametrize(
-    ("answer", "ready"),
+    ("answer", "expected"),
     [
         (reply(200, nodes(True, True)), True),
         (reply(200, nodes(True)), False),
@@ -367,17 +374,17 @@ def nodes(*ready):
         (b"nonsense\r\n\r\n", False),
     ],
 )
-def test_ready_is_a_router_with_all_nodes(answer, ready):
-    with local.bound("127.0.0.1", 0) as listener:
+def test_ready_is_a_router_with_all_nodes(answer, expected):
+    with ports.bound("127.0.0.1", 0) as listener:
         listener.listen()
         server = threading.Thread(target=answer_once, args=(listener, answer))
         server.start()
-        assert local.is_ready("127.0.0.1", listener.getsockname()[1], num_nodes=2) is ready
+        assert ready.is_ready("127.0.0.1", listener.getsockname()[1], num_nodes=2) is expected
         server.join()
 
 
 def test_nobody_there_is_not_ready():
-    assert local.is_ready("127.0.0.1", local.free_port("127.0.0.1"), num_nodes=0) is False
+    assert ready.is_ready("127.0.0.1", ports.free_port("127.0.0.1"), num_nodes=0) is False
 
 
 def test_the_announcement_can_be_pasted(capsys):
@@ -390,10 +397,13 @@ def test_the_announcement_can_be_pasted(capsys):
 def test_what_has_an_encoder_is_not_asked_to_chat(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     (tmp_path / "model.safetensors").touch()
-    announce(replaced(cluster(), model={"model": str(tmp_path)}))
+    config = replaced(cluster(), model={"model": str(tmp_path)}, router={"port": 0})
+    facts = find_facts(config, open_log("up", config.nodes.log))
+    ready.announce(facts)
     text = capsys.readouterr().out
     body = json.loads(text.split("-d '")[1].split("'\n")[0])
-    assert body["prompt"] and "http://127.0.0.1:8123/v1/completions" in text and "browser" not in text
+    address = f"http://127.0.0.1:{facts.routers[0].port}/v1/completions"
+    assert body["prompt"] and address in text and "browser" not in text
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -401,15 +411,15 @@ def test_a_full_disk_behind_its_output_ends_nothing(monkeypatch, stream):
     with open("/dev/full", "w", buffering=1) as full:
         monkeypatch.setattr(sys, stream, full)
         announce(cluster())
-        local.write_line("a line")
+        ready.write_line("a line")
         monkeypatch.undo()
         with contextlib.suppress(OSError):
             full.close()
 
 
 def test_ipv6_addresses_are_bracketed():
-    assert local.url("::1", 80) == "http://[::1]:80"
-    assert local.url("127.0.0.1", 80) == "http://127.0.0.1:80"
+    assert ready.url("::1", 80) == "http://[::1]:80"
+    assert ready.url("127.0.0.1", 80) == "http://127.0.0.1:80"
 
 
 def test_the_command_itself_loads_neither_torch_nor_numpy():

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploy import cli
-from deploy.cluster import gpus, local
+from deploy.cluster import facts, gpus, local
 from deploy.cluster.child import Child, ChildSpec
 from deploy.cluster.gpus import GpusHere, deal_gpus, find_gpus, seen_gpus, with_gpu
 from deploy.cluster.restart_policy import RestartPolicy
@@ -130,7 +130,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, names: Sequence[str], visible: str 
         return {"names": list(names)} if names else {"why": NO_GPU}
 
     monkeypatch.setattr(gpus, "ask_torch", ask_torch)
-    for module in (gpus, local):
+    for module in (gpus, facts):
         monkeypatch.setattr(module, "has_driver", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -249,7 +249,7 @@ def test_keys_are_asked_for_just_the_nodes_that_start(monkeypatch, tmp_path):
         started(monkeypatch, security=security, prefill=1)
     for names, has_driver in ((EIGHT[:2], True), ((), False)):
         machine(monkeypatch, names)
-        monkeypatch.setattr(local, "has_driver", lambda own=has_driver: own)
+        monkeypatch.setattr(facts, "has_driver", lambda own=has_driver: own)
         with pytest.raises(ConfigError, match="--node prefill-0 decode-0"):
             started(monkeypatch, security=security)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster import local
 from router.app import own_name
 from shared.config.processes import ClusterConfig, RouterProcessConfig
 from shared.config.settings.router_settings import RouterConfig
@@ -41,8 +40,8 @@ def test_of_several_keys_one_must_be_chosen(tmp_path: Path) -> None:
 
 def test_the_router_of_a_cluster_on_one_machine_keeps_its_name() -> None:
     """Its series on /metrics would change with every start."""
-    assert local.router_names(ClusterConfig()) == ("router",)
+    assert ClusterConfig().router_names == ("router",)
     given = ClusterConfig(router=RouterConfig(router_id="paris"))
-    assert local.router_names(given) == ("paris",)
+    assert given.router_names == ("paris",)
     two = replace(given, local=replace(given.local, routers=2))
-    assert local.router_names(two) == ("paris-0", "paris-1")
+    assert two.router_names == ("paris-0", "paris-1")

@@ -15,7 +15,8 @@ from transformers import AutoConfig
 
 from router.text.folder_tokenizer import load_folder
 from shared.config.models.family_defaults import FAMILY_DEFAULTS
-from shared.config.models.folder_facts import ANY_LENGTH, read_facts
+from shared.config.models.folder_facts import ANY_LENGTH, FolderFacts, facts_of
+from shared.config.models.model_folder import read_folder
 from shared.config.models.vocabulary import folder_vocabulary
 from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import ConfigError
@@ -64,6 +65,10 @@ def write(folder: Path, config: dict[str, Any], generation: dict[str, Any] | Non
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder
+
+
+def read_facts(folder: Path) -> FolderFacts:
+    return facts_of(read_folder(folder))
 
 
 def assert_the_library_agrees(folder: Path) -> None:

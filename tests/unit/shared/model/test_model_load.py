@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shared.config.models.model_folder import read_folder
 from shared.config.models.model_path import bundled_gguf
 from shared.core.errors import ConfigError
 from shared.device.gpu import MemoryInfo
@@ -76,10 +77,10 @@ def test_weights_bytes_counts_the_parameters() -> None:
 
 
 def test_hf_config(tmp_path: Path) -> None:
-    config = config_from_hf(folder(tmp_path))
+    config = config_from_hf(read_folder(folder(tmp_path)))
     assert (config.family, config.head_dim, config.rope.theta, config.eos_ids) == ("qwen2", 8, 1e6, (7,))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
-    assert config_from_hf(tmp_path).eos_ids == (7, 9)
+    assert config_from_hf(read_folder(tmp_path)).eos_ids == (7, 9)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_hf_config(tmp_path: Path) -> None:
     ],
 )
 def test_windows(changes: dict[str, object], windows: tuple[int, ...], tmp_path: Path) -> None:
-    config = config_from_hf(folder(tmp_path, **changes))
+    config = config_from_hf(read_folder(folder(tmp_path, **changes)))
     assert (config.windows, config.max_context) == (windows, 512)
 
 
@@ -110,7 +111,7 @@ def test_windows(changes: dict[str, object], windows: tuple[int, ...], tmp_path:
 )
 def test_bad_hf_config_is_named(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        config_from_hf(folder(tmp_path, **changes))
+        config_from_hf(read_folder(folder(tmp_path, **changes)))
 
 
 def test_folder_without_weights_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from shared.config.models.model_folder import read_folder
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
@@ -199,7 +200,7 @@ def test_stages_share_no_scratch(whole: Path) -> None:
 
 
 def test_layers_are_cut_by_what_a_step_reads(whole: Path) -> None:
-    config = config_from_hf(whole)
+    config = config_from_hf(read_folder(whole))
     assert [(span.first, span.end) for span in cut(config, 2, heads_every_row=False)] == [(0, 2), (2, 4)]
     assert [(span.first, span.end) for span in cut(config, 3, heads_every_row=False)] == [(0, 1), (1, 3), (3, 4)]
     huge = replace(config, vocab_size=100_000)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from shared.config.models.model_folder import read_folder
 from shared.model.formats.quantized_folder import open_tensors
 from shared.model.library.loading import checked_config, read_network
 from shared.model.library.mapped_tensors import merged_name, own_mappings
@@ -83,7 +84,7 @@ def test_no_expert_is_in_memory_twice(tmp_path: Path) -> None:
         transformers.MixtralConfig(**sizes, vocab_size=211, num_attention_heads=4, num_key_value_heads=2)
     )
     network.save_pretrained(tmp_path)
-    config, files = checked_config(tmp_path), open_tensors(tmp_path)
+    config, files = checked_config(read_folder(tmp_path)), open_tensors(tmp_path)
     num_bytes = bytes_of(network)
     assert num_bytes > 128 * MIB
     FORGET_PEAK.write_text("5")

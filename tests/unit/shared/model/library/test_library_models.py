@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from shared.config.models.model_folder import read_folder
 from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.engine.engine import Engine
@@ -415,7 +416,7 @@ def test_without_the_library_one_sentence_has_the_line(windowed: Family, monkeyp
     assert open_named(str(windowed.folder), LoadOptions()) == LibraryFolder(windowed.folder)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as found:
-        choice.uses_library(windowed.folder, "auto")
+        choice.uses_library(read_folder(windowed.folder), "auto")
     line = extras.install_line("models")
     assert found.value.message == (
         f"architecture GptOssForCausalLM needs the package transformers; to install it, type: {line}"
