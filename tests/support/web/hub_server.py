@@ -57,7 +57,6 @@ class HubState:
     """What the server holds, the faults that it plays, and what was asked. Written by the server's threads."""
 
     repos: dict[str, HubRepo] = field(default_factory=dict)
-    cut_after: dict[str, int] = field(default_factory=dict)  # the connection ends once after so many bytes
     shortened: dict[str, int] = field(default_factory=dict)  # the file always ends there
     failing: dict[str, int] = field(default_factory=dict)  # status instead of the bytes
     status: int = 0  # of every answer
@@ -144,14 +143,14 @@ class Handler(QuietHandler):
             if path in state.failing:
                 return self.refuse(state.failing[path], "")
             data = data[: state.shortened.get(path, len(data))]
-        self.send_file(path, data, commit, etag(repo.files[commit][path]))
+        self.send_file(data, commit, etag(repo.files[commit][path]))
 
     def wait_for(self, path: str) -> None:
         state, heads = self.server.state, f"HEAD {urllib.parse.urlsplit(self.path).path}"
         with state.news:
             state.news.wait_for(lambda: state.asked.count(heads) >= state.held.get(path, 0), HANG_GUARD_S)
 
-    def send_file(self, path: str, data: bytes, commit: str, tag: str) -> None:
+    def send_file(self, data: bytes, commit: str, tag: str) -> None:
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         start = int(asked[1]) if asked else 0
         self.send_response(206 if asked else 200)
@@ -162,11 +161,8 @@ class Handler(QuietHandler):
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
         self.send_header("Content-Length", str(len(data) - start))
         self.end_headers()
-        if self.command == "HEAD":
-            return
-        cut = self.server.state.cut_after.pop(path, None)
-        self.wfile.write(data[start : len(data) if cut is None else start + cut])
-        self.close_connection = cut is not None
+        if self.command == "GET":
+            self.wfile.write(data[start:])
 
     def send_json(self, value: object) -> None:
         self.say(200, json.dumps(value).encode(), ("Content-Type", "application/json"))

@@ -7,10 +7,8 @@ import contextlib
 import io
 import json
 import random
-import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -19,16 +17,12 @@ import pytest
 from rich.console import Console
 
 from benchmarks.peers import engines, environments, kept, needed, run, servers, traffic
-from benchmarks.peers.needed import QUIET_MACHINE, ROWS, Row, judge, units_of
-from benchmarks.peers.plan import Job, Peers, Sizes, jobs
-from benchmarks.peers.prompts import KINDS, draft_prompts
+from benchmarks.peers.needed import QUIET_MACHINE, ROWS, Row, judge
+from benchmarks.peers.plan import Job
 from benchmarks.sse_client import Stream
 from tests.clients.environment import NotInstalled
 from tests.gpu.book import Book
 from tests.support.machine.patience import HANG_GUARD_S
-
-ROOT = Path(__file__).resolve().parents[3]
-NOTHING = Peers(None, {}, None, None, {})
 
 
 def row(key: str) -> Row:
@@ -84,49 +78,8 @@ def test_without_a_peer_nothing_is_met():
     assert found.score is None and not found.is_met
 
 
-def test_prefixes_choose_rows_and_the_machine_is_always_measured():
-    assert units_of(["decode", "ttft_8"]) == ("machine", "engine", "server")
-    assert units_of([]) == needed.UNITS == units_of(needed.UNITS)
-    with pytest.raises(ValueError, match="no row 'speed'"):
-        units_of(["speed"])
-
-
-def test_every_row_has_a_unit_and_peers_products_are_known():
-    assert {one.unit for one in ROWS} | {needed.MACHINE} == set(needed.UNITS)
-    assert {name for one in ROWS for name in one.known} <= needed.PRODUCTS.keys()
-    assert set(needed.PRODUCTS.values()) < QUIET_MACHINE.keys()
-
-
-def test_without_peers_baton_is_measured_alone():
-    made = jobs(NOTHING, needed.UNITS, Sizes(), 2, Console(file=io.StringIO()))
-    assert {job.unit for job in made} == set(needed.UNITS)
-    assert all(job.system.startswith((needed.BATON, needed.MACHINE)) for job in made)
-
-
 def job(unit: str, system: str, value: float, key: str = "decode_1") -> Job:
     return Job(unit, system, lambda: {key: value})
-
-
-def test_a_run_goes_on_where_it_was_and_keeps_what_failed(tmp_path: Path):
-    console, asked = Console(file=io.StringIO()), list[str]()
-
-    def counted() -> dict[str, float]:
-        asked.append("asked")
-        return {"decode_1": 7.0}
-
-    def failing() -> dict[str, float]:
-        raise RuntimeError("it fell over")
-
-    both = [Job("engine", "Baton", counted), Job("engine", needed.Q4_0, failing)]
-    for _ in range(2):
-        book = Book(tmp_path)
-        book.begin_run({}, "the same")
-        for one in both:
-            run.run_job(run.job_name(0, one), one, book, console)
-    assert asked == ["asked"] and run.gather(book, both, 1)["engine"] == {"Baton": {"decode_1": [7.0]}}
-    assert "it fell over" in book.outcome(run.job_name(0, both[1])).told
-    book.begin_run({}, "other sources")
-    assert book.is_left(run.job_name(0, both[0]))
 
 
 def test_systems_take_turns():
@@ -177,10 +130,6 @@ def test_figures_are_read_out_of_what_llama_cpp_prints():
     assert engines.decode_rates(lines) == {"decode_1": 4.0, "decode_8": 9.0}
 
 
-def test_memory_is_read_out_of_what_linux_says():
-    assert servers.pss_kib("00400000-7fff [rollup]\nRss:   900 kB\nPss:   512 kB\nPss_Anon:  7 kB\n") == 512
-
-
 def test_a_server_goes_with_all_that_it_has_started():
     lines = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()']); "
     lines += "print(p.pid, flush=True); p.wait()"
@@ -193,12 +142,6 @@ def test_a_server_goes_with_all_that_it_has_started():
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-
-
-def test_a_server_that_ends_early_tells_its_last_words():
-    command = [sys.executable, "-c", "raise SystemExit('no such model')"]
-    with pytest.raises(RuntimeError, match="no such model"), servers.served(command, {}, servers.free_port()):
-        raise AssertionError("it was never healthy")
 
 
 @contextlib.asynccontextmanager
@@ -251,12 +194,6 @@ def test_gaps_are_those_within_the_time():
     assert traffic.gaps(streams, 2.0, 4.0) == [2.0, 0.5]
 
 
-def test_every_kind_of_prompt_has_as_many():
-    found = draft_prompts(4)
-    assert tuple(found) == KINDS and {len(prompts) for prompts in found.values()} == {4}
-    assert len({tuple(ids) for prompts in found.values() for ids in prompts}) == 12
-
-
 def test_what_was_half_made_is_made_again(tmp_path: Path):
     folder, made = tmp_path / "peer", list[str]()
 
@@ -269,41 +206,3 @@ def test_what_was_half_made_is_made_again(tmp_path: Path):
     for wanted in ("one", "one", "two"):
         environments.make_once(folder, wanted, lambda where: made.append(where.name))
     assert len(made) == 2 and not (folder / "half").exists()
-
-
-def test_a_machine_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(NotInstalled, match="no C\\+\\+ compiler"):
-        environments.build_llama_cpp(tmp_path)
-
-
-def test_amx_needs_its_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(environments, "PROCESSORS", tmp_path / "cpuinfo")
-    assert environments.llama_options() == environments.LLAMA_OPTIONS
-    environments.PROCESSORS.write_text("flags : avx512_vnni amx_tile amx_int8")
-    assert set(environments.llama_options()) - set(environments.LLAMA_OPTIONS) == set(
-        environments.LLAMA_OPTIONS_WITH_AMX
-    )
-
-
-def test_a_package_is_unpacked_without_its_top_folder(tmp_path: Path):
-    package = tmp_path / "thing-1.0.tar.gz"
-    with tarfile.open(package, "w:gz") as archive:
-        (tmp_path / "in").write_text("x")
-        archive.add(tmp_path / "in", "thing-1.0/vendor/in")
-    environments.unpack(package, tmp_path / "source")
-    assert (tmp_path / "source" / "vendor" / "in").read_text() == "x" and not package.exists()
-
-
-def test_make_bench_alone_is_what_it_was():
-    """This may itself run under make, which would then print its folder."""
-    for given, expected in (([], "benchmarks.run"), (["PEERS=1"], "benchmarks.peers.run --rows ''")):
-        command = [
-            "make",
-            "-n",
-            "--no-print-directory",
-            "bench",
-            *given,
-        ]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert done.stdout.splitlines()[-1].endswith(f"-m {expected}")

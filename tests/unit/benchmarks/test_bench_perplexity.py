@@ -13,11 +13,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.engine import perplexity as bench
-from benchmarks.engine.perplexity import FIRST_SCORED, WINDOW, Found, check_ids, negative_log_likelihood, windows_of
-from benchmarks.engine_model import PagedRows
-from shared.model.formats.opened import LoadOptions
-from shared.model.loading.load import load_model
-from tests.support.models.tiny_llama import write_tiny_llama
+from benchmarks.engine.perplexity import FIRST_SCORED, WINDOW, Found, check_ids, negative_log_likelihood
 
 ABOUT = {"text": "t", "windows": 2, "code": "c"}
 
@@ -49,28 +45,6 @@ def test_only_the_second_half_of_a_window_is_scored():
     assert negative_log_likelihood(logits, ids) == pytest.approx(expected, rel=1e-5)
     logits[: FIRST_SCORED - 1] = math.nan
     assert WINDOW - FIRST_SCORED == 255 and not math.isnan(negative_log_likelihood(logits, ids))
-
-
-def test_a_window_knows_nothing_of_the_one_before(tmp_path: Path):
-    write_tiny_llama(tmp_path)
-    model = load_model(str(tmp_path), LoadOptions("float32", kernels="torch"))
-    windows = torch.randint(0, 60, (2, WINDOW), generator=torch.Generator().manual_seed(3))
-    with torch.inference_mode():
-        alone = [bench.perplexity(model, windows[i : i + 1]) for i in range(2)]
-        assert bench.perplexity(model, windows) == pytest.approx(math.sqrt(math.prod(alone)))
-        row = PagedRows(model, 1, WINDOW)
-        half = WINDOW // 2
-        row.append(windows[:1, :half], every=True)
-        second = torch.cat([row.append(windows[:1, i : i + 1]) for i in range(half, WINDOW)])
-        whole = torch.cat([torch.zeros(half, second.shape[1]), second])
-    # The logarithms: of random weights a perplexity is in the millions, and shows float32's rounding a dozen times.
-    assert math.log(alone[0]) == pytest.approx(negative_log_likelihood(whole, windows[0]) / 255, rel=1e-6)
-
-
-def test_windows_are_whole_and_begin_as_the_model_wants():
-    found = windows_of(range(3 * WINDOW - 1), 9, None)
-    assert found.shape == (2, WINDOW) and found[1, 0] == WINDOW
-    assert windows_of(range(3 * WINDOW), 1, 5)[:, :2].tolist() == [[5, 1]]
 
 
 def test_other_ids_are_refused():

@@ -2,54 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import Any
-
-import httpx
 import pytest
 
 from benchmarks import tool_calls
-from benchmarks.tool_calls import ASKED, TOOLS, Answer, Case, cases, format_of, is_lost, is_right, score, table
+from benchmarks.tool_calls import Answer, Case, is_lost, is_right, score, table
 
 TIMER = Case("Set a timer for 10 minutes.", "set_timer", {"minutes": 10}, ("read_file", "set_timer"))
-
-
-def called(name: str, arguments: Any, text: str | None = None) -> dict[str, Any]:
-    call = {"id": "c", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
-    return {"role": "assistant", "content": text, "tool_calls": [call]}
-
-
-def server(message_of: Callable[[dict[str, Any]], dict[str, Any] | None], template: Any = "") -> httpx.MockTransport:
-    """`message_of` gets a request's body; None refuses the request."""
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "toy"}]})
-        if request.url.path == "/tokenizer_info":
-            return httpx.Response(200 if template else 404, json={"chat_template": template})
-        message = message_of(json.loads(request.content))
-        if message is None:
-            return httpx.Response(400, json={"error": {"message": "no grammar"}})
-        return httpx.Response(200, json={"choices": [{"message": message}]})
-
-    return httpx.MockTransport(answer)
-
-
-def run(monkeypatch: pytest.MonkeyPatch, transport: httpx.MockTransport, *flags: str) -> None:
-    real = httpx.Client
-    monkeypatch.setattr(httpx, "Client", lambda **more: real(transport=transport, **more))
-    assert tool_calls.main(["http://127.0.0.1:1", *flags]) == 0
-
-
-def test_every_question_declares_what_it_needs() -> None:
-    found = cases(len(ASKED))
-    assert len({case.question for case in found}) == len(ASKED) == 40
-    assert {case.name for case in found} == set(TOOLS)
-    assert {len(case.declared) for case in found} == {1, 2, 3, 4}
-    assert all(case.name in case.declared and len(set(case.declared)) == len(case.declared) for case in found)
-    assert {case.declared.index(case.name) for case in found} == {0, 1, 2, 3}
-    assert {case.name for case in cases(10)} == set(TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -109,53 +67,3 @@ def test_a_score_counts_each_kind_of_answer() -> None:
     assert list(table([("toy", "hermes", "auto", found)]))[-1] == (
         "| toy | hermes | auto | 6 | 50% | 33% | 17% | 2 | 1 |"
     )
-
-
-@pytest.mark.parametrize(
-    ("template", "name"),
-    [
-        (None, "?"),
-        ("{{ messages }}", "no tools"),
-        ("{% if tools %}<tool_call>{% endif %}", "hermes"),
-        ("{% if tools %}<tool_call><function=a>{% endif %}", "qwen3_coder"),
-        ("{% if tools %}<|channel|>{% endif %}", "harmony"),
-        ("{% if tools %}write JSON{% endif %}", "other"),
-    ],
-)
-def test_the_template_names_the_format(template: str | None, name: str) -> None:
-    assert format_of(template) == name
-
-
-def test_each_mode_asks_all_questions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    seen: list[dict[str, Any]] = []
-
-    def message_of(body: dict[str, Any]) -> dict[str, Any] | None:
-        seen.append(body)
-        question = body["messages"][0]["content"]
-        case = next(case for case in cases(8) if case.question == question)
-        if body["tool_choice"] == "required":
-            return called(case.name, case.arguments)
-        if case.name == "set_timer":
-            return None
-        text = json.dumps({"name": case.name, "arguments": dict(case.arguments)})
-        return {"role": "assistant", "content": text if case.name == "read_file" else "I don't know."}
-
-    templates = [{"name": "default", "template": "x"}, {"name": "tool_use", "template": "tools [TOOL_CALLS]"}]
-    run(monkeypatch, server(message_of, templates), "--num", "8", "--show")
-    assert [sum(body["tool_choice"] == mode for body in seen) for mode in ("auto", "required")] == [8, 8]
-    assert all(body["temperature"] == 0 and body["model"] == "toy" for body in seen)
-    told = capsys.readouterr()
-    assert told.out.splitlines()[2:] == [
-        "| toy | mistral | auto | 8 | 0% | 0% | 0% | 1 | 1 |",
-        "| toy | mistral | required | 8 | 100% | 100% | 100% | 0 | 0 |",
-    ]
-    assert "auto: 1 requests were refused, the first with 400" in told.err
-    assert 'Show me the file notes.txt. -> \'{"name": "read_file"' in told.err
-
-
-def test_a_server_without_a_template_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ("--num", "2", "--model", "other", "--modes", "auto")
-    run(monkeypatch, server(lambda body: called("set_timer", {"minutes": 10})), *flags)
-    assert capsys.readouterr().out.splitlines()[2:] == ["| other | ? | auto | 2 | 100% | 50% | 50% | 0 | 0 |"]

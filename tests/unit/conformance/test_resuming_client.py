@@ -62,22 +62,11 @@ def test_the_next_router_is_asked_from_the_same_place(monkeypatch: pytest.Monkey
     assert num_chunks == 2 and servers.asked == [("a", ""), ("b", place), ("c", place)]
 
 
-def test_it_gives_up_sometime(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError, match="could not be read to its end"):
-        play(monkeypatch, Servers(None, None), tries=2)
-
-
 def test_only_a_line_feed_ends_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The router writes other ends of lines as they are, within an event's JSON."""
     text = "one\u2028two\u2029three\x85four"
     event = EVENT.replace("[]", f'[{{"text": "{text}"}}]')
     assert chunks_of(monkeypatch, event + event + END) == [{"choices": [{"text": text}]}] * 2
-
-
-def test_an_event_may_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    event = EVENT.replace("[]", '["\u00e9"]').encode()
-    pieces = [bytes([one]) for one in event + END.encode()]
-    assert chunks_of(monkeypatch, iter(pieces)) == [{"choices": ["\u00e9"]}]
 
 
 def chunks_of(monkeypatch: pytest.MonkeyPatch, content: Any) -> list[dict[str, Any]]:

@@ -16,13 +16,12 @@ from dataclasses import replace
 
 import pytest
 
-import baton_serve
 from deploy import cli
 from deploy.cluster import local, own_cluster, ports, ready
 from deploy.cluster.facts import ClusterFacts, find_facts
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
-from shared.config.flags import concerns_of, fields_of, given_values, sections_of
+from shared.config.flags import concerns_of, fields_of, given_values
 from shared.config.load import load, read_file
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.settings.local_settings import LocalConfig
@@ -30,7 +29,6 @@ from shared.config.settings.options import flag_name
 from shared.config.settings.removed import REMOVED
 from shared.config.settings.router_settings import RouterConfig
 from shared.config.settings.settings import ModelConfig, NodeConfig
-from shared.core import launcher
 from shared.observe.log import open_log
 from tests.support.cores.changed_config import replaced
 from tests.support.machine.ports import free_port
@@ -131,12 +129,6 @@ def test_a_removed_flag_or_key_is_refused_by_name(capsys, tmp_path, name):
     assert f"[limits] {name} is gone: {REMOVED[name]}" in capsys.readouterr().err
 
 
-def test_the_version_is_the_project_s(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--version"])
-    assert capsys.readouterr().out == f"baton {baton_serve.__version__}\n"
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -173,20 +165,6 @@ def test_a_flag_that_can_not_be_read_is_named(capsys, argv, message):
     with pytest.raises(SystemExit) as ended:
         cli.main(argv)
     assert ended.value.code == 2 and message in capsys.readouterr().err
-
-
-def test_without_a_command_the_overview_is_shown(capsys):
-    assert cli.main([]) == 0
-    assert "baton up" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", ["up", "router", "prefill", "decode"])
-def test_help_explains_with_an_example(capsys, command):
-    with pytest.raises(SystemExit) as ended:
-        cli.main([command, "--help"])
-    text = capsys.readouterr().out
-    assert ended.value.code == 0
-    assert f"baton {command}" in text and "(default:" in text and "--parent-pid" not in text
 
 
 def test_flags_may_not_be_shortened(capsys):
@@ -245,12 +223,6 @@ def test_several_routers_get_own_ports_and_every_node_dials_all():
     assert len(set(endpoints)) == 2 and all(one.parts.node.router == endpoints for one in configs[2:])
 
 
-def test_any_ports_are_different_ones():
-    dealt = ports.deal_routers(replaced(cluster(routers=8), router={"port": 0}))
-    numbers = [port for one in dealt for port in (one.port, int(one.node_endpoint.rpartition(":")[2]))]
-    assert len(set(numbers)) == 16
-
-
 def test_ports_end_somewhere():
     with pytest.raises(cli.ConfigError, match="65535"):
         ports.deal_routers(replaced(cluster(routers=64), router={"port": 65500}))
@@ -260,28 +232,6 @@ def test_each_router_is_announced(capsys):
     announce(cluster(), num_routers=3)
     text = capsys.readouterr().out
     assert [f"http://127.0.0.1:{8123 + index}\n" in text for index in range(3)] == [True] * 3
-
-
-def test_children_s_commands_show_their_role_and_hold_the_config():
-    specs = specs_of(cluster(prefill=1, decode=2), (0, 1, 2))
-    assert [(spec.name, spec.vital) for spec in specs] == [
-        ("router", True),
-        ("prefill-0", False),
-        ("decode-0", False),
-        ("decode-1", False),
-    ]
-    roles = []
-    for spec in specs:
-        own = tuple(launcher.command("deploy.cli"))
-        assert spec.argv[: len(own)] == own
-        args, config = parsed(spec.argv[len(own) :])
-        roles.append(args.command)
-        assert args.parent_pid == 42 and sections_of(config)["model"].dtype == "float32"
-        if spec.name != "router":
-            assert config.parts.node.router == ("tcp://127.0.0.1:9999",)
-            node = config.parts.node
-            assert (node.node_id, node.role, node.transport) == (spec.name, args.command, "zmq")
-    assert roles == ["router", "prefill", "decode", "decode"]
 
 
 def test_children_may_use_up_the_time_that_requests_get():
@@ -316,20 +266,12 @@ def test_children_share_the_cores_and_the_memory():
     assert sum(config.parts.memory.mem_fraction for config in configs[1:]) == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(("tp", "decode_tp", "sizes"), [(1, 0, [1, 1]), (2, 0, [2, 2]), (4, 1, [4, 1]), (1, 2, [1, 2])])
-def test_prefill_and_decode_nodes_may_differ_in_ranks(tp, decode_tp, sizes):
-    config = replaced(cluster(prefill=1, decode=1), parallel={"tp": tp})
-    config = replace(config, local=replace(config.local, decode_tp=decode_tp))
-    specs = specs_of(config)
-    assert [parsed(spec.argv[4:])[1].parts.parallel.tp for spec in specs[1:]] == sizes
-
-
-@pytest.mark.parametrize(("pp", "decode_pp", "sizes"), [(1, 0, [1, 1]), (2, 0, [2, 2]), (2, 1, [2, 1]), (1, 3, [1, 3])])
-def test_prefill_and_decode_nodes_may_differ_in_stages(pp, decode_pp, sizes):
-    config = replaced(cluster(prefill=1, decode=1), parallel={"pp": pp})
-    config = replace(config, local=replace(config.local, decode_pp=decode_pp))
-    specs = specs_of(config)
-    assert [parsed(spec.argv[4:])[1].parts.parallel.pp for spec in specs[1:]] == sizes
+@pytest.mark.parametrize("name", ["tp", "pp"])
+@pytest.mark.parametrize(("both", "decode", "sizes"), [(2, 0, [2, 2]), (4, 1, [4, 1]), (1, 2, [1, 2])])
+def test_prefill_and_decode_nodes_may_differ_in_ranks_and_stages(name, both, decode, sizes):
+    config = replaced(cluster(prefill=1, decode=1), parallel={name: both})
+    specs = specs_of(replace(config, local=replace(config.local, **{f"decode_{name}": decode})))
+    assert [getattr(parsed(spec.argv[4:])[1].parts.parallel, name) for spec in specs[1:]] == sizes
 
 
 def test_a_taken_port_is_refused_before_anything_starts():
@@ -415,11 +357,6 @@ def test_a_full_disk_behind_its_output_ends_nothing(monkeypatch, stream):
         monkeypatch.undo()
         with contextlib.suppress(OSError):
             full.close()
-
-
-def test_ipv6_addresses_are_bracketed():
-    assert ready.url("::1", 80) == "http://[::1]:80"
-    assert ready.url("127.0.0.1", 80) == "http://127.0.0.1:80"
 
 
 def test_the_command_itself_loads_neither_torch_nor_numpy():

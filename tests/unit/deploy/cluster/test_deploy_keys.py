@@ -44,17 +44,6 @@ def test_create_writes_private_files_and_says_what_goes_where(folder: Path, caps
     assert len(set(secrets)) == 3 and not any(secret in text for secret in secrets)
 
 
-def test_the_list_is_for_all_a_secret_for_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys("create", tmp_path / "k", "--node", "d0")
-    lines = capsys.readouterr().out.splitlines()
-    assert any("d0.secret to the machine that runs it, and to no other" in line for line in lines)
-    assert any("allowed to every machine" in line for line in lines)
-    with pytest.raises(SystemExit):
-        cli.main(["keys", "--help"])
-    told = capsys.readouterr().out
-    assert "DIR/allowed        to every machine" in told and "and to no other" in told
-
-
 def test_create_again_adds_and_changes_nothing(folder: Path) -> None:
     before = read_allowed(folder).entries, (folder / "d0.secret").read_text()
     assert keys("create", folder, "--node", "d0", "d1") == 0
@@ -201,8 +190,3 @@ def test_who_a_process_is(folder: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             make()
-
-
-def test_up_says_which_keys_it_needs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["up", "--model", "hashlm", "--decode", "2", "--keys", str(folder)]) == 2
-    assert f"baton keys create {folder} --router router --node prefill-0 decode-0 decode-1" in capsys.readouterr().err

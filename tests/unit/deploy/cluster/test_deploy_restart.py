@@ -30,10 +30,6 @@ def test_what_follows_a_drain(then: str, role: str | None) -> None:
     assert start_again_as(exit_code_after(then), "decode") == role
 
 
-def test_other_ends_are_no_wish_to_come_back() -> None:
-    assert [start_again_as(code, "decode") for code in (0, 1, 2, -9, EXIT_DRAINED)] == [None] * 5
-
-
 def test_a_drained_node_is_not_restarted() -> None:
     policy = RestartPolicy(max_restarts=5)
     assert policy.delay_after_death(0.0, EXIT_DRAINED) is None and not policy.deaths

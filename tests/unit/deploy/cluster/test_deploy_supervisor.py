@@ -72,12 +72,6 @@ def test_the_router_stops_before_the_nodes():
     assert [line for line in run.lines if "bye" in line] == ["router | bye", "node | bye"]
 
 
-def test_who_ignores_the_request_to_stop_is_killed():
-    run = Run(child("node", STUBBORN + SLEEP), stop_timeout_s=0.5)
-    assert run.status == 0
-    assert "node did not stop; killed" in run.log.getvalue()
-
-
 @pytest.mark.parametrize("vital", [True, False])
 def test_who_may_finish_requests_is_not_killed_meanwhile(vital):
     late = "import os, signal, sys, time\ndef stop(*_):\n  time.sleep(1.0); os.write(1, b'bye\\n'); sys.exit(0)\n"
@@ -150,14 +144,6 @@ def test_one_of_two_routers_may_stay_down():
     assert supervisor._failed
 
 
-def test_a_configuration_that_can_not_work_is_not_tried_again():
-    run = Run(
-        child("router", OBEDIENT + SLEEP, vital=True), child("node", f"print('no'); raise SystemExit({EXIT_CONFIG})")
-    )
-    assert run.status == 1
-    assert run.lines.count("node | no") == 1
-
-
 def test_not_ready_in_time_is_a_failure():
     run = Run(child("node", OBEDIENT + SLEEP), ready=lambda run: False, start_timeout_s=0.0)
     assert run.status == 1 and "not ready in time (a slow disk? see --start-timeout-s)" in run.log.getvalue()
@@ -189,12 +175,6 @@ def test_last_words_are_passed_on_and_named():
     code = "import sys; sys.stderr.write('2026 INFO node said so itself\\nTraceback...\\nno newline')"
     run = Run(child("node", code), max_restarts=0, ready=lambda run: False)
     assert run.lines == ["2026 INFO node said so itself", "node | Traceback...", "node | no newline"]
-
-
-def test_signal_handlers_are_as_before():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    Run(child("node", OBEDIENT + SLEEP))
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_delays_double_and_a_quiet_minute_forgives():

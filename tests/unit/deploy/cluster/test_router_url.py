@@ -74,16 +74,12 @@ def test_one_router_may_be_named_twice_and_two_routers_may_not() -> None:
 
 
 @NAMES
-def test_every_command_refuses_two_routers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_refuses_two_routers_and_what_is_no_url(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*COMMANDS[name], URL, "--url", NOBODY]) == 2
     assert "the URL is given twice" in capsys.readouterr().err
-
-
-@NAMES
-@pytest.mark.parametrize("given", [["ftp://h:1"], ["--url", "ftp://h:1"]])
-def test_every_command_refuses_what_is_no_url(name: str, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*COMMANDS[name], *given]) == 2
-    assert "'ftp://h:1' is not a server's address" in capsys.readouterr().err
+    for given in (["ftp://h:1"], ["--url", "ftp://h:1"]):
+        assert cli.main([*COMMANDS[name], *given]) == 2
+        assert "'ftp://h:1' is not a server's address" in capsys.readouterr().err
 
 
 @NAMES

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from deploy.hub.files import INDEX, matching
 from deploy.hub.name import HubName, parse_hub_name
@@ -177,17 +176,6 @@ def test_a_branch_that_moved_is_fetched_anew_and_a_commit_stays(rig: HubRig, fil
     assert rig.state.taken_paths().count(WEIGHTS) == 1  # the same bytes are in the cache
 
 
-def test_a_connection_that_was_cut_goes_on_where_it_was(
-    rig: HubRig, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500)
-    rig.state.add(NAME, files)
-    rig.state.cut_after[WEIGHTS] = 1000
-    folder = rig.fetch()
-    assert [seen.range for seen in rig.state.taken if seen.path == WEIGHTS] == ["", "bytes=1000-"]
-    assert (folder / WEIGHTS).read_bytes() == files[WEIGHTS]
-
-
 def test_a_download_that_broke_off_keeps_whole_files(rig: HubRig, files: dict[str, bytes]) -> None:
     rig.state.add(NAME, files)
     rig.state.failing[WEIGHTS] = 500
@@ -214,15 +202,6 @@ def test_while_the_hub_is_down_the_cache_serves(rig: HubRig, files: dict[str, by
     rig.said.clear()
     assert rig.fetch() == folder
     assert rig.said == [f"can't reach {rig.hub.endpoint} (it answers 503): using {NAME} from the cache"]
-
-
-def test_a_folder_of_the_cache_that_lost_a_file_is_made_whole(rig: HubRig, files: dict[str, bytes]) -> None:
-    rig.state.add(NAME, files)
-    folder = rig.fetch()
-    (folder / WEIGHTS).resolve().unlink()
-    (folder / WEIGHTS).unlink()
-    assert "lacks it or a part of it" in rig.refusal(offline=True)
-    assert (rig.fetch() / WEIGHTS).read_bytes() == files[WEIGHTS]
 
 
 def test_of_two_processes_at_once_one_fetches_a_file(rig: HubRig, files: dict[str, bytes]) -> None:

@@ -147,8 +147,3 @@ def test_a_cache_that_is_no_folder(rig: HubRig) -> None:
     assert (
         "Not a directory" in said or "File exists" in said
     ) and "; set HF_HOME to a folder that can be written" in said
-
-
-def test_a_server_that_is_no_hub(rig: HubRig) -> None:
-    rig.hub = replace(rig.hub, endpoint=rig.hub.endpoint + "/nobody")
-    assert "no such model at" in rig.refusal()

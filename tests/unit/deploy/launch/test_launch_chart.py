@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -61,8 +62,12 @@ def test_the_chart_was_rendered_as_it_is(name: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="no helm here")
-def test_helm_renders_what_is_kept() -> None:
+def test_helm_renders_what_is_kept_and_refuses_bad_scaling() -> None:
     assert chart.main([]) == 0
+    scaling = "prefill.scaling.enabled=true,prefill.scaling.minReplicas=5"
+    command = ["helm", "template", chart.RELEASE, str(chart.CHART), "--set", scaling]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode and "prefill.scaling: minReplicas is above maxReplicas" in done.stderr
 
 
 def named(schema: dict[str, Any], whole: dict[str, Any], values: Any, at: str = "") -> Iterator[str]:
@@ -94,9 +99,8 @@ def without(values: Any, path: list[str]) -> Any:
 @pytest.mark.parametrize(
     "path",
     [
-        "image", "image.repository", "secrets", "secrets.keys", "model", "router", "router.replicas", "router.image",
-        "router.image.repository", "tls", "tls.image.tag", "prefill", "decode.replicas", "prefill.scaling",
-        "decode.scaling.maxReplicas", "scaling", "monitoring", "monitoring.credentials.key", "route", "caConfigMap",
+        "image.repository", "secrets", "router.image.repository", "tls.image.tag", "prefill",
+        "decode.scaling.maxReplicas", "monitoring.credentials.key", "caConfigMap",
     ],
 )  # fmt: skip
 def test_values_that_are_half_written_are_named(path: str) -> None:
@@ -276,17 +280,6 @@ def test_scalers_ask_for_what_there_is_and_own_the_numbers() -> None:
         quantiles = [query for query in asked if "quantile" in query]
         assert all(query.endswith(">= 0) or vector(0)") for query in quantiles)  # never NaN
         assert bool(quantiles) == (own == "baton-prefill")
-
-
-def test_a_query_for_what_there_is_not_is_found() -> None:
-    assert queries.faults('sum(baton_waitin_requests{role="x"})') == ["there is no baton_waitin_requests"]
-    assert queries.faults('baton_queue_seconds_bucket{stage="sleeping"}') == [
-        "baton_queue_seconds_bucket is never stage=sleeping"
-    ]
-    assert queries.faults('sum by (nod) (baton_waiting_requests{rol="x"})') == [
-        "baton_waiting_requests has no label rol", "nothing has a label nod"
-    ]  # fmt: skip
-    assert queries.faults("up == 0") == ["it asks for no metric of ours"]
 
 
 def test_prometheus_and_gateways_find_the_routers() -> None:

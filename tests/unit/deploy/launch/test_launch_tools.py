@@ -57,10 +57,6 @@ def test_compose_takes_the_file() -> None:
     assert found.returncode == 0, found.stderr
 
 
-def test_bash_reads_the_batch_script() -> None:
-    assert run("bash", "-n", str(SCRIPT)).returncode == 0
-
-
 @needs("shellcheck")
 def test_shellcheck_has_nothing_to_say() -> None:
     found = run("shellcheck", str(SCRIPT))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,11 +22,10 @@ from deploy.ray.report import (
     StopOrder,
 )
 from shared.config.core_plan import CorePlan
-from shared.config.load import load
 from shared.config.processes import NodeParts, RayClusterConfig
 from shared.config.settings.event_settings import EventsConfig
 from shared.config.settings.probe_settings import ProbeConfig
-from shared.config.settings.ray_settings import RayConfig, ScalingConfig, ShareConfig, environment, is_local
+from shared.config.settings.ray_settings import RayConfig, ScalingConfig, ShareConfig
 from shared.config.settings.router_settings import RouterConfig
 from shared.config.settings.settings import MemoryConfig, NodeConfig, ParallelConfig, SchedConfig, SecurityConfig
 from shared.core.errors import ConfigError
@@ -209,13 +207,6 @@ def test_what_was_drained_or_can_not_work_stays_down(state):
     assert story.tick(100.0) == {} and story.state("decode-0") == state
 
 
-def test_who_does_not_answer_is_away_and_gets_no_orders():
-    story = running(config())
-    story.fleet.miss("decode-0", story.now)
-    assert story.state("decode-0") == AWAY and not story.fleet.is_steady("decode", seen("decode", 1))
-    assert story.fleet.orders(story.now) == {}
-
-
 def test_an_actor_dead_for_good_is_remade_ever_later_then_never():
     story = running(config(max_restarts=3))
     del story.reports["decode-0"]
@@ -320,15 +311,6 @@ def test_a_router_that_is_missing_for_a_while_moves_nobody():
     assert story.tick() == {} and story.tick() == {}
 
 
-def test_a_router_that_comes_back_where_it_was_moves_nobody():
-    story = running(config())
-    story.fleet.miss("router-0", story.now)
-    assert story.fleet.orders(1.0) == {}
-    story.place("router-0", life="2")
-    assert list(story.tick(5.0)) == ["router-0"]
-    assert story.tick() == {}
-
-
 def test_whoever_leaves_is_stopped_first():
     story = with_later("decode-1")
     story.fleet.leave(story.fleet.newest("decode", seen("decode", 2)))
@@ -391,13 +373,6 @@ def test_a_role_whose_new_nodes_all_fail_is_not_grown_for_ever():
         assert story.fleet.is_steady("decode", seen("decode", 1))
         grown += 1
     assert grown == 4
-
-
-def test_names_of_new_nodes_fill_gaps():
-    story = running(config(decode=3))
-    assert story.fleet.next_name("decode") == "decode-3" and story.fleet.next_name("prefill") == "prefill-1"
-    story.fleet.forget_member("decode-1")
-    assert story.fleet.next_name("decode") == "decode-1"
 
 
 # ---- the plan
@@ -510,23 +485,6 @@ def test_gpus_for_ray_that_can_t_be_are_refused():
         config(decode_gpus=1.0, sched=SchedConfig(device="cpu"))
     with pytest.raises(ConfigError, match="--decode-gpus is 2.0; it must be at most 1"):
         config(decode_gpus=2.0)
-
-
-def test_a_file_for_ray_is_a_file_for_every_process(tmp_path: Path):
-    file = tmp_path / "cluster.toml"
-    file.write_text('[ray]\ndecode = 3\n[scaling]\nmax_decode = 5\n[local]\nprefill = 2\n[model]\nmodel = "hashlm"\n')
-    settings = load(RayClusterConfig, {}, file)
-    assert (settings.ray.decode, settings.scaling.max_decode, settings.nodes.model.model) == (3, 5, "hashlm")
-    with pytest.raises(ConfigError, match="did you mean 'decode'"):
-        file.write_text("[ray]\ndecod = 3\n")
-        load(RayClusterConfig, {}, file)
-
-
-def test_only_a_cluster_of_this_machine_is_kept_on_loopback():
-    assert is_local("") and is_local("127.0.0.1:6379") and not is_local("10.0.0.1:6379") and not is_local("auto")
-    loopback = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-    assert environment("")[loopback] == "0" and loopback not in environment("auto")
-    assert environment("auto")["RAY_USAGE_STATS_ENABLED"] == "0"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import torch
 from deploy.tools.head import evaluate as head_evaluate
 from deploy.tools.head.evaluate import Chains, acceptance, evaluate, walk
 from deploy.tools.head.generate import Generator, Task
-from deploy.tools.head.prompts import OWN_PROMPTS, read_kinds
 from deploy.tools.head.settings import AcceptanceSettings, EvaluateConfig, TargetSettings
 from router.text.hashlm import hash_text_model
 from shared.core.errors import ConfigError
@@ -137,10 +136,3 @@ def test_tasks_that_are_too_long_end_no_run() -> None:
     made = {task.key: len(ids) for task, ids in generator.run(tasks)}
     generator.close()
     assert made == {0: 0, 1: 0, 2: 2, 3: 0, 4: 0, 5: 0, 6: 2}
-
-
-def test_our_own_prompts_are_of_five_kinds() -> None:
-    kinds = [kind for kind, _ in read_kinds(OWN_PROMPTS)]
-    assert {kind: kinds.count(kind) for kind in kinds} == dict.fromkeys(
-        ("chat", "maths", "summarising", "translation", "retrieval"), 12
-    )

@@ -44,15 +44,6 @@ def test_text_of_tokens_that_do_not_exist(
     assert progress.counts.different == 1 and "no token 4000000000" in capsys.readouterr().out
 
 
-def test_a_text_without_tokens_needs_no_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
-    def missing() -> Speller:
-        raise ConfigError("the folder has no tokenizer")
-
-    shown = msgspec.structs.replace(shown_of(SIGNER, choice_facts()), text="hello", token_ids=None)
-    (task,) = tasks_of([("a", shown)], None, {}, missing, ReplayProgress(Console()))
-    assert task.token_ids is None and not capsys.readouterr().out
-
-
 def test_a_log_s_damaged_lines_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = json.dumps(msgspec.to_builtins(shown_of(SIGNER, choice_facts())))
     lines = [good, "\x1b[2J{", '{"record": 3}', "[" * 100_000, '{"choices": [{"index": "x"}]}', good, good[:90]]

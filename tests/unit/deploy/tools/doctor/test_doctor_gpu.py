@@ -98,16 +98,6 @@ def test_gpus_that_can_t_map_each_other_s_memory_are_named() -> None:
     assert found.level == LOOK and "GPUs 0, 1, 2" in found.what and "zmq" in found.advice
 
 
-def test_the_virtual_gpu_is_looked_at_by_the_same_calls() -> None:
-    gpu = make_device("deferring", seed=4)
-    (device,) = look_at_gpus(gpu).devices
-    assert has_passed("cuda_ipc", gpu), "nodes that start from now on may take it"
-    assert (device.name, device.problem, device.sharing_problem) == ("virtual", "", "")
-    assert 0 < device.free_bytes <= device.total_bytes and device.copies_arrive
-    assert device.to_device_bytes_per_s > 0 < device.to_host_bytes_per_s
-    assert device.largest_logit > 0.1 and device.difference < 1e-5
-
-
 @pytest.mark.parametrize(
     ("lines", "told"),
     [(["0" * 64], "GPU 0: other bytes arrived"), (["invalid resource handle"], "GPU 0: invalid resource handle")],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import socket
@@ -27,11 +26,9 @@ from deploy.tools.doctor.look_here import (
     dial,
     governors,
     look_at_keys,
-    look_at_machine,
-    take_pulse,
 )
 from deploy.tools.doctor.look_router import NoRouterError, look_at_router
-from deploy.tools.doctor.visit import as_json, as_text, dial_all, key_folders, user_of
+from deploy.tools.doctor.visit import as_text, dial_all, key_folders, user_of
 from shared.config.machine.host_memory import read_pairs
 from shared.core import launcher
 from shared.core.errors import ConfigError
@@ -126,18 +123,6 @@ def test_https_needs_a_readable_authority(tmp_path: Path) -> None:
         RouterHttp(parse_url("https://router.example"), "", tmp_path / "none.pem")
 
 
-def test_this_machine_has_cores_memory_and_disks() -> None:
-    found = look_at_machine(take_pulse(), take_pulse())
-    assert (
-        found.cores
-        and found.num_cpus == os.cpu_count()
-        and 0 < found.available_bytes <= found.memory_bytes
-        and found.open_files > 0
-    )
-    assert 0.0 <= found.steal_share <= 1.0 and 0.0 <= found.throttled_share <= 1.0
-    assert found.disks and all(disk.free_bytes >= 0 for disk in found.disks)
-
-
 def test_groups_and_governors_are_read_where_there_are_some(tmp_path: Path) -> None:
     (tmp_path / "cpu.stat").write_text("usage_usec 12\nnr_periods 7\nnr_throttled 3\nbroken line here\n")
     assert read_pairs(tmp_path / "cpu.stat") == {"usage_usec": 12, "nr_periods": 7, "nr_throttled": 3}
@@ -168,14 +153,6 @@ def test_daemons_are_known_by_their_command_line(argv: list[str], command: str) 
 
 def told(argv: list[str], folder: Path | None = Path("/")) -> DaemonFacts:
     return read_daemon(7, "decode", argv, 1000, (0, 1, 2), folder)
-
-
-def test_flags_of_a_daemon() -> None:
-    argv = ["baton", "decode", "--threads=2", "--wait-policy", "active", "--router", "tcp://r:1", "--keys", "k"]
-    found = told(argv, Path("/srv"))
-    assert (found.num_threads, found.spins, found.keys, found.uid) == (2, True, "/srv/k", 1000)
-    bare = told(["baton", "decode"])
-    assert (bare.num_threads, bare.spins, bare.keys, bare.problem) == (3, False, "", "")
 
 
 def test_a_daemon_s_file_is_read_as_it_reads_it(tmp_path: Path) -> None:
@@ -323,25 +300,7 @@ def test_the_worst_comes_first_with_what_to_do() -> None:
     assert worst(FINDINGS) == BROKEN and worst([]) == OK
 
 
-def test_as_json() -> None:
-    body = json.loads(as_json("http://r", FINDINGS))
-    assert (body["url"], body["worst"]) == ("http://r", BROKEN)
-    assert body["findings"][1] == {
-        "check": "ports", "where": "d", "level": BROKEN, "what": "nobody answers", "advice": "start it"
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("words", [["--interval", "0"], ["--dial", "10.0.0.1"], ["--url", "x"]])
 def test_flags_that_make_no_sense(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", *words]) == 2
     assert words[0] in capsys.readouterr().err
-
-
-def test_with_no_router_this_machine_is_looked_at(listener: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        status = cli.main(["doctor", "--url", url, "--interval", "0.1", "--json", "--dial", listener])
-    found = {one["check"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
-    assert status == 1 and found["router"]["level"] == BROKEN and f"no answer from {url}" in found["router"]["what"]
-    assert found["ports"]["level"] == OK and {"cpu", "memory", "disk"} <= set(found)

@@ -150,14 +150,6 @@ def test_a_line_torn_by_a_crash_is_asked_again(
     assert server.seen == ["one", "two", "two"] and list(read(out)) == ["a", "b"]
 
 
-def test_double_names_are_refused_before_anything_is_asked(
-    server: BatchServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = write(tmp_path / "r.jsonl", request("a", "one"), request("a", "two"))
-    assert cli.main(["generate", str(file), server.url]) == 2
-    assert "'a' in lines 1 and 2" in capsys.readouterr().err and not server.seen
-
-
 def test_so_many_requests_are_open_and_no_more(server: BatchServer, tmp_path: Path) -> None:
     server.meeting = threading.Barrier(3)  # fewer at a time would wait here for ever
     file = write(tmp_path / "r.jsonl", *(request(f"a{i}", f"p{i}") for i in range(12)))
@@ -218,14 +210,6 @@ def test_what_makes_no_sense(
     write(Path("r.jsonl"), request("a", "one"))
     assert cli.main(["generate", *words]) == 2
     assert says in capsys.readouterr().err
-
-
-def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["generate", "--help"])
-    said = capsys.readouterr().out
-    for words in ('"custom_id"', "Ctrl-C", "r.out.jsonl".replace("r.", "requests."), "Retry-After", "exit status"):
-        assert words in said
 
 
 def eventually(condition: Any) -> None:

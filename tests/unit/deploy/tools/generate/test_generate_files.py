@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.tools.generate import line_file
-from deploy.tools.generate.line_file import BatchStopped, LineFile, OutputLine, ResponsePart, answered_in
-from deploy.tools.generate.lines import name_digest
+from deploy.tools.generate.line_file import BatchStopped, LineFile, OutputLine, ResponsePart
 from shared.core.errors import ConfigError
 
 
@@ -36,14 +35,6 @@ def names(path: Path) -> list[str | None]:
         file.close()
 
 
-def test_lines_have_openai_s_form_and_no_line_break_inside(path: Path) -> None:
-    assert path.read_text().splitlines()[0] == (
-        '{"id":"batch_req_1","custom_id":"a","response":{"status_code":200,"request_id":"r","body":{"text":"a\\nb"}},'
-        '"error":null}'
-    )
-    assert path.read_bytes().endswith(b"\n") and path.read_bytes().count(b"\n") == 2
-
-
 @pytest.mark.parametrize("length", [1, 9, 20, 60])
 def test_a_torn_line_is_dropped_and_the_next_one_is_whole(path: Path, length: int) -> None:
     whole = path.read_bytes()
@@ -54,12 +45,6 @@ def test_a_torn_line_is_dropped_and_the_next_one_is_whole(path: Path, length: in
     file.append(line("c"))
     file.close()
     assert path.read_bytes().startswith(whole) and names(path) == ["a", "b", "c"]
-
-
-def test_a_whole_file_has_no_torn_line(path: Path) -> None:
-    file = LineFile(path)
-    assert not file.drop_torn_line()
-    file.close()
 
 
 @pytest.mark.parametrize("text", [b"notes\n", b"notes", b'{"id": 1}\n', b'{"id":"x","custom_id":"a"}\n', b"\xff\n"])
@@ -85,13 +70,6 @@ def test_one_run_at_a_time(path: Path) -> None:
         LineFile(path)
     first.close()
     LineFile(path).close()
-
-
-def test_the_newest_answer_of_a_line_counts(path: Path) -> None:
-    file = LineFile(path)
-    file.append(line("a", digest="2"))
-    assert answered_in(file) == {name_digest("a"): "batch_req_2", name_digest("b"): "batch_req_1"}
-    file.close()
 
 
 def test_a_full_disk_leaves_whole_lines_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

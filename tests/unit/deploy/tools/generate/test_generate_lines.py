@@ -11,8 +11,8 @@ import pytest
 from deploy.tools.generate import lines
 from deploy.tools.generate.asker import LONGEST_RETRY_AFTER_S, Backoff, retry_after_s
 from deploy.tools.generate.line_file import OutputLine, ResponsePart
-from deploy.tools.generate.lines import BadLine, BatchRequest, name_digest, parse_line, read_lines, survey
-from deploy.tools.generate.tally import Tally, clock, progress_text, summary_text
+from deploy.tools.generate.lines import BadLine, BatchRequest, parse_line, read_lines, survey
+from deploy.tools.generate.tally import Tally, progress_text, summary_text
 from shared.core.errors import ConfigError
 
 CHAT = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": []}}
@@ -99,29 +99,10 @@ def test_two_lines_of_one_name_are_refused_with_their_numbers(tmp_path: Path) ->
         survey(path, {})
 
 
-def test_the_first_few_of_many_double_names_are_listed(tmp_path: Path) -> None:
-    path = write(tmp_path / "r", *[json.dumps(CHAT)] * 9)
-    with pytest.raises(ConfigError, match="lines 1 and 6, and 3 more$"):
-        survey(path, {})
-
-
-def test_what_is_answered_is_counted_by_name_and_digest(tmp_path: Path) -> None:
-    other = CHAT | {"custom_id": "b"}
-    path = write(tmp_path / "r", json.dumps(CHAT), json.dumps(other), "bad")
-    known = parsed()
-    found = survey(path, {name_digest("a"): known.id, name_digest("b"): "batch_req_of_an_older_body"})
-    assert (found.num_lines, found.num_answered) == (3, 1)
-
-
-def test_waits_double_up_to_a_bound_and_are_spread() -> None:
+def test_waits_double_and_the_server_s_own_may_be_longer() -> None:
     backoff = Backoff(first_s=1.0, longest_s=8.0)
     assert [backoff.wait_s(attempt, 0.0, 1.0) for attempt in range(5)] == [1.0, 2.0, 4.0, 8.0, 8.0]
-    assert backoff.wait_s(1, 0.0, 0.0) == 1.0
-    assert backoff.wait_s(10_000, 0.0, 1.0) == 8.0
-
-
-def test_the_server_s_own_wait_counts_where_it_is_longer() -> None:
-    backoff = Backoff(first_s=1.0, longest_s=8.0)
+    assert (backoff.wait_s(1, 0.0, 0.0), backoff.wait_s(10_000, 0.0, 1.0)) == (1.0, 8.0)
     assert backoff.wait_s(0, 20.0, 0.5) == 20.0
     assert backoff.wait_s(3, 2.0, 1.0) == 8.0
     assert backoff.wait_s(0, 1e9, 0.5) == LONGEST_RETRY_AFTER_S
@@ -160,7 +141,3 @@ def test_an_answer_without_usage_counts_no_tokens(body: object) -> None:
     tally = Tally(1, 0)
     assert tally.take_line(OutputLine("batch_req_x", "a", ResponsePart(200, "r", body), None))
     assert (tally.prompt_tokens, tally.cached_tokens, tally.completion_tokens) == (0, 0, 0)
-
-
-def test_times_are_told_as_on_a_clock() -> None:
-    assert [clock(seconds) for seconds in (0.4, 61, 3661)] == ["0:00", "1:01", "1:01:01"]

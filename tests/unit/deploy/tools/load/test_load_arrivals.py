@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.tools.traffic.workloads.arrivals import parse_arrivals, when_expected
+from deploy.tools.traffic.workloads.arrivals import parse_arrivals
 from deploy.tools.traffic.workloads.lengths import parse_lengths
 from shared.core.errors import ConfigError
 
@@ -42,15 +42,6 @@ def test_gaps_have_the_mean_and_the_variation_asked_for(text, variation):
     assert statistics.pstdev(found) / mean == pytest.approx(variation, rel=0.08)
 
 
-def test_poisson_counts_have_the_variance_of_their_mean():
-    times = first("poisson", 30_000)
-    counts = [0] * int(times[-1])
-    for at in times:
-        if at < len(counts):
-            counts[int(at)] += 1
-    assert statistics.pvariance(counts) / statistics.fmean(counts) == pytest.approx(1.0, abs=0.1)
-
-
 def test_a_ramp_goes_up_and_stays():
     times = first("ramp:30", 4000, rate=10.0, over_s=60.0)
     per_ten = [sum(10 * i <= at < 10 * i + 10 for at in times) for i in range(12)]
@@ -60,24 +51,10 @@ def test_a_ramp_goes_up_and_stays():
     assert sum(per_ten[6:]) == pytest.approx(6 * 300, rel=0.1)
 
 
-@given(st.floats(0.1, 100), st.floats(0.1, 100), st.floats(1, 100), st.floats(0, 1e4))
-def test_the_expected_number_by_that_time_is_the_number(rate, last, over_s, number):
-    at = when_expected(number, rate, last, over_s)
-    on_slope = min(at, over_s)
-    expected = rate * on_slope + (last - rate) / (2 * over_s) * on_slope**2 + last * max(0.0, at - over_s)
-    assert expected == pytest.approx(number, rel=1e-6, abs=1e-6)
-
-
 @pytest.mark.parametrize("text", ["", "poison", "gamma", "gamma:x", "gamma:-1", "gamma:nan", "ramp:0", "poisson:2"])
 def test_a_wrong_shape_is_refused_by_name(text):
     with pytest.raises(ConfigError, match="--arrivals"):
         parse_arrivals(text, 1.0, 60.0)
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rate_is_above_nothing(rate):
-    with pytest.raises(ConfigError, match="--rate"):
-        parse_arrivals("poisson", rate, 60.0)
 
 
 @pytest.mark.parametrize(

@@ -41,36 +41,6 @@ def test_a_closed_loop_keeps_its_users_busy(users, ttft):
     assert len(records) >= users
 
 
-def test_a_user_whose_request_failed_pauses():
-    driver = Driver(single_turns(), None, 1, Limits(duration_s=1.0))
-    records = play(driver, always(Script(ttft=0.0, error="503")))
-    assert [record.due for record in records][:3] == pytest.approx([0.0, PAUSE_S, 2 * PAUSE_S])
-
-
-def test_turns_follow_each_other_and_carry_the_talk():
-    seen = {}
-    driver = open_loop([0.0, 0.5], talks([3, 1], think_s=2.0))
-
-    def script(request):
-        seen[request.session, request.turn] = request
-        return Script(ttft=1.0, itl=0.0)
-
-    records = play(driver, script)
-    assert [(r.session, r.turn, r.due) for r in sorted(records, key=lambda r: r.due)] == [
-        (0, 0, 0.0), (1, 0, 0.5), (0, 1, 3.0), (0, 2, 6.0),
-    ]  # fmt: skip
-    first, last = seen[0, 0], seen[0, 2]
-    assert last.messages[: len(first.messages)] == first.messages == (("user", "0.0"),)
-    assert last.messages == (
-        ("user", "0.0"), ("assistant", "answer 0"), ("user", "0.1"), ("assistant", "answer 2"), ("user", "0.2"),
-    )  # fmt: skip
-
-
-def test_a_talk_ends_with_an_answer_that_failed():
-    records = play(open_loop([0.0], talks([3])), always(Script(error="503")))
-    assert len(records) == 1
-
-
 FAN_OUT = Session((Turn("task", 2), Turn("a", 2, 1.0, ("b", "c")), Turn("result", 2)))
 
 

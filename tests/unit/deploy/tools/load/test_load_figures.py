@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.tools.traffic.figures import figures
-from deploy.tools.traffic.figures.figures import NOTHING, Pooled, Resampling, draw_times, one_each, quantile
+from deploy.tools.traffic.figures.figures import NOTHING, Pooled, Resampling, one_each, quantile
 from deploy.tools.traffic.figures.record import RequestRecord
 from deploy.tools.traffic.figures.slo import Slo, parse_slo
 from deploy.tools.traffic.figures.summary import Reader, Window, rate, summarize, worth
@@ -45,12 +45,6 @@ def test_only_intervals_are_made_of_fewer_values(monkeypatch):
     assert median.low < 49.0 < median.high and len(pooled.thinned().values) == 10
 
 
-@given(st.integers(1, 300))
-def test_every_resample_has_as_many_requests(count):
-    times = draw_times(count, 20, np.random.default_rng(1))
-    assert times.shape == (20, count) and set(times.sum(axis=1)) == {count}
-
-
 def coverage(draw, truth, runs=150):
     """How often the interval of the mean holds the truth."""
     hits = 0
@@ -65,10 +59,6 @@ def smoothed(rng):
     """Neighbours alike, as queueing makes them: a moving mean over 10."""
     noise = rng.normal(5.0, 1.0, 309)
     return np.convolve(noise, np.ones(10) / 10, "valid")
-
-
-def test_intervals_hold_the_truth_as_often_as_they_say():
-    assert coverage(lambda rng: rng.normal(5.0, 1.0, 200), 5.0) > 0.88
 
 
 def test_blocks_know_that_neighbours_are_alike():
@@ -135,20 +125,6 @@ def test_a_rate_is_as_uncertain_as_the_arrivals_of_like_requests():
     assert summary.requests_per_s.low < summary.requests_per_s.value < summary.requests_per_s.high
 
 
-def test_a_tenth_that_is_slow_shows_in_the_tail_and_in_goodput():
-    summary = summarize(
-        run(lambda request: Script(ttft=2.0 if request.number % 10 == 0 else 0.2)),
-        WINDOW,
-        parse_slo("ttft<1s"),
-        Reader(),
-    )
-    row = summary.latencies["ttft"]
-    assert (row["p50"].value, row["p99"].value) == pytest.approx((0.2, 2.0))
-    assert summary.slo_share.value == pytest.approx(0.9)
-    assert summary.slo_share.low < 0.9 < summary.slo_share.high
-    assert summary.goodput.value == pytest.approx(4.5)
-
-
 def test_warm_up_is_not_counted():
     script = lambda request: Script(ttft=9.0 if request.due < 4 else 0.2)  # noqa: E731
     summary = summarize(run(script), Window(4.0, 20.0), Slo(), Reader())
@@ -179,14 +155,6 @@ def test_who_hangs_up_is_no_failure_of_the_server():
     summary = summarize(run(hang_ups=HangUps(0.5, 1)), WINDOW, Slo(), Reader())
     assert summary.num_failed == 0 and 30 < summary.num_hung_up < 70
     assert summary.slo_share.value == pytest.approx(1.0) == summary.slo_share.high
-
-
-@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))
-def test_a_share_and_its_interval_stay_shares(pairs):
-    judged = [float(judged) for judged, _ in pairs]
-    good = [float(judged and good) for judged, good in pairs]
-    share = Resampling(len(pairs), resamples=50).share(good, judged)
-    assert math.isnan(share.value) if not sum(judged) else 0 <= share.low <= share.value <= share.high <= 1
 
 
 def record(*times, counts=None, sent=0.0, end=None):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import random
 import types
 
-import msgspec
 import pytest
 
 from deploy import cli
@@ -17,9 +15,9 @@ from deploy.tools.load.harness import failed_elsewhere
 from deploy.tools.load.page import page_of
 from deploy.tools.traffic.figures.check import Check
 from deploy.tools.traffic.figures.figures import Estimate
-from deploy.tools.traffic.figures.outcome import LoadReport, encode, is_open, read_report, row_of, series_of
+from deploy.tools.traffic.figures.outcome import LoadReport, encode, read_report, row_of, series_of
 from deploy.tools.traffic.figures.slo import Slo
-from deploy.tools.traffic.figures.summary import Reader, Window, rate, summarize
+from deploy.tools.traffic.figures.summary import Reader, Window, summarize
 from deploy.tools.traffic.live import glance_at
 from deploy.tools.traffic.load_plan import golden_prompts, plan_of
 from deploy.tools.traffic.options import add_arguments
@@ -86,18 +84,6 @@ def test_in_a_sweep_overload_may_stall_but_never_lie():
     assert failed_elsewhere({2.0: bad_run}, bad_run, 0.0) == []
 
 
-def test_series_count_what_came_in_each_second():
-    series = series_of(records(), 11.0)
-    assert sum(series.tokens) == 40 * 5 and len(series.tokens) == 11
-    assert series.tokens[5] == 20 and series.open_requests[5] == 4
-    assert series.gap_p50[5] == pytest.approx(0.1) and series.gap_p50[0] == pytest.approx(0.1)
-
-
-def test_open_is_from_sending_to_the_end():
-    one = records()[4]
-    assert [is_open(one, at) for at in (0.9, 1.0, 1.8, 2.0)] == [False, True, True, False]
-
-
 def test_the_page_stands_alone_and_escapes():
     page = page_of(report())
     assert "m at &lt;here&gt;" in page and "&lt;b&gt;1 page" in page and "<b>1" not in page
@@ -146,19 +132,6 @@ def test_a_run_is_like_itself_and_a_slow_one_is_worse():
     assert verdicts["TTFT p50 ms"] == "worse" and verdicts["goodput /s"] == "worse"
 
 
-def test_a_rate_that_chance_alone_moved_is_no_change():
-    """Arrivals at random, all requests alike: neither run is better, however alike the requests are."""
-
-    def answered(seed):
-        rng = random.Random(seed)
-        times = list(itertools.accumulate(rng.expovariate(8.0) for _ in range(480)))
-        return rate(times, [1.0] * 480, Window(0.0, 55.0), seed)
-
-    first, second = answered(1), answered(2)
-    assert first.value != second.value
-    assert ComparedLine("requests answered /s", first, second, False).verdict == "same"
-
-
 def test_remarks_name_what_makes_two_runs_incomparable():
     found = "\n".join(remarks(report(), report(model="n", command="baton load --rate 3")))
     assert "other models" in found and "other commands" in found and "first: check leaks failed" in found
@@ -185,26 +158,6 @@ def flags(*words):
     return parser.parse_args(list(words))
 
 
-def test_without_a_flag_it_is_a_minute_of_modest_load():
-    plan = plan_of(flags())
-    assert plan.load.arrivals.rate == 2.0 and plan.load.duration_s == 60.0 and plan.truth.golden == 4
-    driver = plan.load.driver([], 10)
-    assert 90 <= sum(len(driver.take_requests(at)) for at in range(60)) <= 150
-
-
-def test_agents_have_their_own_defaults_that_flags_change():
-    plan = plan_of(flags("--agents", "3"))
-    assert (plan.load.users, plan.load.arrivals, plan.load.duration_s) == (3, None, 180.0)
-    sessions = list(itertools.islice(plan.load.source.sessions(0), 200))
-    assert {len(turn.texts) for session in sessions for turn in session.turns} == {1, 4}
-    assert {len(text.split()) for session in sessions for _, text in session.opening} == {1000}
-    pauses = [turn.think_s for session in sessions for turn in session.turns[1:]]
-    assert 0.5 <= min(pauses) < 1 and 29 < max(pauses) <= 30
-    own = plan_of(flags("--agents", "3", "--turns", "2", "--fan-out", "1", "--think", "0", "--prefix-tokens", "0"))
-    for session in itertools.islice(own.load.source.sessions(0), 50):
-        assert not session.opening and [(len(turn.texts), turn.think_s) for turn in session.turns] == [(1, 0.0)] * 2
-
-
 def test_a_plain_load_of_a_seed_knows_nothing_of_agents():
     lengths = [parse_lengths("", text) for text in ("128", "64", "2-3")]
     wanted = Synthetic(*lengths).sessions(5)
@@ -229,8 +182,3 @@ def test_windows():
     assert plan_of(flags("--requests", "40", "--duration", "50")).window(made) == Window(0.0, last)
     assert plan_of(flags("--requests", "41", "--duration", "50")).window(made) == Window(0.0, 50.0)
     assert plan_of(flags("--concurrency", "3")).window(made) == Window(0.0, last)
-
-
-def test_estimates_without_a_value_are_null_in_json():
-    text = msgspec.json.encode(Estimate(math.nan, 1.0, 2.0))
-    assert text == b'{"value":null,"low":1.0,"high":2.0}'

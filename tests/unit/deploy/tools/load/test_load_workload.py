@@ -11,7 +11,7 @@ import pytest
 
 from deploy.tools.traffic.workloads.lengths import NO_PAUSE, Pauses, parse_lengths, parse_pauses
 from deploy.tools.traffic.workloads.trace import BLOCK_TOKENS, read_trace
-from deploy.tools.traffic.workloads.workload import FromFile, Session, Synthetic, Turn, read_prompts, with_probes
+from deploy.tools.traffic.workloads.workload import FromFile, Session, Synthetic, Turn, read_prompts
 from shared.core.errors import ConfigError
 
 ONE = parse_lengths("--turns", "1")
@@ -25,15 +25,6 @@ def some(source, count, seed=0):
 def synthetic(**changes):
     fields = {"prompt": parse_lengths("--prompt-tokens", "20"), "output": EIGHT, "turns": ONE} | changes
     return Synthetic(**fields)
-
-
-def test_a_seed_gives_the_same_sessions_and_another_one_others():
-    assert some(synthetic(), 5) == some(synthetic(), 5) != some(synthetic(), 5, seed=1)
-
-
-def test_prompts_have_their_length_and_differ():
-    texts = [session.turns[0].text for session in some(synthetic(), 50)]
-    assert {len(text.split()) for text in texts} == {20} and len(set(texts)) == 50
 
 
 def test_prefixes_are_shared_by_group():
@@ -63,22 +54,6 @@ def test_tools_are_mostly_fast_and_sometimes_slow():
 def test_a_pause_that_cannot_be_is_named(text):
     with pytest.raises(ConfigError, match="--think"):
         parse_pauses("--think", text)
-
-
-def test_only_later_turns_ask_for_several_things_at_once():
-    source = synthetic(turns=parse_lengths("--turns", "3"), fan_out=parse_lengths("--fan-out", "4"))
-    for session in some(source, 20):
-        assert [len(turn.texts) for turn in session.turns] == [1, 4, 4]
-        assert len({text for turn in session.turns for text in turn.texts}) == 9
-
-
-def test_golden_prompts_come_in_turn():
-    source = synthetic()
-    probes = [Session((Turn(f"golden {i}", 8),), (), i) for i in range(3)]
-    load = list(itertools.islice(with_probes(source.sessions(0), probes, 4), 24))
-    assert [session.probe for session in load if session.probe is not None] == [0, 1, 2, 0, 1, 2]
-    assert [i for i, session in enumerate(load, 1) if session.probe is not None] == [4, 8, 12, 16, 20, 24]
-    assert [s.probe for s in itertools.islice(with_probes(source.sessions(0), [], 1), 3)] == [None] * 3
 
 
 def test_prompt_files(tmp_path):

@@ -76,13 +76,6 @@ def test_no_node_where_another_split_is_enough() -> None:
     assert Plant(3, 1).until(Demand(0.5, 2.5))[1] is None
 
 
-def test_a_load_that_falls_meanwhile_gets_no_node() -> None:
-    plant = Plant(1, 1)
-    for _ in range(20):
-        assert plant.until(Demand(1.5, 1.5), SCALING.up_after_s)[1] is None
-        assert plant.take(Demand(0.9, 0.9)) is None
-
-
 def test_no_more_than_the_most_nodes() -> None:
     plant = Plant(1, 1, most=3)
     assert plant.until(Demand(5.0, 5.0))[1] is not None
@@ -170,12 +163,6 @@ def test_a_new_node_is_seen_for_a_window_first() -> None:
     plant.until(Demand(5.0, 5.0))
     seconds, wish = plant.until(Demand(5.0, 5.0))
     assert wish is not None and seconds >= WINDOW_S + SCALING.up_after_s
-
-
-def test_a_role_without_nodes_is_not_sized() -> None:
-    plant = Plant(1, 2)
-    plant.roles["prefill-0"] = DECODE
-    assert plant.until(Demand(5.0, 5.0))[1] is None
 
 
 class FakeFleet:

@@ -37,31 +37,11 @@ def find(saved: Path, *flags: str) -> int:
     return cli.main(["plan", "find", "--profile", str(saved), *short, *flags])
 
 
-def test_a_profile_comes_back_as_it_was_saved(saved: Path) -> None:
-    assert profiles.read(saved) == made.profile()
-
-
 def test_the_verdict_names_the_layout_and_how_to_start_it(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert find(saved, "--rate", "2", "--slo", "ttft<30s") == 0
     said = capsys.readouterr().out
     assert "Do not disaggregate" in said and "meets" in said
     assert "baton up --prefill 0 --decode" in said
-
-
-def test_disaggregation_wins_where_decoding_must_be_smooth(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    even = made.profile()
-    even.nodes[1] = replace(even.nodes[1], beside=None)
-    even.nodes[2] = replace(even.nodes[1], cores=2)  # more cores bring nothing: two nodes do
-    profiles.save(even, saved)
-    assert find(saved, "--rate", "0.7", "--prompt-tokens", "120", "--slo", "ttft<5s,tpot<16ms") == 0
-    said = capsys.readouterr().out
-    assert "Do not disaggregate" not in said and "Disaggregate" in said
-    assert "baton up --prefill 1 --decode 1" in said
-
-
-def test_what_nothing_meets_is_said(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert find(saved, "--rate", "2", "--slo", "ttft<1ms") == 0
-    assert "does not meet" in capsys.readouterr().out
 
 
 def test_all_forecasts_can_be_kept(saved: Path, tmp_path: Path) -> None:

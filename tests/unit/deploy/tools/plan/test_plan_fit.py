@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
-from deploy.tools.plan.fit import fit, non_negative
+from deploy.tools.plan.fit import fit
 from deploy.tools.plan.profile import ProfiledCosts, StepShape
 
 TRUE = ProfiledCosts((1, 8, 64, 512), (0.008, 0.011, 0.04, 0.25), 2e-4, 3e-7, 1e-6)
@@ -48,14 +47,6 @@ def test_no_cost_is_below_nothing() -> None:
     costs, _ = fit(steps, [TRUE.seconds(shape) * rng.uniform(0.5, 2) for shape in steps])
     assert min(costs.per_sample, costs.per_pair, costs.per_key, costs.rise[0]) >= 0
     assert list(costs.rise) == sorted(costs.rise)
-
-
-def test_non_negative_fits_equal_positive_least_squares_fits() -> None:
-    rng = np.random.default_rng(5)
-    parts = np.abs(rng.normal(size=(60, 4)))
-    wanted = np.asarray([0.3, 1.0, 0.2, 0.7])
-    parts /= (parts @ wanted)[:, None]
-    assert non_negative(parts) == pytest.approx(wanted, rel=1e-4)
 
 
 def test_too_few_steps_are_refused() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.tools.plan.layout import ClusterLayout
-from deploy.tools.plan.search import fewest_machines, find_fewest, find_plan, in_small, mean_lengths, splits
+from deploy.tools.plan.search import fewest_machines, find_fewest, find_plan, in_small, splits
 from deploy.tools.plan.simulate import Forecast, rank
 from deploy.tools.traffic.figures.figures import Estimate
 from deploy.tools.traffic.figures.summary import Lag, Summary
@@ -81,17 +81,6 @@ def test_settings_are_tuned_one_at_a_time() -> None:
     found = find_plan(made.profile(), PLAN, 1, forecaster(share))
     assert (found.best.layout.mixed_chunk_size, found.best.layout.chunk_size) == (128, 512)
     assert found.tried[0].share == found.best.share
-
-
-def test_no_layout_is_simulated_twice() -> None:
-    seen: list[ClusterLayout] = []
-
-    def once(layout: ClusterLayout, load: LoadPlan) -> Forecast:
-        seen.append(layout)
-        return made_up(layout, 0.9)
-
-    find_plan(made.profile(), PLAN, 4, once)
-    assert len(seen) == len(set(seen))
 
 
 def test_the_fewest_machines_are_found_and_too_few_said() -> None:
@@ -189,8 +178,3 @@ def test_answers_of_one_token_are_ranked_by_what_they_have() -> None:
 
     plan = made.plan("--slo", "tpot<100ms,ttft<2s")
     assert rank(without_tpot(0.5), plan) > rank(without_tpot(0.6), plan) > rank(without_tpot(math.nan), plan)
-
-
-def test_lengths_are_those_of_the_load() -> None:
-    prompt, answer = mean_lengths(PLAN)
-    assert (round(prompt), round(answer)) == (200, 50)

@@ -7,7 +7,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from shared.model.formats.opened import LoadOptions
 from shared.model.llama.llama import LlamaModel
 from shared.model.loading.load import load_model
 from tests.support.models.library_families import save
-from tests.support.web.serving import serving
+from tests.support.web.serving import QuietHandler, serving
 
 NUM_LAYERS = 3
 PROMPT, ANSWER = list(range(3, 60)), [5, 9, 4]
@@ -88,33 +88,23 @@ def test_the_mode_is_read_from_its_flags() -> None:
     assert mode_of(()).hands_over
 
 
-class Forgetful(BaseHTTPRequestHandler):
+class Forgetful(QuietHandler):
     """Answers each question anew: tokens 4, 5, 6 at first, then 4, 5, 7."""
 
     asked: set[str]
 
     def do_GET(self) -> None:
-        self._send(b"" if self.path == "/metrics" else json.dumps({"data": [{"id": "stub"}]}).encode())
+        self.say(200, b"" if self.path == "/metrics" else json.dumps({"data": [{"id": "stub"}]}).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         ids = [4, 5, 7 if str(body) in self.asked else 6]
         self.asked.add(str(body))
-        choice = {
-            "token_ids": ids,
-            "prompt_token_ids": PROMPT,
-            "logprobs": {"top_logprobs": [{"a": 0.0, "b": -1.0}] * 3},
-        }
+        tops = [{"a": 0.0, "b": -1.0}] * 3
+        choice = {"token_ids": ids, "prompt_token_ids": PROMPT, "logprobs": {"top_logprobs": tops}}
         choices = [choice | {"index": index} for index in range(body.get("n", 1))]
-        self._send(json.dumps({"choices": choices, "usage": {"prompt_tokens_details": {"cached_tokens": 0}}}).encode())
-
-    def _send(self, data: bytes) -> None:
-        self.send_response(200)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None: ...
+        usage = {"prompt_tokens_details": {"cached_tokens": 0}}
+        self.say(200, json.dumps({"choices": choices, "usage": usage}).encode())
 
 
 def test_the_command_replays_the_first_difference(

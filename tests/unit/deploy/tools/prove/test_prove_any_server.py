@@ -99,14 +99,6 @@ def test_a_near_tie_is_a_row_of_its_own(capsys: pytest.CaptureFixture[str]) -> N
     assert code == 1 and report["by_name"]["streams"]["verdict"] == "failed"
 
 
-def test_refused_logprobs_are_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
-    code, report = proved(Lies(refuses=("logprobs",), changes=(CROWD,), margin=0.1), capsys)
-    assert "not supported" in report["refused"]["logprobs"]
-    assert report["by_name"]["logprobs"]["verdict"] == report["by_name"]["repeated"]["verdict"] == "skipped"
-    # Texts still differ, and how near the tokens were can't be told.
-    assert code == 1 and "character" in report["by_name"]["streams"]["details"][0]
-
-
 def test_fields_that_are_taken_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
     code, report = proved(Lies(ignores=("logprobs", "stream_options")), capsys)
     assert code == 0
