@@ -223,6 +223,12 @@ def test_several_routers_get_own_ports_and_every_node_dials_all():
     assert len(set(endpoints)) == 2 and all(one.parts.node.router == endpoints for one in configs[2:])
 
 
+def test_any_ports_are_different_ones():
+    routers = local.deal_routers(replaced(cluster(routers=8), router={"port": 0}))
+    ports = [port for one in routers for port in (one.port, int(one.node_endpoint.rpartition(":")[2]))]
+    assert len(set(ports)) == 16
+
+
 def test_ports_end_somewhere():
     with pytest.raises(cli.ConfigError, match="65535"):
         ports.deal_routers(replaced(cluster(routers=64), router={"port": 65500}))
@@ -357,6 +363,11 @@ def test_a_full_disk_behind_its_output_ends_nothing(monkeypatch, stream):
         monkeypatch.undo()
         with contextlib.suppress(OSError):
             full.close()
+
+
+def test_ipv6_addresses_are_bracketed():
+    assert local.url("::1", 80) == "http://[::1]:80"
+    assert local.url("127.0.0.1", 80) == "http://127.0.0.1:80"
 
 
 def test_the_command_itself_loads_neither_torch_nor_numpy():

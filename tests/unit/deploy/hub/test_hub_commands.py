@@ -22,6 +22,7 @@ from deploy.tools.plan import measure as plan_measure
 from deploy.tools.plan import profile as profiles
 from deploy.tools.prove import command as prove
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
+from shared.config.settings.hub_settings import HubConfig
 from shared.config.settings.settings import ModelConfig
 from shared.core import launcher
 from tests.support.web.hub_rig import NAME, WEIGHTS, HubRig, hub_rig, tiny_repo
@@ -64,6 +65,11 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubRig]:
         yield made
 
 
+def test_a_served_name_that_was_given_stays(rig: HubRig) -> None:
+    nodes = replace(NODES, model=replace(NODES.model, model=f"{NAME}@main", served_model_name=("mine",)))
+    assert with_local_model(nodes).model.public_name == "mine"
+
+
 def test_a_router_by_itself_fetches_no_weights(rig: HubRig) -> None:
     router = with_local_text(RouterProcessConfig(model=NODES.model))
     assert WEIGHTS not in rig.state.taken_paths()
@@ -85,6 +91,13 @@ def test_what_is_no_name_stays_as_it_is() -> None:
     assert with_local_model(nodes) is nodes
     assert with_pinned_model(nodes) is nodes
     assert with_local_text(router) is router
+
+
+def test_offline_travels_from_the_flag_to_the_hub(rig: HubRig) -> None:
+    nodes = replace(NODES, hub=HubConfig(offline=True))
+    with pytest.raises(local.ConfigError, match="offline"):
+        with_local_model(nodes)
+    assert rig.state.asked == []
 
 
 def test_up_tells_the_log_the_name_and_the_children_the_path(

@@ -19,6 +19,7 @@ from tests.support.web.hub_server import FORBIDDEN, GATED, PRIVATE, TOKEN
 
 # None of the refusals below reads a file: texts will do.
 SMALL = {name: b"{}" for name in ("config.json", "tokenizer.json", "model.safetensors")}
+PARTS = [f"big-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
 
 
 @pytest.fixture
@@ -59,36 +60,23 @@ def test_a_403_names_the_token(rig: HubRig, monkeypatch: pytest.MonkeyPatch) -> 
     assert "refuses it (403): the token is wrong or may not read it" in rig.refusal()
 
 
-def test_a_revision_that_is_not_there(rig: HubRig) -> None:
-    rig.state.add(NAME, SMALL)
-    assert "the model has no revision 'v9'" in rig.refusal(f"{NAME}@v9")
-    assert "the model has no revision" in rig.refusal(f"{NAME}@{'0' * 40}")
-
-
-def test_a_file_that_is_not_there_is_named_with_those_that_are(rig: HubRig) -> None:
-    rig.state.add(NAME, {"q4.gguf": b"", "q8.gguf": b""})
-    assert "no file q5.gguf; its GGUF files: q4.gguf, q8.gguf" in rig.refusal(f"{NAME}:q5.gguf")
-
-
-def test_a_part_of_a_gguf_that_is_not_there_is_named(rig: HubRig) -> None:
-    first, second, third = (f"big-0000{n}-of-00003.gguf" for n in (1, 2, 3))
-    rig.state.add(NAME, {first: b"GGUF", third: b"GGUF"})
-    assert f"the repository lacks {second}, part 2 of 3" in rig.refusal(f"{NAME}:{first}")
-
-
 @pytest.mark.parametrize(
-    ("files", "reason"),
+    ("files", "asked", "reason"),
     [
-        (["config.json", "pytorch_model.bin"], "weights are pickles only"),
-        (["config.json", "flax_model.msgpack"], "no *.safetensors file"),
-        (["q4.gguf"], f"name one, as {NAME}:q4.gguf"),
-        (["model.safetensors", "tokenizer.json"], "no config.json"),
-        (["model.safetensors", "config.json"], "no tokenizer.json"),
+        ([*SMALL], "@v9", "the model has no revision 'v9'"),
+        ([*SMALL], "@" + "0" * 40, "the model has no revision"),
+        (["q4.gguf", "q8.gguf"], ":q5.gguf", "no file q5.gguf; its GGUF files: q4.gguf, q8.gguf"),
+        ([PARTS[0], PARTS[2]], f":{PARTS[0]}", f"the repository lacks {PARTS[1]}, part 2 of 3"),
+        (["config.json", "pytorch_model.bin"], "", "weights are pickles only"),
+        (["config.json", "flax_model.msgpack"], "", "no *.safetensors file"),
+        (["q4.gguf"], "", f"name one, as {NAME}:q4.gguf"),
+        (["model.safetensors", "tokenizer.json"], "", "no config.json"),
+        (["model.safetensors", "config.json"], "", "no tokenizer.json"),
     ],
 )
-def test_a_repository_that_holds_nothing_to_serve(rig: HubRig, files: list[str], reason: str) -> None:
+def test_a_repository_that_lacks_what_is_asked_for(rig: HubRig, files: list[str], asked: str, reason: str) -> None:
     rig.state.add(NAME, {file: b"x" for file in files})
-    assert reason in rig.refusal()
+    assert reason in rig.refusal(NAME + asked)
     assert rig.state.taken == []
 
 

@@ -375,6 +375,13 @@ def test_a_role_whose_new_nodes_all_fail_is_not_grown_for_ever():
     assert grown == 4
 
 
+def test_names_of_new_nodes_fill_gaps():
+    story = running(config(decode=3))
+    assert story.fleet.next_name("decode") == "decode-3" and story.fleet.next_name("prefill") == "prefill-1"
+    story.fleet.forget_member("decode-1")
+    assert story.fleet.next_name("decode") == "decode-1"
+
+
 # ---- the plan
 
 

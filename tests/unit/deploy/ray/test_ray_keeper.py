@@ -166,6 +166,17 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_the_record_tells_a_process_from_a_later_one_of_its_pid(home):
+    record = head.record_of("127.0.0.1:1", "baton", os.getpid())
+    head.write_record(record)
+    assert head.read_record() == record and record.head == psutil.Process()
+    assert replace(record, head_born=record.head_born - 1).head is None and RayRecord("a", "b").head is None
+    head.forget_record()
+    assert head.read_record() is None
+    head.record_path().write_text("[1]")
+    assert head.read_record() is None
+
+
 def test_a_cluster_begins_only_where_its_record_can_be_kept(home, monkeypatch):
     assert head.own_folder() == home / ".baton"
     monkeypatch.setattr(head, "can_write", lambda path: False)
