@@ -38,10 +38,8 @@ Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[int, Meta(ge=0, lt=253_402_300_800)]  # since 1970, before the year 10000
 
 
-class BadCertificate(InvalidRequest):
+class BadCertificate(InvalidRequest, code="bad_certificate"):
     """The certificate, or a prompt or tokens shown with it, differ from the signed ones."""
-
-    code = "bad_certificate"
 
 
 class CertifiedIds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

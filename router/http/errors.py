@@ -35,60 +35,39 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
-class Unauthorized(InvalidRequest):
-    code = "invalid_api_key"
-    status = 401
+class Unauthorized(InvalidRequest, code="invalid_api_key", status=401): ...
 
 
-class AdminIsOff(InvalidRequest):
-    code = "admin_is_off"
-    status = 403
+class AdminIsOff(InvalidRequest, code="admin_is_off", status=403): ...
 
 
-class MissingRight(InvalidRequest):
+class MissingRight(InvalidRequest, code="missing_right", status=403):
     """The operator's key is known, but may not do this."""
 
-    code = "missing_right"
-    status = 403
 
-
-class PromptTooLong(InvalidRequest):
+class PromptTooLong(InvalidRequest, code="context_length_exceeded"):
     """Agents shorten their conversation when they see this code or message."""
 
-    code = "context_length_exceeded"
+
+class UnknownNode(InvalidRequest, code="unknown_node", status=404): ...
 
 
-class UnknownNode(InvalidRequest):
-    code = "unknown_node"
-    status = 404
+class Conflict(InvalidRequest, code="conflict", status=409): ...
 
 
-class Conflict(InvalidRequest):
-    code = "conflict"
-    status = 409
+class NotFound(InvalidRequest, code="not_found", status=404): ...
 
 
-class NotFound(InvalidRequest):
-    code = "not_found"
-    status = 404
-
-
-class MethodNotAllowed(InvalidRequest):
+class MethodNotAllowed(InvalidRequest, code="method_not_allowed", status=405):
     """`allowed`: the methods that the path has, as the header Allow lists them."""
-
-    code = "method_not_allowed"
-    status = 405
 
     def __init__(self, message: str, allowed: bytes) -> None:
         super().__init__(message)
         self.allowed = allowed
 
 
-class NoWebSockets(InvalidRequest):
+class NoWebSockets(InvalidRequest, code="no_websockets", status=426):
     """A client that asks for a WebSocket takes this answer as a reason to go on over HTTP at once."""
-
-    code = "no_websockets"
-    status = 426
 
 
 class NamedRefusal(InvalidRequest):
@@ -98,99 +77,63 @@ class NamedRefusal(InvalidRequest):
         super().__init__(f"{self.code}: {why}")
 
 
-class UnknownStream(NamedRefusal):
+class UnknownStream(NamedRefusal, code="unknown_stream"):
     """No router with this key began the stream that Last-Event-ID names."""
 
-    code = "unknown_stream"
 
-
-class ResumeMismatch(NamedRefusal):
+class ResumeMismatch(NamedRefusal, code="resume_mismatch", status=422):
     """The resumed request or its tokens differ from the broken stream's. Clients don't retry this status."""
 
-    code = "resume_mismatch"
-    status = 422
+
+class KeyReused(NamedRefusal, code="idempotency_key_reused", status=422): ...
 
 
-class KeyReused(NamedRefusal):
-    code = "idempotency_key_reused"
-    status = 422
+class BodyTimeout(InvalidRequest, code="body_timeout", status=408): ...
 
 
-class BodyTimeout(InvalidRequest):
-    code = "body_timeout"
-    status = 408
+class BadHttp(InvalidRequest, code="bad_http"): ...
 
 
-class BadHttp(InvalidRequest):
-    code = "bad_http"
+class HeadersTooLarge(InvalidRequest, code="headers_too_large", status=431): ...
 
 
-class HeadersTooLarge(InvalidRequest):
-    code = "headers_too_large"
-    status = 431
+class HeaderTimeout(InvalidRequest, code="header_timeout", status=408): ...
 
 
-class HeaderTimeout(InvalidRequest):
-    code = "header_timeout"
-    status = 408
+class TlsTimeout(InvalidRequest, code="tls_timeout"): ...
 
 
-class TlsTimeout(InvalidRequest):
-    code = "tls_timeout"
+class TlsFailed(InvalidRequest, code="tls_failed"): ...
 
 
-class TlsFailed(InvalidRequest):
-    code = "tls_failed"
-
-
-class PlainHttp(InvalidRequest):
+class PlainHttp(InvalidRequest, code="plain_http"):
     """HTTP without TLS came to a port with TLS."""
 
-    code = "plain_http"
 
-
-class HostNotAllowed(InvalidRequest):
+class HostNotAllowed(InvalidRequest, code="host_not_allowed", status=421):
     """Another site's host name may point at this server (DNS rebinding)."""
 
-    code = "host_not_allowed"
-    status = 421
+
+class MediaTypeRefused(InvalidRequest, code="unsupported_media_type", status=415): ...
 
 
-class MediaTypeRefused(InvalidRequest):
-    code = "unsupported_media_type"
-    status = 415
-
-
-class CodingRefused(InvalidRequest):
+class CodingRefused(InvalidRequest, code="unsupported_content_encoding", status=415):
     """The body has a Content-Encoding that is not served."""
 
-    code = "unsupported_content_encoding"
-    status = 415
+
+class TargetTooLong(InvalidRequest, code="target_too_long", status=414): ...
 
 
-class TargetTooLong(InvalidRequest):
-    code = "target_too_long"
-    status = 414
+class NotImplementedHere(BatonError, code="not_implemented", status=501): ...
 
 
-class NotImplementedHere(BatonError):
-    code = "not_implemented"
-    status = 501
+class VersionNotSupported(BatonError, code="http_version_not_supported", status=505): ...
 
 
-class VersionNotSupported(BatonError):
-    code = "http_version_not_supported"
-    status = 505
+class TooManyConnections(BatonError, code="too_many_connections", status=503): ...
 
 
-class TooManyConnections(BatonError):
-    code = "too_many_connections"
-    status = 503
-
-
-class BodiesFull(BatonError):
-    code = "bodies_full"
-    status = 503
+class BodiesFull(BatonError, code="bodies_full", status=503): ...
 
 
 def error_type(status: int) -> str:

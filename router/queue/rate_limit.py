@@ -23,10 +23,8 @@ MOST_DEBT_S = 4 * WINDOW_S  # other routers' charges move `earned_at` at most th
 REQUESTS, TOKENS = "requests", "tokens"
 
 
-class AboveLimit(InvalidRequest):
+class AboveLimit(InvalidRequest, code="above_rate_limit"):
     """A request needs more than its tenant's limit for a whole minute. A retry does not help."""
-
-    code = "above_rate_limit"
 
 
 @dataclass(slots=True)

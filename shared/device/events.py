@@ -17,16 +17,12 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
-class StreamSkipped(StepFailed):
+class StreamSkipped(StepFailed, code="stream_skipped"):
     """Raised for a closure that never ran, because its stream epoch had failed or the stream was stopped."""
 
-    code = "stream_skipped"
 
-
-class EventNotFired(StepFailed):
+class EventNotFired(StepFailed, code="event_not_fired"):
     """Raised if a closure left an armed event unfired; the stream fired the event instead."""
-
-    code = "event_not_fired"
 
 
 class EventDriver(Protocol):

@@ -6,50 +6,31 @@ decode node D -> prefill node P   Refuse, Failed    a code of NODE_ERRORS; AT_PA
 
 from __future__ import annotations
 
-from shared.core.errors import (
-    AdapterMissing,
-    BatonError,
-    ConfigError,
-    DeadlineExceeded,
-    DeviceLost,
-    HandoffFailed,
-    IntegrityError,
-    InvalidRequest,
-    KernelRefused,
-    ModelChanged,
-    NodeDraining,
-    Overloaded,
-    PartnerDraining,
-    PartnerOverloaded,
-    PeerUnreachable,
-    RankLost,
-    StepFailed,
-    TooLarge,
-    WireError,
-)
+from shared.core import errors
+from shared.core.errors import BatonError, HandoffFailed
 from shared.wire.messages import Failed, Key, Refuse
 from shared.wire.ranges import MAX_TEXT
 
 # Nodes end sequences with these errors. All other errors come from the router.
 NODE_ERRORS: tuple[type[BatonError], ...] = (
-    AdapterMissing,
-    ConfigError,
-    DeadlineExceeded,
-    DeviceLost,
-    HandoffFailed,
-    IntegrityError,
-    InvalidRequest,
-    KernelRefused,
-    ModelChanged,
-    NodeDraining,
-    Overloaded,
-    PartnerDraining,
-    PartnerOverloaded,
-    PeerUnreachable,
-    RankLost,
-    StepFailed,
-    TooLarge,
-    WireError,
+    errors.AdapterMissing,
+    errors.ConfigError,
+    errors.DeadlineExceeded,
+    errors.DeviceLost,
+    errors.HandoffFailed,
+    errors.IntegrityError,
+    errors.InvalidRequest,
+    errors.KernelRefused,
+    errors.ModelChanged,
+    errors.NodeDraining,
+    errors.Overloaded,
+    errors.PartnerDraining,
+    errors.PartnerOverloaded,
+    errors.PeerUnreachable,
+    errors.RankLost,
+    errors.StepFailed,
+    errors.TooLarge,
+    errors.WireError,
 )
 BY_CODE = {kind.code: kind for kind in NODE_ERRORS}
 
@@ -61,11 +42,11 @@ def error_of(code: str, message: str, *, subject: str | None = None) -> BatonErr
 
 # If D is full or draining, the router places the request elsewhere. A missed deadline and an invalid request are final.
 AT_PARTNER: dict[str, type[BatonError]] = {
-    Overloaded.code: PartnerOverloaded,
-    NodeDraining.code: PartnerDraining,
-    DeadlineExceeded.code: DeadlineExceeded,
-    InvalidRequest.code: InvalidRequest,
-    AdapterMissing.code: AdapterMissing,
+    errors.Overloaded.code: errors.PartnerOverloaded,
+    errors.NodeDraining.code: errors.PartnerDraining,
+    errors.DeadlineExceeded.code: errors.DeadlineExceeded,
+    errors.InvalidRequest.code: errors.InvalidRequest,
+    errors.AdapterMissing.code: errors.AdapterMissing,
 }
 
 

@@ -23,11 +23,9 @@ REFUSED_COUNT = {short.removeprefix(REFUSED_PREFIX): f"wire_{short}" for short i
 METRIC_OF_COUNT = {"wire_dropped": "wire_errors"} | {f"wire_{short}": short for short in REFUSED_COUNTERS}
 
 
-class Refused(WireError):
+class Refused(WireError, code="refused"):
     """A sender claims to be another peer, or a newer process has replaced the sender. `reason`: one of the reasons in
     metric_names."""
-
-    code = "refused"
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -17,10 +17,8 @@ from shared.core.errors import BatonError, ConfigError
 LINE_HEAD = f'{{"id":"{ID_HEAD}'.encode()
 
 
-class BatchStopped(BatonError):
+class BatchStopped(BatonError, code="batch_stopped"):
     """The run can't go on. Written lines stay."""
-
-    code = "batch_stopped"
 
 
 class ResponsePart(msgspec.Struct, frozen=True):
