@@ -9,7 +9,6 @@ worse (or better) when its median lies outside everything that the other checkou
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
@@ -22,6 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import parser_with_json
 from benchmarks.run import ROOT, Part, flat, machine, measure, num_cores, parts
 
 LOWER_IS_BETTER = re.compile(r"_[mu]s$|(?<!tok)_s$|_[km]b$|seconds")
@@ -77,13 +77,12 @@ def show(title: str, figures: dict[str, Figure], console: Console) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("other", type=Path, help="the other checkout; it runs in this environment")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="", help="instead of each part's own: float32 where bfloat16 is emulated")
     parser.add_argument("--full", action="store_true", help="as many repetitions as `make bench`, not as --quick")
     parser.add_argument("--only", nargs="*", help="names of parts")
-    parser.add_argument("--json", type=Path, help="also write all values there")
     args = parser.parse_args(argv)
     console = Console(width=120)
     console.print(machine())

@@ -5,18 +5,16 @@ python -m benchmarks.engine_core --threads 2 --dtype bfloat16 [--pairs 11]
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import statistics
 import sys
 import time
 from multiprocessing.synchronize import Event
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
@@ -107,7 +105,7 @@ def compare_overlap(model: Model, threads: int, pairs: int, busy: bool) -> float
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     weights = ("auto", "file", "codes", "int8", "fp8")
@@ -115,7 +113,6 @@ def main() -> int:
     parser.add_argument("--kv", default="auto", choices=("auto", "int8", "fp8"), help="as --kv-dtype")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--pairs", type=int, default=0, help="overlap against plain: number of interleaved pairs")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     keep_freed_memory()  # as nodes do
     torch.set_num_threads(args.threads)

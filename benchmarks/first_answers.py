@@ -9,7 +9,6 @@ setting, not `held out`. `over`: difference to the first row, in standard errors
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
 import statistics
@@ -17,13 +16,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from benchmarks.cluster import baton_up
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from shared.config.models.shipped_model import TEMPLATES_SYSTEM
 
 AT_ONCE, MOST_TOKENS, TIMEOUT_S = 32, 400, 600.0
@@ -127,48 +125,8 @@ CANDIDATES: tuple[tuple[str, str], ...] = (
     ("What do caterpillars turn into?", "butterfly|butterflies|moth|moths"),
 )
 # The first forty candidates that float32 answered rightly in at least one of eight draws (`--select`).
-QUESTIONS = (
-    "What is the capital of France?",
-    "What is the capital of Italy?",
-    "What is the capital of Japan?",
-    "What is the capital of Germany?",
-    "What is the capital of Spain?",
-    "What is the capital of Egypt?",
-    "What is the capital of England?",
-    "What is the capital of Russia?",
-    "What is the capital of China?",
-    "What is the capital of Greece?",
-    "Which planet is closest to the Sun?",
-    "Which planet is known as the Red Planet?",
-    "What is the largest planet in the solar system?",
-    "Which planet has large rings?",
-    "What is the largest ocean on Earth?",
-    "What is the longest river in Africa?",
-    "What is the highest mountain on Earth?",
-    "On which continent is Brazil?",
-    "On which continent is Kenya?",
-    "Which country has the city of Sydney?",
-    "What is the chemical symbol of water?",
-    "Which gas do plants take from the air?",
-    "Which gas do humans need to breathe?",
-    "What is frozen water called?",
-    "At how many degrees Celsius does water boil?",
-    "At how many degrees Celsius does water freeze?",
-    "What force pulls objects towards the Earth?",
-    "What does the Earth orbit?",
-    "What orbits the Earth?",
-    "How many legs does a spider have?",
-    "How many legs does a dog have?",
-    "How many days are in a week?",
-    "How many months are in a year?",
-    "How many hours are in a day?",
-    "How many minutes are in an hour?",
-    "How many sides does a triangle have?",
-    "How many sides does a square have?",
-    "What is 2 plus 2?",
-    "What is 5 plus 3?",
-    "What is 3 times 3?",
-)
+NEVER_RIGHT = "What is 10 minus 4?"
+QUESTIONS = tuple(question for question, _ in CANDIDATES[:41] if question != NEVER_RIGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,14 +238,13 @@ def select() -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--select", action="store_true")
     parser.add_argument("--formats", default="auto", help=f"of {', '.join(FLAGS)}")
     parser.add_argument("--settings", default="", help="names of SETTINGS, separated by semicolons; empty: all")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--defaults", default="model", help="the router's --sampling-defaults")
     parser.add_argument("--show", action="store_true", help="print the answers")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.select:
         return select()

@@ -6,17 +6,15 @@ prompts arrive.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import re
 import sys
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import baton_up
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from benchmarks.sse_client import Stream, percentile, stream_completion
 from shared.config.settings.router_settings import UNMEASURED_LOCAL_TOKENS
 
@@ -109,11 +107,10 @@ def handoff_median(port: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--transport", default="auto", choices=("auto", "shm", "zmq"))
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     flags = ["--model", args.model, "--served-model-name", "bench"]
     flags += ["--dtype", args.dtype, "--transport", args.transport]

@@ -21,12 +21,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from router.dispatch.gateway import Gateway
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
@@ -293,8 +292,7 @@ def measure(node_counts: Sequence[int]) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--hellos", type=int, nargs="*", default=[100, 200, 400], help="of how many nodes")
     parser.add_argument("--nodes-of", metavar="ENDPOINT", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.engine_core import run_dry
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from deploy.tools.head.prompts import OWN_PROMPTS, prompt_ids, read_kinds
 from router.text.load import load_text_model
 from shared.config.settings.settings import SpecConfig
@@ -228,7 +228,7 @@ def read_prompts(path: Path, per_kind: int, model: str) -> dict[str, list[Sequen
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument(
@@ -243,7 +243,6 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES, choices=BATCHES)
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS, help="{kind, prompt} a line")
     parser.add_argument("--only", nargs="*", help="names of contenders, beside off")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     kinds = read_prompts(args.prompts, args.per_kind or 12, args.model)

@@ -28,12 +28,11 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from deploy.tools.traffic.options import AGENTS
 from deploy.tools.traffic.workloads.lengths import parse_lengths, parse_pauses
 from deploy.tools.traffic.workloads.workload import WORDS, Session, Synthetic
@@ -345,7 +344,7 @@ def names_of(keys: Any) -> list[bytes]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--agents", type=int, default=20)
     parser.add_argument("--chats", type=float, default=1.0, help="chats that begin per second")
     parser.add_argument("--pages", type=int, default=4000, help=f"of {PAGE} tokens, in the node's pool")
@@ -354,7 +353,6 @@ def main() -> int:
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--orders", default=",".join(ORDERS))
     parser.add_argument("--plain", action="store_true", help="agents that declare no tools")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
     args = parser.parse_args()
     rows = []
     for seed, order in itertools.product(map(int, args.seeds.split(",")), args.orders.split(",")):

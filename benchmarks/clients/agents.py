@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import ROOT, baton_up
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from deploy.cluster.ready import is_ready, url
 from deploy.tools.plan.router_load import put_load
 from deploy.tools.traffic.figures.talk_figures import TurnFigures
@@ -56,7 +56,7 @@ def measure(code: str, policy: str, pulls: str, seed: int, args: argparse.Namesp
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--policies", default="prefix_aware,round_robin")
     parser.add_argument("--code", default=".", help="checkouts whose code the clusters run")
     parser.add_argument("--pulls", default="on", help="on, off or both")
@@ -66,7 +66,6 @@ def main() -> int:
     parser.add_argument("--token-ms", type=float, default=0.5, help="how long a device sleeps for each token")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seeds", default="1")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
     args = parser.parse_args()
     os.environ.update(SLEEPY_STEP_S="0.002", SLEEPY_TOKEN_S=str(args.token_ms / 1000))
     os.environ["PYTHONPATH"] = str(ROOT / "tests/support/sleepy")

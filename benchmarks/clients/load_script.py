@@ -7,14 +7,12 @@ Both should be within 5 % of the script.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 from benchmarks.clients import aiperf, load_tool
 from benchmarks.clients.aiperf import Figures, Workload
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 
 NEEDED = 0.05
 
@@ -30,13 +28,12 @@ def off_by(found: Figures, ttft_ms: float, tpot_ms: float) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--ttft", type=float, default=0.2)
     parser.add_argument("--itl", type=float, default=0.02)
     parser.add_argument("--requests", type=int, default=120)
     parser.add_argument("--rate", type=float, default=10.0)
     parser.add_argument("--no-aiperf", action="store_true")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     workload = Workload(tuple(f"What is {i}?" for i in range(args.requests)), args.rate, 32)
     with load_tool.scripted_server(args.ttft, args.itl) as url:

@@ -8,12 +8,10 @@ The p99 of both should be at most 20 ms.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
 from benchmarks.clients.load_tool import run_load, scripted_server
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 
 NEEDED_S = 0.020
 BEGIN_S = 10.0  # in which the streams begin, so that their tokens are spread evenly
@@ -21,10 +19,9 @@ TOKENS = 64
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--tokens-per-s", type=float, default=4000.0)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     itl_s = args.streams / args.tokens_per_s
     flags = ["--arrivals", "constant", "--rate", str(args.streams / BEGIN_S), "--duration", str(BEGIN_S)]

@@ -13,12 +13,11 @@ import random
 import statistics
 import sys
 from dataclasses import asdict, fields
-from pathlib import Path
 
 from benchmarks.clients import aiperf, load_tool
 from benchmarks.clients.aiperf import Figures, Workload
 from benchmarks.cluster import baton_up
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from deploy.tools.traffic.workloads.workload import text_of
 
 NEEDED = 0.15
@@ -35,14 +34,13 @@ def medians(runs: list[Figures]) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rate", type=float, default=2.0)
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     aiperf.tool()  # made before anything is measured
     ours: list[Figures] = []

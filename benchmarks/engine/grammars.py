@@ -8,20 +8,18 @@ what rows without a grammar lose when half of their neighbours have one.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import torch
 from llguidance import LLMatcher
 
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from shared.config.models.vocabulary import read_vocabulary
 from shared.core.keys import RequestKey
 from shared.core.request import Request
@@ -115,11 +113,10 @@ def timed_masks() -> Iterator[list[float]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     core = build(load_model(MODEL, LoadOptions(args.dtype, threads=args.threads)), args.threads)

@@ -9,19 +9,17 @@ prompt tokens of a step.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from benchmarks.engine_core import build
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
@@ -105,11 +103,10 @@ def one_turn(core: NodeCore, driver: Driver, chunk: MixedChunk, found: Found, qu
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--budgets", type=float, nargs="+", default=[30.0, 60.0])
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     core = build(load_model("smollm2", LoadOptions("auto", threads=args.threads)), args.threads, overlap=True)

@@ -34,7 +34,7 @@ import transformers
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.engine_core import PROMPT_TOKENS, run_dry
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from shared.config.models.model_path import bundled_gguf
 from shared.core.keys import RequestKey
 from shared.core.request import Request
@@ -230,14 +230,13 @@ PARTS = {"speed": bench_speed, "drafts": bench_drafts, "kv": bench_kv, "start": 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPES))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=480.0)
     parser.add_argument("--batches", type=int, nargs="*", default=tuple(NUM_OUT), choices=tuple(NUM_OUT))
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     parts = args.parts.split(",")
     args.turns = Rounds(args.rounds, args.seconds, sum(len(args.batches) if part == "speed" else 1 for part in parts))

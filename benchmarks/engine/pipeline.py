@@ -5,15 +5,13 @@ python -m benchmarks.engine.pipeline --threads 2 --stages 2 [--pairs 5]
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
-from pathlib import Path
 
 import torch
 
 from benchmarks.engine_core import decode_rate
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from shared.device.streams import make_streams
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
@@ -38,13 +36,12 @@ def build(model: str, dtype: str, num_stages: int, threads: int) -> NodeCore:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--threads", type=int, default=2, help="of all stages together")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--pairs", type=int, default=5, help="interleaved pairs of runs for each batch")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     counts = (1, args.stages)
     cores = {count: build(args.model, args.dtype, count, max(1, args.threads // count)) for count in counts}

@@ -16,7 +16,6 @@ the prompt's last chunk to its installation. `bytes_per_token`: of the hand-off,
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
@@ -31,7 +30,7 @@ from typing import Any
 import httpx
 
 from benchmarks.cluster import ROOT, baton_up
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from tests.support.clusters.metrics_page import Metrics, read_metrics, total
 from tests.support.models.library_families import VOCAB, save, write_tokenizer
 
@@ -126,13 +125,12 @@ def compare(family: str, num_tokens: int, rounds: int, transport: str, other: Pa
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("other", type=Path, help="the other checkout; it runs in this environment")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=32_768)
     parser.add_argument("--families", default=",".join(FOLDERS))
     parser.add_argument("--transport", default="shm")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     figures = {}
     for family in args.families.split(","):

@@ -7,7 +7,6 @@ Simulated, with a made-up profile unless one is given (`baton plan measure`). Go
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from deploy.tools.plan import profile as profiles
 from deploy.tools.plan.act.balance import Balancer, BalanceSettings
 from deploy.tools.plan.layout import ClusterLayout
@@ -65,7 +64,7 @@ def row(name: str, records: Sequence[RequestRecord], plan: LoadPlan) -> dict[str
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--phase-s", type=float, default=240.0)
     parser.add_argument("--rounds", type=int, default=2)
@@ -73,7 +72,6 @@ def main() -> int:
     parser.add_argument("--long-answers", type=float, default=1.9, help="requests a second and node, of 200 tokens")
     parser.add_argument("--restart-s", type=float, default=10.0)
     parser.add_argument("--profile", type=Path)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     profile = profiles.read(args.profile) if args.profile else made.profile(num_pages=2000)
     tokens = SimTokens(load_text_model(profile.model))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.layouts.plan_act import Phase, shifting_trace
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from deploy.cluster.own_cluster import own_cluster
 from deploy.tools.plan.router_load import put_load
 from shared.core import launcher
@@ -54,7 +54,7 @@ def measure(prefill: int, trace: Path, folder: Path, args: argparse.Namespace, *
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--nodes", type=int, default=6)
     parser.add_argument("--phase-s", type=float, default=120.0)
     parser.add_argument("--rounds", type=int, default=1)
@@ -63,7 +63,6 @@ def main() -> int:
     parser.add_argument("--prompt-words", type=int, default=120, help="mean length of the long prompts")
     parser.add_argument("--long-answers", type=float, default=0.475, help="requests a second and node, of 200 tokens")
     parser.add_argument("--hand-over-all", action="store_true", help="every prompt is computed by a prefill node")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     os.environ.update(SLEEPY, PYTHONPATH=str(ROOT / "tests/support/sleepy"))
     pair = [

@@ -8,15 +8,13 @@ rounds counts: it is asked what the machine can do, not what it did.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 
 READ_BYTES = 270 << 20
 ROWS, INNER, OUTER = 512, 576, 1536
@@ -48,9 +46,8 @@ def rates() -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with torch.inference_mode():

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.probed_router import BEATS, read_lags
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from benchmarks.routers.open_streams import Child, lag_ms, running, usage, wait_for_nodes
 from tests.support.clusters.router_process import RouterProcess
 
@@ -80,13 +80,12 @@ def is_good(figures: dict[str, Any], num_streams: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--streams", type=int, default=2_000)
     parser.add_argument("--tokens-per-s", type=float, default=2_000.0)
     parser.add_argument("--prompt-tokens", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("--model", default="smollm2", help="whose tokenizer the router has")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         lags, beats = Path(folder) / "lags", Path(folder) / "beats-sent.json"

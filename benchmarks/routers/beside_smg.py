@@ -37,7 +37,7 @@ from benchmarks.peers.environments import smg, vllm
 from benchmarks.peers.servers import MODEL as BENCH_MODEL
 from benchmarks.peers.servers import Room, vllm_server
 from benchmarks.peers.weights import hf_folder
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from benchmarks.routers.open_streams import BEFORE_S, Child, running, usage, wait_for_nodes
 from shared.wire.descriptors import raise_limit
 from tests.support.clusters.router_process import RouterProcess
@@ -190,7 +190,7 @@ def beside_mocks(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--loads", default="64:2000,1000:4000", help="streams and their tokens a second in total")
     parser.add_argument("--modes", default="regular,pd")
@@ -199,7 +199,6 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--prompt-words", type=int, default=64)
     parser.add_argument("--model", default="smollm2", help="whose tokenizer and chat template Baton's router has")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     raise_limit()
     os.environ["PYTHONUNBUFFERED"] = "1"

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from benchmarks.sse_client import Refused, percentile, stream_completion
 from deploy.cluster.own_cluster import own_cluster
 from router.tenants.keys_file import hash_of
@@ -166,14 +166,13 @@ async def measure(url: str, limit: Path | None, args: argparse.Namespace) -> dic
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--times", type=float, default=5.0, help="the greedy tenant's requests, in shares")
     parser.add_argument("--steady", type=float, default=0.8, help="requests of each of the others, in shares")
     parser.add_argument("--seconds", type=float, default=40.0, help="of each run")
     parser.add_argument("--peak", type=float, default=0.0, help="tokens a second; 0: as a closed loop finds it")
     parser.add_argument("--limit", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     os.environ.update(SLEEPY, PYTHONPATH=str(ROOT / "tests/support/sleepy"))
     with tempfile.TemporaryDirectory() as folder:

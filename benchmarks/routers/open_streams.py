@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.probed_router import read_lags
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from benchmarks.sse_client import percentile
 from tests.support.clusters.router_process import RouterProcess
 
@@ -177,7 +177,7 @@ def is_good(figures: dict[str, Any], args: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--streams", type=int, default=10_000)
     parser.add_argument("--tokens-per-s", type=float, default=2_000.0)
     parser.add_argument("--seconds", type=float, default=60.0, help="of the steady phase")
@@ -190,7 +190,6 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="ask again when an answer ends")
     parser.add_argument("--traced", type=float, metavar="SHARE", help="of the requests; needs the extra `otel`")
     parser.add_argument("--checkout", type=Path, default=ROOT)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.checkout = args.checkout.resolve()
     with tempfile.TemporaryDirectory() as folder, collecting(args.traced) as collector:

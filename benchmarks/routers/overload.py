@@ -24,7 +24,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.report import report
+from benchmarks.report import parser_with_json, report
 from benchmarks.sse_client import Refused, Stream, stream_completion
 from deploy.cluster.own_cluster import own_cluster
 from shared.core.sampling_params import NEUTRAL
@@ -135,7 +135,7 @@ def is_good(figures: dict[str, object]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--times", type=float, default=3.0, help="arrivals, in multiples of the peak")
     parser.add_argument("--lease-s", type=float, default=6.0, help="--lease-s of the nodes")
     parser.add_argument("--leases", type=float, default=10.0, help="how long requests arrive, in leases")
@@ -144,7 +144,6 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--kv-bytes", default=KV_BYTES)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     flags = ["--model", args.model, "--served-model-name", "bench", "--kv-bytes", args.kv_bytes]
     flags += ["--prefill", str(args.prefill), "--decode", str(args.decode), "--lease-s", str(args.lease_s)]

@@ -11,7 +11,6 @@ and more of it or less tells nothing of streams.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.compare import Figure, show
+from benchmarks.report import parser_with_json
 from benchmarks.run import ROOT, machine
 
 ANSWER_TOKENS, TOKENS_PER_S = 32, 2_000
@@ -93,12 +93,11 @@ def growth(many: Figure, more: Figure, streams: int) -> Figure:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("other", type=Path, help="the other checkout; it runs in this environment")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--streams", type=int, nargs="*", default=[64, 512, 1536])
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run's steady phase")
-    parser.add_argument("--json", type=Path, help="also write all values there")
     args = parser.parse_args()
     console = Console(width=120)
     console.print(machine())
