@@ -32,7 +32,7 @@ from router.tenants.tenant import Tenant
 from shared.config.settings.silence import link_silence
 from shared.core.errors import BatonError, DeadlineExceeded, NodeDraining, NodeLost, NoNodes
 from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens, Welcome
-from shared.wire.taken import Taken
+from shared.wire.parts import Taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from router.requests.pairs import Pairs
 from shared.core.errors import BatonError, HandoffFailed, NodeDraining, NodeLost, PeerUnreachable
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import Begun, Key, Scores, SequenceEnd, TokenRun, Tokens
-from shared.wire.taken import Taken
+from shared.wire.parts import Taken
 
 VANISHED_ALARM = "a request vanished on its way to a node"
 

@@ -19,7 +19,7 @@ from router.fleet.unconfirmed import Unconfirmed
 from shared.core.states import RowState
 from shared.wire.fitting import why_no_grammar
 from shared.wire.messages import AdapterOrder, CacheEvents, CacheReplay, Heartbeat, Hello, NodeLoad, Weights
-from shared.wire.others_load import NO_OTHERS, OthersLoad
+from shared.wire.parts import NO_OTHERS, OthersLoad
 
 ROLES = ("prefill", "decode")
 

@@ -9,7 +9,7 @@ sent before the Welcome, however slow the connection is.
 from __future__ import annotations
 
 from shared.wire.messages import Key
-from shared.wire.taken import Taken
+from shared.wire.parts import Taken
 
 
 class Unconfirmed:

@@ -30,7 +30,7 @@ from shared.kv.pool import ByteArray, KVPool
 from shared.transfer.digest import Digests, host_digests, page_digest
 from shared.wire.codec import Buffer
 from shared.wire.messages import Key, Ready, Take
-from shared.wire.pool_ref import PoolRef
+from shared.wire.parts import PoolRef
 
 READY_BYTES = 3 << 20  # limit on page bytes in a Ready, so that the peer pulls one Ready while the next is described
 PageList = Sequence[int] | npt.NDArray[np.int32]

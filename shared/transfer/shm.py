@@ -30,7 +30,7 @@ from shared.transfer.interface import (
     require_part_bytes,
 )
 from shared.wire.messages import Ready
-from shared.wire.pool_ref import PoolRef
+from shared.wire.parts import PoolRef
 
 MAX_OPEN_POOLS = 64
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.wire.message import Message
+from shared.wire.parts import Message
 from shared.wire.ranges import MAX_STORE_BYTES, MAX_TOKENS, Count, Name, Text
 
 

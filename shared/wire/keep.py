@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from shared.wire.message import Message
+from shared.wire.parts import Key, Message
 from shared.wire.ranges import Milliseconds
-from shared.wire.request_key import Key
 
 
 class Keep(Message, frozen=True):

@@ -23,14 +23,17 @@ from shared.wire.group_messages import Join as Join
 from shared.wire.group_messages import StoreEntry as StoreEntry
 from shared.wire.group_messages import Take as Take
 from shared.wire.keep import Keep as Keep
-from shared.wire.message import Message as Message
 from shared.wire.node_parts import Adapter as Adapter
 from shared.wire.node_parts import AdapterOrder as AdapterOrder
 from shared.wire.node_parts import Fingerprint as Fingerprint
 from shared.wire.node_parts import NodeLoad as NodeLoad
 from shared.wire.node_parts import Weights as Weights
-from shared.wire.others_load import NO_OTHERS, OthersLoad
-from shared.wire.pool_ref import PoolRef
+from shared.wire.parts import NO_OTHERS, NOTHING_TAKEN, OthersLoad, PoolRef, Taken
+from shared.wire.parts import Key as Key
+from shared.wire.parts import Message as Message
+from shared.wire.parts import SequenceEnd as SequenceEnd
+from shared.wire.parts import TokenLogprob as TokenLogprob
+from shared.wire.parts import TokenRun as TokenRun
 from shared.wire.ranges import (
     MAX_CODE_BYTES,
     MAX_DRAFT_BYTES,
@@ -55,14 +58,9 @@ from shared.wire.ranges import (
     Transports,
     Unsigned,
 )
-from shared.wire.request_key import Key as Key
 from shared.wire.sampling import Sampling
-from shared.wire.taken import NOTHING_TAKEN, Taken
 from shared.wire.tickets import NodeTicket
 from shared.wire.tickets import PrefixSource as PrefixSource
-from shared.wire.token_runs import SequenceEnd as SequenceEnd
-from shared.wire.token_runs import TokenLogprob as TokenLogprob
-from shared.wire.token_runs import TokenRun as TokenRun
 from shared.wire.versions import PROTOCOL_VERSION as PROTOCOL_VERSION
 
 

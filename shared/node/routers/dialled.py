@@ -24,7 +24,7 @@ from enum import Enum, auto
 from shared.core.keys import RequestKey
 from shared.node.routers.lives import RouterLife, SessionKey
 from shared.wire.messages import Key
-from shared.wire.taken import NOTHING_TAKEN, Taken
+from shared.wire.parts import NOTHING_TAKEN, Taken
 
 INFINITY = float("inf")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shared.core.request import Request, RequestState
 from shared.node.records.core import NodeCore
 from shared.node.routers.lives import RouterLife
-from shared.wire.others_load import OthersLoad
+from shared.wire.parts import OthersLoad
 
 
 @dataclass(slots=True)

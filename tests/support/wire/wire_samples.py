@@ -51,9 +51,7 @@ from shared.wire.messages import (
     Weights,
     Welcome,
 )
-from shared.wire.others_load import OthersLoad
-from shared.wire.pool_ref import PoolRef
-from shared.wire.taken import Taken
+from shared.wire.parts import OthersLoad, PoolRef, Taken
 from shared.wire.tickets import NodeTicket
 
 KEY = RequestKey("router", 0xFFFF_FFFF_FFFF_FFFF, "cmpl-1", 0, 3)

@@ -20,7 +20,7 @@ from router.requests.attempt import Attempt
 from router.requests.new_request import NewRequest
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Heartbeat, Hello, NodeLoad
-from shared.wire.others_load import OthersLoad
+from shared.wire.parts import OthersLoad
 from shared.wire.peers import peer_name
 from tests.support.worlds.router_rig import FINGERPRINT
 

@@ -26,8 +26,8 @@ from shared.wire.messages import (
     TokenRun,
     Tokens,
 )
+from shared.wire.parts import Taken
 from shared.wire.peers import peer_name
-from shared.wire.taken import Taken
 
 FINGERPRINT = Fingerprint(PROTOCOL_VERSION, 1, "m", "w", "int", 16, "paged", "none", "build", "llguidance")
 
@@ -111,7 +111,6 @@ class RouterRig:
     def check_quiet(self) -> None:
         """Nothing is open, and no node seems to have work."""
         assert len(self.journal) == 0 and not self.dispatcher.waiting(self.now)
-        self.journal.check_requests()
         assert all(node.ours.open_sequences == 0 and node.ours.open_prompt_tokens == 0 for node in self.registry)
         assert not any(len(node.pages.computing) or len(node.pages.arriving) for node in self.registry)
 

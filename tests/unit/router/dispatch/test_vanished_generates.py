@@ -16,8 +16,8 @@ from router.requests.effects import Effects
 from shared.core.errors import WireError
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Abort, Begun, Generate, Key, Welcome
+from shared.wire.parts import Taken
 from shared.wire.ranges import MAX_NAME
-from shared.wire.taken import Taken
 from shared.wire.unreadable import Unreadable, unreadable
 from tests.support.wire.wire_samples import GENERATE, WIRE_KEY
 from tests.support.worlds.router_rig import RouterRig, aborts, failures, generates, hello

@@ -13,7 +13,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.node.routers.lives import RouterLife
 from shared.node.routers.load_shares import LoadShares
 from shared.wire.messages import Heartbeat
-from shared.wire.others_load import OthersLoad
+from shared.wire.parts import OthersLoad
 from tests.support.cores.core_rig import CoreKnobs, make_core
 from tests.support.worlds.router_rig import RouterRig, load
 from tests.support.worlds.two_routers import A, B, Site, job

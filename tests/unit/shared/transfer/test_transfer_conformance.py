@@ -39,8 +39,8 @@ from shared.transfer.transports import (
 )
 from shared.wire.codec import decode, to_wire
 from shared.wire.messages import Ready, Take
+from shared.wire.parts import PoolRef
 from shared.wire.peers import Received
-from shared.wire.pool_ref import PoolRef
 from shared.wire.zeromq.link import NodeLinks
 from tests.support.machine.patience import HANG_GUARD_S
 from tests.support.virtual_gpu.backend import GPUS

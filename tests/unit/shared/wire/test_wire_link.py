@@ -27,8 +27,8 @@ from shared.wire.codec import WireLimits, encode, to_wire
 from shared.wire.keys.key_files import NODE, AllowedKeys, new_pair
 from shared.wire.keys.keyring import KeyRing, Keys
 from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, NodeLoad, Ready, Welcome
+from shared.wire.parts import PoolRef
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals, parse_peer, peer_name
-from shared.wire.pool_ref import PoolRef
 from shared.wire.unreadable import Unreadable
 from shared.wire.wakeup import Wakeup
 from shared.wire.zeromq.budget import MAX_BATCH

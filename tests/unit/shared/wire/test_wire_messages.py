@@ -14,7 +14,7 @@ import msgpack
 import msgspec
 import pytest
 
-from shared.wire import messages, request_key, sampling, token_runs
+from shared.wire import messages, parts, sampling
 from shared.wire.codec import encode
 from tests.support.wire.wire_samples import MESSAGES, REMOTE
 
@@ -29,7 +29,7 @@ def schema(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The schema as its files are now: sampled mutants (tests/mutants) change no class that is loaded already."""
     module = ModuleType("schema_read_anew")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for part in (messages, request_key, token_runs, sampling):
+    for part in (messages, parts, sampling):
         path = Path(str(part.__file__))
         exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
     return module

@@ -10,9 +10,9 @@ from shared.core.sampling_params import SamplingParams
 from shared.node.loop.node import TAKEN_AT_ONCE, Node
 from shared.node.records.departure import Departure
 from shared.wire.messages import Generate, Heartbeat, Key, Welcome
+from shared.wire.parts import Taken
 from shared.wire.peers import PeerClosed, PeerUp
 from shared.wire.ranges import MAX_TAKEN
-from shared.wire.taken import Taken
 from shared.wire.unreadable import Unreadable
 from shared.wire.zeromq.budget import MAX_BATCH
 from tests.support.cores.core_rig import CoreKnobs, Job
