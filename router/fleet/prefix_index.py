@@ -48,9 +48,6 @@ class PageIndex:
     def __len__(self) -> int:
         return len(self._names)
 
-    def names(self) -> frozenset[bytes]:
-        return frozenset(self._names)
-
     def take_events(self, message: CacheEvents) -> bool:
         """Apply a message; ignore an old one. Return False if an earlier message is missing."""
         if message.seq <= self.seq:

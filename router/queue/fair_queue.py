@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 from router.requests.journal import OpenRequest
 from router.tenants.tenant import Tenant
-from shared.core.errors import IntegrityError
 
 QUANTUM = 128  # in tokens; most requests cost more, so tenants alternate
 MOST_DEBT = 1 << 16  # in tokens
@@ -169,11 +168,3 @@ class FairQueue:
             if line is not own and line.tenant.priority == newcomer.priority
         )
         return higher + mine + sum(beside)
-
-    def check_counts(self) -> None:
-        """Raise IntegrityError for wrong counts."""
-        for line in self:
-            if not line.requests or line.num_tokens != sum(request.cost for request in line.requests):
-                raise IntegrityError(f"the queue of tenant {line.tenant.name} is empty, or its token count is wrong")
-        if self._num != sum(len(line.requests) for line in self):
-            raise IntegrityError("the queue has lost count of its requests")

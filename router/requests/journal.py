@@ -20,7 +20,6 @@ from router.fleet.prefix_index import PromptPages
 from router.fleet.registry import RegisteredNode
 from router.requests.attempt import Attempt
 from router.requests.new_request import NewRequest
-from shared.core.errors import IntegrityError
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.wire.messages import SequenceEnd, TokenLogprob
@@ -208,9 +207,3 @@ class Journal:
 
     def all(self) -> list[OpenRequest]:
         return list(self._open.values())
-
-    def check_requests(self) -> None:
-        """Raise IntegrityError for a finished request."""
-        done = [request.rid for request in self._open.values() if request.is_done]
-        if done:
-            raise IntegrityError(f"finished requests still in the journal: {', '.join(done)}")

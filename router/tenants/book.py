@@ -14,7 +14,6 @@ from router.tenants.keys_file import (
     NO_KEYS,
     KeysFile,
     digest_of,
-    one_key,
     parse_admins,
     parse_keys,
     read_text,
@@ -32,11 +31,6 @@ class Tenants:
     def __init__(self, file: KeysFile = NO_KEYS) -> None:
         self.now = file
         self.on_change: Callable[[], None] = lambda: None
-
-    @classmethod
-    def with_key(cls, key: str) -> Tenants:
-        """Return a book with only this key. With "", requests need no key."""
-        return cls(one_key(key) if key else NO_KEYS)
 
     @property
     def asks_for_keys(self) -> bool:

@@ -32,8 +32,6 @@ PACKAGES = {
     "otel": "opentelemetry.sdk",  # without its exporter it is half installed; pip's line brings both
     "ray": "ray",
 }
-# packages whose distributions have other names
-ON_INDEX = {"flashinfer": "flashinfer-python", "opentelemetry.sdk": "opentelemetry-sdk"}
 OURS = frozenset({"decode_node", "deploy", "prefill_node", "router", "shared"})
 
 

@@ -58,12 +58,8 @@ class CpuStream:
         self._thread = threading.Thread(target=self._main, name=f"stream-{name}", daemon=True)
         self._thread.start()
 
-    @property
-    def epoch(self) -> int:
-        return self._epochs.current
-
     def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
-        work = make_work(fn, fires, label, self.name, self.epoch)
+        work = make_work(fn, fires, label, self.name, self._epochs.current)
         with self._lock:
             if not self._stopping.is_set():
                 self._items.put(work)

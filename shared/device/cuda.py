@@ -138,12 +138,8 @@ class CudaStream:
         self._held: deque[Work[Any] | Event] = deque()
         self._stopped = False
 
-    @property
-    def epoch(self) -> int:
-        return self._epochs.current
-
     def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
-        work = make_work(fn, fires, label, self.name, self.epoch)
+        work = make_work(fn, fires, label, self.name, self._epochs.current)
         if self._stopped:
             work.skip("the stream was stopped")
             return work.ticket
@@ -183,7 +179,7 @@ class CudaStream:
                 self.cuda_stream.wait_event(mark)
             except Exception:  # later work would not be ordered, so it is skipped
                 logger.exception("device fault at a wait for event %s", event.name)
-                self._epochs.fail(self.epoch)
+                self._epochs.fail(self._epochs.current)
             return True
         if event.driver is not None and not isinstance(event.driver, CudaMarks):
             event.synchronize()

@@ -103,4 +103,4 @@ class ThreadedCudaStream(CpuStream):
             self.cuda_stream.wait_event(mark)
         except Exception:  # the worker must go on and settle all work; later work is skipped
             logger.exception("device fault at a wait for event %s", event.name)
-            self._epochs.fail(self.epoch)
+            self._epochs.fail(self._epochs.current)

@@ -22,12 +22,8 @@ class InlineStream:
         self._waits: list[Event] = []
         self._stopped = False
 
-    @property
-    def epoch(self) -> int:
-        return self._epochs.current
-
     def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
-        work = make_work(fn, fires, label, self.name, self.epoch)
+        work = make_work(fn, fires, label, self.name, self._epochs.current)
         if self._stopped:
             work.skip("the stream was stopped")
             return work.ticket

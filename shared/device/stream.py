@@ -21,12 +21,9 @@ Closure = Callable[[], R | Generator[None, None, R]]
 
 
 class Stream(Protocol):
-    """Only the host thread that owns the stream calls launch, wait and reset. reset() increments `epoch`."""
+    """Only the host thread that owns the stream calls launch, wait and reset. reset() opens the next epoch."""
 
     name: str
-
-    @property
-    def epoch(self) -> int: ...
 
     def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
         """Run fn after all earlier work of this stream.

@@ -18,7 +18,6 @@ import numpy as np
 import xxhash
 
 from shared.core.errors import ConfigError, IntegrityError
-from shared.kv.accounting import raise_problems
 from shared.kv.pool import ByteArray
 
 
@@ -143,9 +142,6 @@ class ColdStore:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-    def check_places(self) -> None:
-        raise_problems("cold tier", self.problems())
 
     def problems(self) -> list[str]:
         found = []

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
-from shared.kv.accounting import raise_problems
 
 PageIds = npt.NDArray[np.int32]
 Generations = npt.NDArray[np.uint64]
@@ -94,9 +93,6 @@ class PageAllocator:
         twice = self._scratch[pages] != order
         if twice.any():
             raise IntegrityError(f"page {pages[twice][0]} is freed twice in one call")
-
-    def check_pages(self) -> None:
-        raise_problems("page allocator", self.problems())
 
     def problems(self) -> list[str]:
         found: list[str] = []

@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
 from shared.core.page_identity import KEY_BYTES, ROOT, child_identity
-from shared.kv.accounting import raise_problems
 from shared.kv.cached_page import CachedPage
 from shared.kv.leaf_order import GONE, KeptPath, LeafOrder
 from shared.kv.pages import PageIds
@@ -345,9 +344,6 @@ class PrefixCache:
             raise IntegrityError(f"lock of {lock.owner!r} ({lock.num_pages} pages) was given back already")
         if lock not in self._locks:
             raise IntegrityError(f"lock of {lock.owner!r} ({lock.num_pages} pages) is not one of this cache")
-
-    def check_integrity(self, expect_idle: bool = False) -> None:
-        raise_problems("prefix cache", self.problems(expect_idle))
 
     def problems(self, expect_idle: bool = False) -> list[str]:
         nodes = self._walk()

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
-from shared.kv.accounting import raise_problems
 from shared.kv.pages import PageIds
 
 Rows = Sequence[int] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -120,9 +119,6 @@ class ReqToTokenPool:
             raise IntegrityError(f"row {row} is out of range 1..{self.num_total}")
         if not self._in_use[row]:
             raise IntegrityError(f"row {row} is not in use (freed twice, or used after its release)")
-
-    def check_rows(self) -> None:
-        raise_problems("row pool", self.problems())
 
     def problems(self) -> list[str]:
         found: list[str] = []

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
 from shared.core.page_identity import ROOT, identities
-from shared.kv.accounting import raise_problems
 from shared.kv.cached_page import CachedPage
 from shared.kv.pages import PageIds
 from shared.kv.prefix_cache import Added, Firsts, Found, Keys, Listener, Lock, Match
@@ -215,9 +214,6 @@ class WindowCache:
     def _require_held(self, lock: Lock) -> None:
         if not lock.held or lock not in self._locks:
             raise IntegrityError(f"lock of {lock.owner!r} ({len(lock.pages)} pages) is not held")
-
-    def check_integrity(self, expect_idle: bool = False) -> None:
-        raise_problems("window cache", self.problems(expect_idle))
 
     def problems(self, expect_idle: bool = False) -> list[str]:
         held = self._locks if expect_idle else ()

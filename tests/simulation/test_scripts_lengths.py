@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.model.hashlm.draft import expected_accept_len
 from tests.support.cores.core_rig import assert_streams, assert_whole
 from tests.support.cores.scripted_core import COPY, FORWARD, Script, job
+from tests.support.oracles.hash_draft import expected_accept_len
 
 
 @pytest.mark.rule("S4", "S6", "H44", "I3")

@@ -16,13 +16,13 @@ import torch
 from shared.engine.drafter import Drafter
 from shared.engine.future_map import FutureIndices
 from shared.engine.plan import StepPlan, StepResult
-from shared.model.hashlm.draft import expected_accept_len
 from shared.speculation.draft_tree import num_levels
 from tests.support.cores.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from tests.support.cores.random_trees import RandomTrees
 from tests.support.cores.scripted_core import FORWARD, TRANSFER, Script, job
 from tests.support.hazards.attach import watching
 from tests.support.hazards.ledger import Mode
+from tests.support.oracles.hash_draft import expected_accept_len
 
 Check = Callable[[StepResult], object]
 BLOCK = 5

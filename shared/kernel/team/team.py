@@ -50,10 +50,6 @@ class Team:
     def size(self) -> int:
         return len(self._places)
 
-    @property
-    def has_run(self) -> bool:
-        return self._crew is not None
-
     def run(self, tasks: int, counters: int, num_tasks: int) -> None:
         """Run the program with tables (team_code.py) at these addresses, without the GIL."""
         with self._lock:

@@ -6,8 +6,8 @@
 
 Each forward checks that each earlier slot's sums and token lead to the next slot's sums. A wrong page, a stale slot, or
 another row's token or hidden state breaks all later drafts. `depth` counts draft steps since the target's feature. So
-it reveals slots that were not rewritten with the target's feature. A verify step of width k at committed length L
-accepts `expected_accept_len(L, k, hit_rate)` tokens. Bad draft state lowers this number, but never changes the stream.
+it reveals slots that were not rewritten with the target's feature. A verify step accepts one token more than its
+leading drafts that are hits (`is_hit`). Bad draft state lowers this number, but never changes the stream.
 """
 
 from __future__ import annotations
@@ -37,15 +37,6 @@ Ints = npt.NDArray[np.int64]
 @exact
 def is_hit(position: int, hit_rate: int) -> np.bool_:
     return np.int64(mix(_u64(0xD4AF7), position) % _u64(100)) < hit_rate
-
-
-@exact
-def expected_accept_len(committed: int, width: int, hit_rate: int) -> int:
-    """Return a verify step's acceptance length: the number of leading hits, plus 1 for the bonus token."""
-    accepted = 1
-    while accepted < width and is_hit(committed + accepted, hit_rate):
-        accepted += 1
-    return accepted
 
 
 @exact

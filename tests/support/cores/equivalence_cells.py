@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, fields, replace
 from shared.core.request import Request, RequestState
 from shared.engine.plan import StepPlan, StepResult
 from shared.kv.pages import PageIds
-from shared.model.hashlm.draft import expected_accept_len
 from shared.node.loop.node import Node
 from shared.node.records.core import NodeCore
 from shared.sched.steps.events import Emitted, Ended
 from shared.wire.messages import Key, Prebuilt, Ready
 from tests.support.cores.core_rig import CoreKnobs, Job, draw_jobs, make_core
 from tests.support.oracles.grammar_oracle import KINDS, following
+from tests.support.oracles.hash_draft import expected_accept_len
 from tests.support.worlds.node_pair import Net, expected, make_node, sibling
 
 POISON = 0xA5

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.engine.plan import StepResult
-from shared.model.hashlm.draft import expected_accept_len
 from shared.node.records.core import NodeCore
 from tests.support.cores.core_rig import Job
+from tests.support.oracles.hash_draft import expected_accept_len
 
 WIDTH = 4
 

@@ -306,7 +306,7 @@ def knows_cache(host: NodeHost, router: RouterHost) -> bool:
     assert host.node is not None
     facts = host.node.ctx.facts
     node = router.registry.find(facts.node_id, facts.epoch)
-    return node is not None and node.pages.names() == set(host.node.ctx.core.kv.cache.cached_names())
+    return node is not None and node.pages._names == set(host.node.ctx.core.kv.cache.cached_names())
 
 
 def open_pulls(host: NodeHost) -> list[str]:
@@ -365,7 +365,6 @@ def check_node(host: NodeHost) -> None:
 
 
 def check_router(router: RouterHost) -> None:
-    router.journal.check_requests()
     if len(router.journal) or router.gateway is None or router.gateway.num_open:
         raise Violation(f"{router.name}: requests are left in its journal")
     for node in router.registry:

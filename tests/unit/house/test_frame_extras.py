@@ -34,6 +34,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 ROUTER = tomllib.loads((ROOT / "deploy/router/pyproject.toml").read_text("utf-8"))
 ROUTER_PARTS = ("router", "shared.core", "shared.config", "shared.observe", "shared.wire", "deploy.tools.doctor")
 ROUTER_PARTS += ("deploy.hub",)  # ready to say what a model by name needs
+OTHER_NAMES = {"flashinfer": "flashinfer-python", "opentelemetry.sdk": "opentelemetry-sdk"}  # of distributions
 RUN = "from deploy import cli; sys.exit(cli.main(sys.argv[1:]))"
 # Imports every module of these packages; prints those that lack something, and what.
 IMPORT_ALL = """
@@ -76,7 +77,7 @@ def test_the_code_and_the_project_know_the_same_extras() -> None:
     assert PROJECT["project"]["name"] == extras.DISTRIBUTION
     assert set(EXTRAS) == set(extras.PACKAGES) | {"dev"}
     for extra, package in extras.PACKAGES.items():
-        assert Requirement(EXTRAS[extra][0]).name == extras.ON_INDEX.get(package, package)
+        assert Requirement(EXTRAS[extra][0]).name == OTHER_NAMES.get(package, package)
     packages = {name.removeprefix("baton_serve._code.") for name in PROJECT["tool"]["setuptools"]["packages"]}
     assert {name.split(".")[0] for name in packages} == extras.OURS | {"baton_serve"}
 

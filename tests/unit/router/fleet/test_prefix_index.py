@@ -49,9 +49,9 @@ def test_events_are_taken_in_their_order_once() -> None:
     assert index.take_events(events(1, [name(1), name(2)], cleared=True)) and index.take_events(
         events(2, [name(3)], [name(1)])
     )
-    assert index.names() == {name(2), name(3)}
+    assert index._names == {name(2), name(3)}
     assert index.take_events(events(1, [name(9)], cleared=True)), "it was taken before"
-    assert index.names() == {name(2), name(3)} and index.seq == 2
+    assert index._names == {name(2), name(3)} and index.seq == 2
 
 
 def test_behind_a_gap_nothing_is_taken_and_the_rest_asked_for() -> None:
@@ -59,7 +59,7 @@ def test_behind_a_gap_nothing_is_taken_and_the_rest_asked_for() -> None:
     registry.cache_events(node.peer, events(1, [name(1)], cleared=True))
     assert registry.cache_events(node.peer, events(3, [name(3)])) == CacheReplay("a", 1)
     assert registry.cache_events(node.peer, events(4, [name(4)])) is None, "it was asked already"
-    assert node.pages.names() == {name(1)}
+    assert node.pages._names == {name(1)}
     registry.cache_events(node.peer, events(2, [name(2)]))
     assert registry.cache_events(node.peer, events(4, [name(4)])) == CacheReplay("a", 2), "asked anew behind an answer"
 
@@ -67,7 +67,7 @@ def test_behind_a_gap_nothing_is_taken_and_the_rest_asked_for() -> None:
 def test_a_message_that_clears_is_taken_after_any_gap() -> None:
     index = PageIndex()
     index.take_events(events(1, [name(1)], cleared=True))
-    assert index.take_events(events(7, [name(7)], cleared=True)) and index.names() == {name(7)}
+    assert index.take_events(events(7, [name(7)], cleared=True)) and index._names == {name(7)}
 
 
 @pytest.mark.parametrize(("seq", "after"), [(0, 0), (1, None), (2, None), (5, 2)])

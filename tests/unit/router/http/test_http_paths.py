@@ -16,6 +16,7 @@ from router.api.site.routes import build_routes
 from router.http.connection import Connection
 from router.http.heads import WHOLE_SERVER
 from router.tenants.book import Tenants
+from router.tenants.keys_file import one_key
 from shared.core.errors import InvalidRequest
 from shared.observe.log import Logger
 from shared.observe.metrics import RequestMetrics
@@ -26,7 +27,7 @@ SERVED = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/api/tags", 
 
 def make_rules() -> EndpointRules:
     log = Logger("r", io.StringIO())
-    return EndpointRules(log, RequestMetrics(CollectorRegistry()), Tenants.with_key("secret"), 1, 1.0)
+    return EndpointRules(log, RequestMetrics(CollectorRegistry()), Tenants(one_key("secret")), 1, 1.0)
 
 
 def asked(app: ASGIApp, method: str, path: str, **headers: str) -> tuple[int, dict[bytes, bytes], bytes]:
@@ -47,7 +48,7 @@ def asked(app: ASGIApp, method: str, path: str, **headers: str) -> tuple[int, di
 def whole_router() -> ASGIApp:
     handlers = Mock()
     handlers.generation.by_path.return_value = {"/v1/chat/completions": Mock()}
-    return build_routes(make_rules(), handlers, Tenants.with_key("other"))
+    return build_routes(make_rules(), handlers, Tenants(one_key("other")))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -16,6 +16,7 @@ from router.http.errors import error_headers, error_type
 from router.http.server import bind_http
 from router.requests.mailbox import Mailbox
 from router.tenants.book import Tenants
+from router.tenants.keys_file import one_key
 from router.tenants.tenant import EVERYBODY
 from shared.core.errors import BodyTooLarge, ConfigError, NoNodes, Overloaded
 from shared.wire.keys.http_keys import read_key
@@ -45,13 +46,13 @@ def test_a_taken_port_names_itself() -> None:
 
 @pytest.mark.parametrize("header", [None, "", "secret", "Basic secret", "Bearer", "Bearer other", "Bearer sécret"])
 def test_a_wrong_key(header: str | None) -> None:
-    assert Tenants.with_key("secret").find(given_keys(header, None)) is None
+    assert Tenants(one_key("secret")).find(given_keys(header, None)) is None
 
 
 def test_a_right_key() -> None:
     both = [("Bearer secret", None), ("bearer  secret ", "other"), (None, "secret"), ("Bearer other", "secret")]
     for authorization, x_api_key in both:
-        assert Tenants.with_key("secret").find(given_keys(authorization, x_api_key)) is EVERYBODY
+        assert Tenants(one_key("secret")).find(given_keys(authorization, x_api_key)) is EVERYBODY
 
 
 def test_where_the_key_comes_from(tmp_path: Path) -> None:

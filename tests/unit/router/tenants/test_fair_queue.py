@@ -32,11 +32,17 @@ def filled(*parts: tuple[Tenant, int, int]) -> FairQueue:
     return queue
 
 
+def check_counts(queue: FairQueue) -> None:
+    for line in queue:
+        assert line.requests and line.num_tokens == sum(request.cost for request in line.requests)
+    assert len(queue) == sum(len(line.requests) for line in queue)
+
+
 def started(queue: FairQueue, num: int) -> list[str]:
     names = []
     for _ in range(num):
         names.append(queue.take_next().asked.tenant.name)
-        queue.check_counts()
+        check_counts(queue)
     return names
 
 
@@ -52,7 +58,7 @@ def test_a_tenant_s_lower_ranks_start_first() -> None:
     queue, requests = FairQueue(), [request(A, rank=rank) for rank in (0, 5, 0, -1, 5, -1)]
     for one in requests:
         queue.push(one)
-        queue.check_counts()
+        check_counts(queue)
     assert [requests.index(queue.take_next()) for _ in requests] == [3, 5, 0, 2, 1, 4]
 
 
@@ -135,7 +141,7 @@ def between(queue: FairQueue, cost: int, used: int, rounds: int = 20) -> list[in
     while len(found) < rounds:
         queue.push(request(A))
         one = queue.take_next()
-        queue.check_counts()
+        check_counts(queue)
         tokens += one.cost if one.asked.tenant is A else 0
         one.sequences[0].ids = [1] * (used - 10 if one.asked.tenant is B else 90)
         queue.over(one)
@@ -191,7 +197,7 @@ def test_a_request_leaves_from_wherever_it_waits() -> None:
         queue.push(one)
     for one in (requests[2], requests[0], requests[4]):
         assert queue.remove(one) and not queue.remove(one)
-        queue.check_counts()
+        check_counts(queue)
     assert [queue.take_next(), queue.take_next()] == [requests[1], requests[3]]
 
 
@@ -237,7 +243,7 @@ def test_whatever_happens_it_adds_up_and_nobody_is_left(seed: int) -> None:
             assert queue.remove(waiting.pop(rng.randrange(len(waiting))))
         elif running:
             queue.over(running.pop(rng.randrange(len(running))))
-        queue.check_counts()
+        check_counts(queue)
         assert len(queue) == len(waiting)
     started(queue, len(waiting))
     for one in (*running, *waiting):

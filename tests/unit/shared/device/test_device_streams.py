@@ -96,7 +96,7 @@ def test_reset_opens_an_epoch_that_runs_again(streams: StreamSet) -> None:
     streams.reset()
     new = streams.forward.launch(lambda: "new")
     assert new.take(HANG_GUARD_S) == "new"
-    assert streams.forward.epoch == 1
+    assert streams.forward._epochs.current == 1
     assert isinstance(first.error, ValueError) and isinstance(old.error, StreamSkipped)
 
 

@@ -149,10 +149,10 @@ def test_a_core_where_the_process_may_not_run_is_not_taken(tmp_path: Path, cores
 def test_own_cores_are_held_from_the_first_program_until_rest(table: CoreTable) -> None:
     team = table.team()
     work = Work(team, rounds=10)
-    assert not team.has_run
+    assert team._crew is None
     for _ in range(2):
         work.run()
-        assert team.has_run and table.uses()[0].holders == ("here",)
+        assert team._crew is not None and table.uses()[0].holders == ("here",)
         team.rest()
         assert table.uses()[0].holders == ()
     work.run()

@@ -13,6 +13,7 @@ import pytest
 from shared.core.errors import ConfigError, IntegrityError
 from shared.core.page_identity import ROOT, child_identity, identities
 from shared.kv.cold_store import ColdStore
+from tests.support.cores.books import check_books
 
 PAGE = 96
 
@@ -51,7 +52,7 @@ def test_pages_go_to_memory_then_to_the_file_then_nowhere() -> None:
     assert known(store, range(7)) == [2, 3, 4, 5, 6] and len(store) == 5
     for number in range(2, 7):
         assert np.array_equal(get(store, number), page_of(number))
-    store.check_places()
+    check_books(store)
     store.close()
 
 
@@ -73,7 +74,7 @@ def test_random_use_never_gives_another_page() -> None:
         assert page is None or np.array_equal(page, page_of(number))
         if page is None:
             put(store, number)
-    store.check_places()
+    check_books(store)
     assert found > 200 and len(store) == 10
     store.close()
 
@@ -112,7 +113,7 @@ def test_other_bytes_than_were_stored_are_refused(place: str) -> None:
     put(store, number)
     store.drop(name(number), cold)
     assert name(number) in store, "another page has that identity now"
-    store.check_places()
+    check_books(store)
     store.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 from shared.kv.leaf_order import HEAP_SLACK, KEPT_SHARE
 from shared.kv.pages import PageIds
 from shared.kv.prefix_cache import Keys, Lock, PrefixCache
+from tests.support.cores.books import check_books
 
 PAGE = 4
 ANNA, BERT = 1, 2
@@ -45,9 +46,9 @@ def use(cache: PrefixCache, *names: int) -> None:
 
 
 def evicted(cache: PrefixCache, n: int = 99) -> list[int]:
-    cache.check_integrity()
+    check_books(cache)
     pages: list[int] = cache.evict(n).tolist()
-    cache.check_integrity()
+    check_books(cache)
     return pages
 
 
@@ -290,7 +291,7 @@ def test_whatever_is_kept_or_spent_every_page_can_be_evicted(seed: int) -> None:
             cache.spend(rng.choice(ends))
         elif what == 4:
             free += cache.evict(rng.randrange(4)).tolist()
-        cache.check_integrity()
+        check_books(cache)
         kept = {page for leaf in cache.leaves._kept for page in (leaf, *cache._above(leaf))}
         assert cache.leaves.num_kept == len(kept) <= KEPT_SHARE * 40
     for lock in locks:

@@ -7,6 +7,7 @@ import pytest
 
 from shared.core.errors import IntegrityError
 from shared.kv.pages import PageAllocator, PageIds
+from tests.support.cores.books import check_books
 
 
 def ids(*pages: int) -> PageIds:
@@ -26,7 +27,7 @@ def test_hands_out_every_page_but_the_sink() -> None:
     assert pages.dtype == np.int32
     assert pages.tolist() == [1, 2, 3, 4, 5]
     assert allocator.num_free == 0
-    allocator.check_pages()
+    check_books(allocator)
 
 
 def test_the_smallest_pool_has_the_sink_and_one_page() -> None:
@@ -47,7 +48,7 @@ def test_is_all_or_nothing() -> None:
     assert take(allocator, 0).tolist() == []
     with pytest.raises(ValueError):
         allocator.alloc(-1)
-    allocator.check_pages()
+    check_books(allocator)
 
 
 def test_last_freed_is_reused_first_and_ids_belong_to_the_caller() -> None:
@@ -59,7 +60,7 @@ def test_last_freed_is_reused_first_and_ids_belong_to_the_caller() -> None:
     allocator.free(first)
     take(allocator, 1)
     assert first.tolist() == [5], "the array must not be a view of the free list"
-    allocator.check_pages()
+    check_books(allocator)
 
 
 def test_generation_rises_at_alloc_and_at_free() -> None:
@@ -90,7 +91,7 @@ def test_a_bad_free_names_the_page_and_changes_nothing(bad: PageIds, names: str)
         allocator.free(bad)
     assert allocator.num_free == 1
     assert allocator.generation.tolist() == [0, 1, 1, 0]
-    allocator.check_pages()
+    check_books(allocator)
 
 
 def test_on_free_sees_pages_that_are_not_yet_free() -> None:
@@ -116,8 +117,8 @@ def test_integrity_names_what_was_corrupted() -> None:
     allocator._stack[0] = 3  # 4 lost, 3 twice
     allocator.generation[2] += np.uint64(1)
     with pytest.raises(IntegrityError, match="page 3 is on the free list twice.*page 2: generation"):
-        allocator.check_pages()
+        check_books(allocator)
     other = PageAllocator(5)
     other._is_free[1] = False
     with pytest.raises(IntegrityError, match="4 pages on the free list, 3 marked.*page 1 is on the free list but not"):
-        other.check_pages()
+        check_books(other)

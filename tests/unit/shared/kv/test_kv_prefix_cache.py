@@ -9,6 +9,7 @@ from shared.core.errors import IntegrityError
 from shared.kv.leaf_order import HEAP_SLACK
 from shared.kv.pages import PageIds
 from shared.kv.prefix_cache import Keys, Lock, PrefixCache
+from tests.support.cores.books import check_books
 
 PAGE = 4
 
@@ -25,7 +26,7 @@ def keys_of(*page_names: int) -> Keys:
 def put(cache: PrefixCache, names: tuple[int, ...], pages: PageIds, owner: str = "setup") -> Lock:
     """Insert as a request without a match would; the lock is the caller's."""
     lock, _ = cache.insert(keys_of(*names), pages, cache.match(keys_of(), 0, owner).lock)
-    cache.check_integrity()
+    check_books(cache)
     return lock
 
 
@@ -51,9 +52,9 @@ def test_matches_whole_pages_up_to_the_limit() -> None:
         assert match.pages.tolist() == expected
         assert match.pages.dtype == np.int32
         assert match.num_tokens == len(expected) * PAGE
-        cache.check_integrity()
+        check_books(cache)
         cache.unlock(match.lock)
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_a_page_matches_only_below_its_own_prefix() -> None:
@@ -73,7 +74,7 @@ def test_insert_takes_new_pages_and_leaves_the_caller_duplicates() -> None:
     assert taken.tolist() == [False, False, True], "11 was taken before"
     assert not match.lock.held and lock.held and lock.num_pages == 3 and lock.owner == "r2"
     assert cache.num_cached == 3 and cache.num_evictable == 0
-    cache.check_integrity()
+    check_books(cache)
     cache.unlock(lock)
     assert cache.match(keys_of(1, 2, 3), 99).pages.tolist() == [11, 12, 23]
 
@@ -84,7 +85,7 @@ def test_inserting_chunk_by_chunk_is_inserting_at_once() -> None:
     for n, new in ((2, [False, True]), (2, [False, False]), (4, [False, False, True, True])):
         lock, taken = cache.insert(keys_of(1, 2, 3, 4), ids(11, 12, 13, 14)[:n], lock)
         assert taken.tolist() == new
-        cache.check_integrity()
+        check_books(cache)
     cache.unlock(lock)
     assert cache.num_cached == cache.num_evictable == 4
 
@@ -96,7 +97,7 @@ def test_a_shorter_insert_keeps_the_deeper_lock() -> None:
     assert same is lock and taken.tolist() == [False]
     assert cache.evict(3).tolist() == []
     cache.unlock(lock)
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_a_locked_path_survives_eviction_and_the_rest_goes() -> None:
@@ -106,11 +107,11 @@ def test_a_locked_path_survives_eviction_and_the_rest_goes() -> None:
     assert cache.num_evictable == 1
     assert cache.is_locked(12) and not cache.is_locked(13) and not cache.is_locked(99)
     assert cache.evict(99).tolist() == [13]
-    cache.check_integrity()
+    check_books(cache)
     cache.unlock(match.lock)
     assert cache.num_evictable == 2
     assert cache.evict(99).tolist() == [12, 11]
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_two_locks_pin_until_both_are_gone() -> None:
@@ -134,7 +135,7 @@ def test_pages_used_since_are_cold_again_and_copied_ones_are_not() -> None:
     cache.unlock(cache.match(keys_of(1, 2, 3), 99).lock)
     cache.unlock(cache.pin(cold, "the tier"))
     assert [node.page for node in cache.take_cold(9)] == [13, 12, 11]
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_a_copy_does_not_change_the_order_of_eviction() -> None:
@@ -145,7 +146,7 @@ def test_a_copy_does_not_change_the_order_of_eviction() -> None:
     for node in cache.take_cold(1) + cache.take_cold(1):
         cache.unlock(cache.pin([node], "the tier"))
     assert cache.evict(3).tolist() == [11, 12, 13]
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_a_use_during_a_copy_makes_a_page_young() -> None:
@@ -170,7 +171,7 @@ def test_a_use_during_a_copy_makes_the_whole_path_due(copy_ends_first: bool) -> 
     assert [node.page for node in cache.take_cold(9)] == [14]
     assert [node.page for node in cache.take_cold(9)] == [13, 12, 11]
     assert cache.evict(9).tolist() == [14, 13, 12, 11]
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_a_use_during_a_copy_makes_the_whole_path_young() -> None:
@@ -197,7 +198,7 @@ def test_pages_whose_last_use_ends_during_a_copy_are_cold() -> None:
     cache.unlock(copy)
     cold = [cache.take_cold(9), cache.take_cold(9)]
     assert sorted(node.page for nodes in cold for node in nodes) == [11, 12, 14]
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_a_pin_holds_the_whole_path_down_to_its_page() -> None:
@@ -208,9 +209,9 @@ def test_a_pin_holds_the_whole_path_down_to_its_page() -> None:
         lock = cache.pin([node], "the tier")
         assert lock.num_pages == depth and cache.num_evictable == 3 - depth
         assert [page for page in (11, 12, 13) if cache.is_locked(page)] == [11, 12, 13][:depth]
-        cache.check_integrity()
+        check_books(cache)
         cache.unlock(lock)
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_the_longest_unlocked_leaf_goes_first_then_its_parents() -> None:
@@ -221,7 +222,7 @@ def test_the_longest_unlocked_leaf_goes_first_then_its_parents() -> None:
     cache.unlock(cache.match(keys_of(1, 2), 99).lock)  # 11 and 12 are the youngest now
     assert cache.evict(1).tolist() == [13]
     assert cache.evict(1).tolist() == [14]
-    cache.check_integrity()
+    check_books(cache)
     assert cache.evict(5).tolist() == [12, 11]
     assert cache.num_cached == cache.num_evictable == 0
 
@@ -231,7 +232,7 @@ def test_a_chain_is_evicted_before_a_younger_one_is_touched() -> None:
     put_unlocked(cache, (1, 2, 3), ids(11, 12, 13))
     put_unlocked(cache, (4, 5, 6), ids(14, 15, 16))
     assert cache.evict(4).tolist() == [13, 12, 11, 16]
-    cache.check_integrity()
+    check_books(cache)
 
 
 def test_flush_spares_what_is_locked() -> None:
@@ -250,7 +251,7 @@ def test_the_eviction_order_stays_small_when_one_prefix_is_hot() -> None:
     for _ in range(10 * HEAP_SLACK):
         cache.unlock(cache.match(keys_of(1), 99).lock)
     assert len(cache.leaves) <= 2 + HEAP_SLACK
-    cache.check_integrity()
+    check_books(cache)
 
 
 def test_unlocking_twice_names_the_owner() -> None:
@@ -262,7 +263,7 @@ def test_unlocking_twice_names_the_owner() -> None:
             cache.unlock(lock)
         with pytest.raises(IntegrityError, match="'r7'.*given back already"):
             cache.insert(keys_of(1), ids(11), lock)
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_a_lock_of_another_cache_is_refused() -> None:
@@ -274,9 +275,9 @@ def test_a_lock_of_another_cache_is_refused() -> None:
 def test_a_leaked_lock_is_named() -> None:
     cache = PrefixCache(PAGE)
     put(cache, (1, 2), ids(11, 12), "r9")
-    cache.check_integrity()
+    check_books(cache)
     with pytest.raises(IntegrityError, match="lock of 'r9' on 2 pages is still held"):
-        cache.check_integrity(expect_idle=True)
+        check_books(cache, True)
 
 
 @pytest.mark.parametrize(
@@ -296,9 +297,9 @@ def test_a_bad_insert_is_refused_and_changes_nothing(names: tuple[int, ...], pag
     with pytest.raises(IntegrityError, match=f"'r1'.*{error}"):
         cache.insert(keys_of(*names), pages, lock)
     assert cache.num_cached == 3 and lock.held
-    cache.check_integrity()
+    check_books(cache)
     cache.unlock(lock)
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_a_disabled_cache_caches_nothing_but_keeps_lock_rules() -> None:
@@ -307,9 +308,9 @@ def test_a_disabled_cache_caches_nothing_but_keeps_lock_rules() -> None:
     lock, taken = cache.insert(keys_of(1, 2), ids(11, 12), match.lock)
     assert match.num_tokens == 0 and not taken.any() and cache.num_cached == 0
     with pytest.raises(IntegrityError, match="'r1'"):
-        cache.check_integrity(expect_idle=True)
+        check_books(cache, True)
     cache.unlock(lock)
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_any_int64_keys_work_and_the_caller_s_array_is_not_kept() -> None:
@@ -329,20 +330,20 @@ def test_integrity_names_what_was_corrupted() -> None:
     assert lock.node is not None
     lock.node.refs += 1
     with pytest.raises(IntegrityError, match="page 12 has 2 refs, its locks .'r1'. and children give 1"):
-        cache.check_integrity()
+        check_books(cache)
     lock.node.refs -= 1
     cache._num_evictable = 5
     with pytest.raises(IntegrityError, match="0 evictable pages, the counter says 5"):
-        cache.check_integrity()
+        check_books(cache)
     cache._num_evictable = 0
     lock.node.page = 11
     with pytest.raises(IntegrityError, match="page 11 is cached twice"):
-        cache.check_integrity()
+        check_books(cache)
     lock.node.page = 12
     cache.unlock(lock)
     cache.leaves._plain.clear()
     with pytest.raises(IntegrityError, match="page 12 is an unlocked leaf that eviction would never find"):
-        cache.check_integrity()
+        check_books(cache)
 
 
 def test_integrity_sees_a_page_that_was_evicted_under_a_lock() -> None:
@@ -351,4 +352,4 @@ def test_integrity_sees_a_page_that_was_evicted_under_a_lock() -> None:
     assert lock.node is not None
     cache._remove(lock.node)
     with pytest.raises(IntegrityError, match="lock of 'r1' pins a page that left the cache"):
-        cache.check_integrity()
+        check_books(cache)

@@ -8,6 +8,7 @@ import pytest
 from shared.core.errors import IntegrityError
 from shared.kv.pages import PageIds
 from shared.kv.rows import ReqToTokenPool
+from tests.support.cores.books import check_books
 
 
 def ids(*pages: int) -> PageIds:
@@ -29,7 +30,7 @@ def test_row_0_is_never_given_out_and_a_freed_row_is_reused_next() -> None:
     pool.free_row(2)
     assert pool.num_free == 1
     assert pool.alloc_row() == 2
-    pool.check_rows()
+    check_books(pool)
 
 
 def test_a_freed_row_is_cleared() -> None:
@@ -37,7 +38,7 @@ def test_a_freed_row_is_cleared() -> None:
     pool.free_row(1)
     assert not pool.table[1].any()
     assert pool.num_pages[1] == 0
-    pool.check_rows()
+    check_books(pool)
 
 
 def test_pages_are_appended_and_overwritten_without_holes() -> None:
@@ -76,7 +77,7 @@ def test_a_row_that_is_not_in_use_is_refused(row: int, names: str) -> None:
         pool.free_row(row)
     with pytest.raises(IntegrityError, match=names):
         pool.append(row, ids(1))
-    pool.check_rows()
+    check_books(pool)
 
 
 def test_a_table_that_holds_no_request_is_refused() -> None:
@@ -90,11 +91,11 @@ def test_integrity_names_what_was_corrupted() -> None:
     pool.table[1, 1] = 0
     pool.table[2, 4] = 6
     with pytest.raises(IntegrityError) as caught:
-        pool.check_rows()
+        check_books(pool)
     assert "row 3 is free but not cleared" in caught.value.message
     assert "row 1 lists page 0" in caught.value.message
     assert "row 2 has entries past its end" in caught.value.message
     other = filled()
     other._free_rows.append(1)
     with pytest.raises(IntegrityError, match="do not add up"):
-        other.check_rows()
+        check_books(other)

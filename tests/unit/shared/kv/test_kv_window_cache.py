@@ -13,6 +13,7 @@ from shared.kv.manager import KVManager
 from shared.kv.pages import PageAllocator
 from shared.kv.rows import ReqToTokenPool
 from shared.kv.window_cache import WindowCache
+from tests.support.cores.books import check_books
 
 KEYS = np.arange(40, dtype=np.int64)
 
@@ -23,7 +24,7 @@ def cache_of(pages: list[int], window: int = 9) -> WindowCache:
     lock = cache.match(KEYS, 0).lock
     cache.insert(KEYS, np.array(pages, np.int32), lock)
     cache.unlock(lock)
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
     return cache
 
 
@@ -61,7 +62,7 @@ def test_pages_leave_one_by_one_as_the_window_moves_on() -> None:
     cache.trim(match.lock, (3,))
     assert not cache.is_locked(13) and cache.is_locked(14)
     assert cache.evict(9).tolist() == [11, 12, 13], "least recently used first"
-    cache.check_integrity()
+    check_books(cache)
     cache.unlock(match.lock)
     with pytest.raises(IntegrityError, match="not held"):
         cache.unlock(match.lock)
@@ -79,7 +80,7 @@ def test_the_same_page_of_two_owners() -> None:
         cache.insert(KEYS[::-1], np.array([11], np.int32), other)
     cache.unlock(lock)
     cache.unlock(other)
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def cold_pages(cache: WindowCache, most: int = 9) -> list[int]:
@@ -95,7 +96,7 @@ def test_pages_that_a_request_held_to_its_end_are_cold_once() -> None:
     cache.trim(moving, (3,))
     cache.unlock(moving)
     assert cold_pages(cache) == [14], "13 was left behind"
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_a_copy_pins_pages_and_is_no_use() -> None:
@@ -107,11 +108,11 @@ def test_a_copy_pins_pages_and_is_no_use() -> None:
     assert cache.find(KEYS, 12).num_evictable == 1, "13; the copy has 12"
     assert cache.evict(1).tolist() == [13]
     with pytest.raises(IntegrityError, match="still held"):
-        cache.check_integrity(expect_idle=True)
+        check_books(cache, True)
     cache.unlock(copy)
     assert cache.num_evictable == 3 and cold_pages(cache) == [14]
     assert cache.evict(9).tolist() == [11, 12, 14], "the order did not change"
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def test_a_use_while_pages_are_copied_makes_them_cold_again() -> None:
@@ -123,7 +124,7 @@ def test_a_use_while_pages_are_copied_makes_them_cold_again() -> None:
     assert cold_pages(cache) == [], "not before the copy has ended"
     cache.unlock(copy)
     assert cold_pages(cache) == [12, 13] and cache.evict(2).tolist() == [11, 14]
-    cache.check_integrity(expect_idle=True)
+    check_books(cache, True)
 
 
 def manager(num_pages: int = 12, window: int = 9) -> KVManager:

@@ -10,9 +10,10 @@ from shared.core.sampling_params import SamplingParams
 from shared.kernel.attention.attention import AttentionInputs
 from shared.kernel.code.step_layout import Layout
 from shared.kv.pool import KVPool
-from shared.model.hashlm.draft import DEPTH, HashDraft, expected_accept_len, is_hit
+from shared.model.hashlm.draft import DEPTH, HashDraft, is_hit
 from shared.model.hashlm.model import HashLM
 from shared.model.math.interface import ModelInputs
+from tests.support.oracles.hash_draft import expected_accept_len
 from tests.support.oracles.hashlm_reference import reference_stream
 
 WIDTH = 4

@@ -7,13 +7,13 @@ from prometheus_client import CollectorRegistry
 
 from shared.core.sampling_params import SamplingParams
 from shared.engine.lease import StepTimes
-from shared.model.hashlm.draft import expected_accept_len
 from shared.node.records.core import NodeCore
 from shared.node.records.report import StepWatch, node_load
 from shared.node.records.request_spans import RequestSpans
 from shared.observe.metrics import ClusterMetrics, NodeReport
 from shared.observe.node_metrics import NodeMetrics
 from tests.support.cores.core_rig import CoreKnobs, Job, make_core, run_local
+from tests.support.oracles.hash_draft import expected_accept_len
 
 HIT_RATE = 70
 

@@ -44,7 +44,7 @@ def test_a_router_knows_the_cache_whatever_happens_to_it() -> None:
         messages = told(teller)
         assert all(index.take_events(message) for message in messages)
         evicted += sum(len(message.removed) for message in messages)
-        assert index.names() == set(core.kv.cache.cached_names()) and index.seq == teller.seq(ROUTER)
+        assert index._names == set(core.kv.cache.cached_names()) and index.seq == teller.seq(ROUTER)
         run_one(core, rid)
     core.kv.flush_cache()
     assert all(index.take_events(message) for message in told(teller)) and not len(index)
@@ -67,7 +67,7 @@ def test_what_was_missed_is_told_again_or_from_the_beginning() -> None:
     teller.asked(ROUTER, index.seq)
     anew = told(teller)
     assert [one.cleared for one in anew] == [True]
-    assert index.take_events(anew[0]) and index.names() == set(core.kv.cache.cached_names())
+    assert index.take_events(anew[0]) and index._names == set(core.kv.cache.cached_names())
     core.close()
 
 
@@ -84,7 +84,7 @@ def test_what_is_kept_for_a_router_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     messages = told(teller)
     assert max(len(one.stored) + len(one.removed) for one in messages) == 5
     assert all(index.take_events(message) for message in messages)
-    assert index.names() == set(core.kv.cache.cached_names())
+    assert index._names == set(core.kv.cache.cached_names())
     core.close()
 
 
@@ -114,5 +114,5 @@ def test_late_messages_of_a_lost_connection_change_nothing() -> None:
         anew += told(teller)
     assert index.take_events(anew[0]) and all(index.take_events(message) for message in late)
     assert all(index.take_events(message) for message in anew[1:])
-    assert index.names() == set(core.kv.cache.cached_names())
+    assert index._names == set(core.kv.cache.cached_names())
     core.close()
