@@ -255,9 +255,9 @@ def table(status: dict[str, Any]) -> str:
         *hand_overs(status),
         *prompts(status),
         *slow(status),
-        *cores(status),
+        *(f"{node['node']} on cores {node['cores']}" for node in status["nodes"] if node.get("cores")),
         *unreachable(status),
-        *misfits(status),
+        *(f"{pair['a']} and {pair['b']} do not pair: {pair['differs']} differs" for pair in status.get("misfits", [])),
         *strangers(status),
         *lacking(status),
     ]
@@ -289,10 +289,6 @@ def unreachable(status: dict[str, Any]) -> list[str]:
     ]
 
 
-def misfits(status: dict[str, Any]) -> list[str]:
-    return [f"{pair['a']} and {pair['b']} do not pair: {pair['differs']} differs" for pair in status.get("misfits", [])]
-
-
 def strangers(status: dict[str, Any]) -> list[str]:
     return [
         f"{one['node']} speaks protocol {one['protocol']}, this router {one['ours']}: it gets no requests"
@@ -304,10 +300,6 @@ def lacking(status: dict[str, Any]) -> list[str]:
     """Return a line for each router that does not serve a node, although the node lists this router."""
     missing = [(node["node"], endpoint) for node in status["nodes"] for endpoint in node.get("lacks_routers", [])]
     return [f"{node} has no router at {endpoint}" for node, endpoint in missing]
-
-
-def cores(status: dict[str, Any]) -> list[str]:
-    return [f"{node['node']} on cores {node['cores']}" for node in status["nodes"] if node.get("cores")]
 
 
 def prompts(status: dict[str, Any]) -> list[str]:

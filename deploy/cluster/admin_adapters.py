@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, Protocol
 
 POLL_S = 0.2
@@ -75,7 +75,7 @@ def finished(client: Caller, told: Row, timeout_s: float) -> list[Row]:
     """Return the order's last row of each node."""
     rows: dict[str, Row] = {row["node"]: row for row in told["nodes"]}
     until = time.monotonic() + timeout_s
-    while is_open(rows.values()) and time.monotonic() < until:
+    while any(row["state"] in UNFINISHED for row in rows.values()) and time.monotonic() < until:
         time.sleep(POLL_S)
         now = {node["node"]: node["orders"] for node in client.call("GET", "/admin/adapters")["nodes"]}
         for name, row in rows.items():
@@ -83,10 +83,6 @@ def finished(client: Caller, told: Row, timeout_s: float) -> list[Row]:
                 orders = [order for order in now.get(name, []) if order["number"] == told["number"]]
                 rows[name] = row | (orders[0] if orders else {}) | ({} if name in now else GONE)
     return list(rows.values())
-
-
-def is_open(rows: Collection[Row]) -> bool:
-    return any(row["state"] in UNFINISHED for row in rows)
 
 
 def said(row: Row) -> str:
@@ -107,9 +103,6 @@ def listed(answer: Row) -> list[str]:
     for node in nodes:
         others = [name for name, digest in node["adapters"].items() if served.get(name) != digest]
         lines += [f"{node['node']} has other weights for {name}: it serves no requests for it" for name in others]
-        lines += [f"{node['node']}: {order['name']} {said(order)}" for order in node["orders"] if is_news(order)]
+        news = [order for order in node["orders"] if order["state"] in (*UNFINISHED, "refused")]
+        lines += [f"{node['node']}: {order['name']} {said(order)}" for order in news]
     return lines
-
-
-def is_news(order: Row) -> bool:
-    return order["state"] in (*UNFINISHED, "refused")

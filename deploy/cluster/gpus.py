@@ -52,10 +52,6 @@ class NodeGpu:
     visible: str
     num_nodes: int
 
-    @property
-    def named_numbers(self) -> str:
-        return ",".join(map(str, self.numbers))
-
 
 def deal_found_gpus(config: ClusterConfig, log: Logger) -> tuple[ClusterConfig, tuple[NodeGpu, ...]]:
     """Return the settings with the number of prefill nodes, and each node's GPU. Raise ConfigError as `deal_gpus`."""
@@ -218,7 +214,7 @@ def tell_gpus(log: Logger, nodes: Sequence[str], gpus: Sequence[NodeGpu], found:
     if found.why:
         log.warning("nodes compute on the CPU", why=found.why)
     for node, gpu in zip(nodes, gpus, strict=False):
-        log.info("GPU of a node", id=node, gpu=gpu.named_numbers, name=gpu.name)
+        log.info("GPU of a node", id=node, gpu=",".join(map(str, gpu.numbers)), name=gpu.name)
     used = Counter(number for gpu in gpus for number in gpu.numbers)
     for number, num_nodes in used.items():
         if num_nodes > 1:

@@ -114,14 +114,11 @@ def shown_keys(folder: Path) -> str:
     for name in dict.fromkeys(entry.name for entry in entries):
         keys = [entry for entry in entries if entry.name == name]
         digits = ", ".join(entry.public.hex()[:SHOWN_DIGITS] for entry in keys)
-        rows.append((name, keys[0].kind, digits, where_secret(folder, name), state_of(folder, name, keys)))
+        where = "here" if (folder / (name + SECRET)).exists() else "elsewhere"
+        rows.append((name, keys[0].kind, digits, where, state_of(folder, name, keys)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
-
-
-def where_secret(folder: Path, name: str) -> str:
-    return "here" if (folder / (name + SECRET)).exists() else "elsewhere"
 
 
 def state_of(folder: Path, name: str, keys: list[KeyEntry]) -> str:

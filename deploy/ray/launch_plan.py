@@ -190,14 +190,9 @@ def node_config(
 ) -> NodeProcessConfig:
     role, host = role_of(name), host_of(config, place)
     node = replace(config.nodes.node, role=role, node_id=name, router=routers, bind_host=host)
-    memory = replace(config.nodes.memory, gpu_mem_fraction=gpu_share(config, role))
-    sched = config.nodes.sched
+    memory, sched = config.nodes.memory, config.nodes.sched
+    memory = replace(memory, gpu_mem_fraction=memory.gpu_mem_fraction * (gpus(config, role) or 1.0))  # half a GPU: half
     if sched.device == "auto" and not gpus(config, role):  # it must not take a GPU that another node reserved
         sched = replace(sched, device="cpu")
     parts = replace(config.nodes, memory=memory, sched=sched, parallel=config.nodes.parallel.of(role), node=node)
     return NodeProcessConfig(parts, cores)
-
-
-def gpu_share(config: RayClusterConfig, role: str) -> float:
-    """With half a GPU, a node gets half of `gpu_mem_fraction`."""
-    return config.nodes.memory.gpu_mem_fraction * (gpus(config, role) or 1.0)

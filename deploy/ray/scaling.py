@@ -98,7 +98,8 @@ class RoleScaler:
             may_shrink=load.nodes > self.least,
         )
         if step > 0:
-            self._learn(load, now)
+            self._full_level = min(1.0, self.pressure(load, load.nodes))
+            self._level_until = now + REMEMBERED_S
         return step
 
     def _is_full(self, load: RoleLoad) -> bool:
@@ -113,7 +114,3 @@ class RoleScaler:
         """Return the pressure that the same work would put on `nodes` nodes."""
         busy = load.busy * load.nodes / nodes / self.settings.busy_rows
         return max(busy, load.waiting / nodes / self.settings.busy_waiting)
-
-    def _learn(self, load: RoleLoad, now: float) -> None:
-        self._full_level = min(1.0, self.pressure(load, load.nodes))
-        self._level_until = now + REMEMBERED_S

@@ -9,7 +9,7 @@ import pkgutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -242,14 +242,10 @@ def status(record: RayRecord, as_json: bool) -> int:
     if missing:
         raise ConfigError(f"no cluster {record.cluster!r} at {record.address}")
     if as_json:
-        write_line(json.dumps([row_fields(row) for row in rows]), sys.stdout)
+        write_line(json.dumps([asdict(row) for row in rows]), sys.stdout)
     else:
         write_line(table(rows), sys.stdout)
     return 0 if rows and all(row.state == RUNNING for row in rows) else 1
-
-
-def row_fields(row: StatusRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in StatusRow.__slots__}
 
 
 def table(rows: Sequence[StatusRow]) -> str:

@@ -187,3 +187,9 @@ class Gpu(Protocol):
     def built_for(self) -> str:
         """Return torch's CUDA version, or "" without CUDA."""
         ...
+
+
+def devices(gpu: Gpu) -> list[torch.device]:
+    """Return all devices that this process sees."""
+    kind = gpu.current_device().type
+    return [torch.device(kind, number) for number in range(gpu.device_count())]

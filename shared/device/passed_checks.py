@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from shared.config.machine.cache_folder import baton_folder
-from shared.device.gpu import Gpu
+from shared.device.gpu import Gpu, devices
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
@@ -75,8 +75,7 @@ def versions() -> tuple[str, str]:
 def visible_uuids(gpu: Gpu) -> frozenset[str]:
     if not gpu.is_available():
         return frozenset()
-    kind = gpu.current_device().type
-    return frozenset(gpu.uuid(torch.device(kind, number)) for number in range(gpu.device_count()))
+    return frozenset(map(gpu.uuid, devices(gpu)))
 
 
 def name_of_visible(gpu: Gpu) -> str:

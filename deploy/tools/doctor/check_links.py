@@ -8,7 +8,6 @@ So only a low rate is evidence.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
 from deploy.metrics_page import Page
 from deploy.tools.doctor.check_nodes import check_addresses
@@ -59,10 +58,6 @@ def check_reach(status: Status | None) -> list[Finding]:
         for pair in status.unreachable
     ]  # fmt: skip
     return or_well(found, "reach", "cluster", "no hand-off has failed because nodes could not connect")
-
-
-def check_dials(dials: Sequence[DialFacts]) -> list[Finding]:
-    return [check_dial(dial) for dial in dials]
 
 
 def check_dial(dial: DialFacts) -> Finding:

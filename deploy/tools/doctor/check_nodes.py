@@ -181,7 +181,7 @@ def check_addresses(nodes: Sequence[SeenNode]) -> list[Finding]:
         for one, other in combinations(nodes, 2)
         if not same_host(one.hello.host_id, other.hello.host_id)
         for node in (one, other)
-        if is_loopback(host_of(node.hello.node_endpoint))
+        if is_loopback(urlsplit(node.hello.node_endpoint).hostname or "")
     }
     advice = "if nodes are on several machines: --bind-host ADDRESS, with --keys"
     return [
@@ -189,7 +189,3 @@ def check_addresses(nodes: Sequence[SeenNode]) -> list[Finding]:
                 advice)
         for name, endpoint in lonely.items()
     ]  # fmt: skip
-
-
-def host_of(endpoint: str) -> str:
-    return urlsplit(endpoint).hostname or ""

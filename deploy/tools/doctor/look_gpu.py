@@ -17,7 +17,7 @@ from deploy.tools.doctor.facts import GpuDevice, GpuFacts
 from deploy.tools.doctor.read_shared import check_sharing
 from shared.config.machine.gpus import has_driver, visible_gpus
 from shared.core.short_process import run_short
-from shared.device.gpu import Gpu
+from shared.device.gpu import Gpu, devices
 from shared.device.passed_checks import remember
 from shared.kernel.attention import flash_check
 from shared.kernel.attention.flash_infer import full_name, installed_version
@@ -53,11 +53,6 @@ def look_at_gpus(gpu: Gpu) -> GpuFacts:
         flashinfer=version,
         attention_not_remembered=remember_attention(gpu, found, version),
     )
-
-
-def devices(gpu: Gpu) -> list[torch.device]:
-    kind = gpu.current_device().type
-    return [torch.device(kind, number) for number in range(gpu.device_count())]
 
 
 def driver_version() -> str:

@@ -15,7 +15,7 @@ import torch
 from shared.core import launcher
 from shared.core.errors import HandoffFailed
 from shared.core.short_process import NoEnd, run_short
-from shared.device.gpu import Gpu
+from shared.device.gpu import Gpu, devices
 from shared.device.torch_cuda import TorchCuda
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
@@ -52,8 +52,7 @@ def read_elsewhere(handle: bytes) -> list[str]:
 
 
 def read_on_each(handle: bytes, gpu: Gpu) -> list[str]:
-    kind = gpu.current_device().type
-    return [try_reading(handle, gpu, torch.device(kind, number)) for number in range(gpu.device_count())]
+    return [try_reading(handle, gpu, where) for where in devices(gpu)]
 
 
 def try_reading(handle: bytes, gpu: Gpu, where: torch.device) -> str:

@@ -16,7 +16,7 @@ from deploy.router_url import DEFAULT_URL, parse_url, url_of
 from deploy.tools.doctor.check_clocks import check_clocks
 from deploy.tools.doctor.check_gpu import check_gpus
 from deploy.tools.doctor.check_keys import check_keys
-from deploy.tools.doctor.check_links import check_dials, check_links
+from deploy.tools.doctor.check_links import check_dial, check_links
 from deploy.tools.doctor.check_machine import check_machine
 from deploy.tools.doctor.check_nodes import check_nodes
 from deploy.tools.doctor.check_pages import check_pages
@@ -71,7 +71,7 @@ def gather(args: argparse.Namespace) -> Facts:
 def examine(facts: Facts) -> list[Finding]:
     return [
         *examine_cluster(facts),
-        *check_dials(facts.dials),
+        *map(check_dial, facts.dials),
         *check_machine(facts.machine),
         *check_keys(facts.keys),
         *(check_gpus(facts.gpus) if facts.gpus is not None else []),

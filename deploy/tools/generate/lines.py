@@ -68,17 +68,13 @@ def read_lines(path: Path) -> Iterator[BatchRequest | BadLine]:
         while raw := file.readline(MAX_LINE_BYTES + 1):
             number += 1
             if len(raw) > MAX_LINE_BYTES:
-                skip_rest(file, raw)
+                while raw and not raw.endswith(b"\n"):
+                    raw = file.readline(MAX_LINE_BYTES)
                 yield BadLine(number, None, f"line {number} is longer than {MAX_LINE_BYTES >> 20} MiB")
                 continue
             text = raw.removeprefix(BYTE_ORDER_MARK).strip() if number == 1 else raw.strip()
             if text:
                 yield parse_line(number, text)
-
-
-def skip_rest(file: Any, part: bytes) -> None:
-    while part and not part.endswith(b"\n"):
-        part = file.readline(MAX_LINE_BYTES)
 
 
 def parse_line(number: int, text: bytes) -> BatchRequest | BadLine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import resource
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from deploy.tools.traffic.one_run import Outcome, RunContext, golden_answers, ru
 from deploy.tools.traffic.request_builder import RequestBuilder
 from deploy.tools.traffic.target import Server, look_at
 from shared.core.errors import ConfigError
+from shared.wire.descriptors import raise_limit
 
 EXIT_UNTRUE = 1
 PIPE_WIDTH = 200
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(args)
     if args.out is not None:
         files.prepare(args.out)
-    raise_descriptor_limit()
+    raise_limit()  # each stream needs a descriptor
     console = make_console()
     context = context_of(args, urls, plan, console)
     report = run_sweep(plan, context, args) if args.sweep else run_once(plan, context)
@@ -76,15 +76,7 @@ def context_of(args: argparse.Namespace, urls: Sequence[Url], plan: LoadPlan, co
     return RunContext(server, builder, console, args.quiet, admin_key, tuple(others))
 
 
-def raise_descriptor_limit() -> None:
-    """Each stream needs a descriptor."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def run_once(plan: LoadPlan, context: RunContext) -> LoadReport:
-
     goldens = golden_answers(plan, context)
     return report_of(run_load(plan, context, goldens), plan, context, [], None)
 

@@ -57,12 +57,13 @@ def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> Pat
     sched, local = config.parts.sched, UNMEASURED_LOCAL_TOKENS  # SHORT prompts exceed `local`, so they are handed over
     layout = ClusterLayout(int(is_pair), 1, cores, 1 + is_pair, sched.chunk_size, sched.mixed_chunk_size, local)
     costs = profile.node(cores).alone
-    plan = calibrating_load(costs, config.parts.sched.chunk_size)
+    load = load_flags(costs, sched.chunk_size)
+    plan = load_plan([*load, "--golden", "0"])
     flags = [*to_argv(config), *layout.flags()]
     with tempfile.TemporaryDirectory(prefix="baton-plan-") as folder, own_cluster(flags, Path(folder) / "log") as url:
         ask(url, 2, LONG)  # this compiles kernels and opens links
         short, long = (ask(url, REQUESTS, words) for words in (SHORT, LONG))
-        together = put_load(url, load_flags(costs, config.parts.sched.chunk_size)).records
+        together = put_load(url, load).records
     alone = path_alone(short, long, costs, layout, profile)
     return calibrated(alone, together, plan, layout, profile)
 
@@ -120,10 +121,6 @@ def prompt_seconds(costs: ProfiledCosts, prompt_tokens: int, chunk_size: int) ->
 def load_flags(costs: ProfiledCosts, chunk_size: int) -> list[str]:
     rate = PREFILL_BUSY / prompt_seconds(costs, MEAN_PROMPT, chunk_size)
     return ["--rate", f"{rate:.3f}", "--duration", f"{LOAD_SECONDS:g}", *LOAD]
-
-
-def calibrating_load(costs: ProfiledCosts, chunk_size: int) -> LoadPlan:
-    return load_plan([*load_flags(costs, chunk_size), "--golden", "0"])
 
 
 def seen(records: Sequence[RequestRecord]) -> Seen:

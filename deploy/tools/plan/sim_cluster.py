@@ -115,11 +115,9 @@ class SimCluster:
         node, _ = self._registry.hello(name, hello, self._clock.now)
         assert node is not None
         scheduler = make_scheduler(settings, profile.num_pages, profile.max_running)
-        timed = TimedNode(self._clock, scheduler, self._seconds_of(number), self._token)
+        answer_id = self._tokens.answer_id
+        timed = TimedNode(self._clock, scheduler, self._seconds_of(number), lambda key, position: answer_id(position))
         return SimNode(node, timed)
-
-    def _token(self, key: RequestKey, position: int) -> int:
-        return self._tokens.answer_id(position)
 
     def _seconds_of(self, number: int) -> Callable[[StepShape, float], float]:
         """Return a function that maps a step's shape and begin to its seconds."""

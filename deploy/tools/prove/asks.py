@@ -72,10 +72,6 @@ def make_fillers(salt: str) -> list[Ask]:
     return [Ask(f"filler {i}", "seeded", f"{salt}f{i}: {STORY * (i % 3 + 1)}", SEEDED) for i in range(NUM_FILLERS)]
 
 
-def at_once(num: int) -> tuple[float, ...]:
-    return (0.0,) * num
-
-
 def staggered(num: int) -> tuple[float, ...]:
     """Return start times that let requests join a running batch: each up to STAGGER_S after the one before."""
     rng = random.Random(11)

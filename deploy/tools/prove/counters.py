@@ -72,24 +72,12 @@ def engine_of(page: Page | None, owner: str) -> str:
     return " with ".join(found) or owner or "an unknown server"
 
 
-def has_counter(page: Page, name: str) -> bool:
-    return bool(name) and any(sample.name == name for sample in page.samples)
-
-
-def moved_cached(before: Page | None, after: Page | None) -> list[Moved]:
-    """Return how many prompt tokens came from caches, by each counter."""
-    return moved(before, after, lambda engine: engine.cached)
-
-
-def moved_handed_over(before: Page | None, after: Page | None) -> list[Moved]:
-    return moved(before, after, lambda engine: engine.handed_over)
-
-
 def moved(before: Page | None, after: Page | None, name_in: Callable[[EngineCounters], str]) -> list[Moved]:
     if before is None or after is None:
         return []
+    there = {sample.name for sample in after.samples}
     return [
         Moved(one.mark(name), after.total(name) - before.total(name))
         for one in ENGINES
-        if has_counter(after, name := name_in(one))
+        if (name := name_in(one)) in there
     ]

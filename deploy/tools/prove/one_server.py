@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+import msgspec
+
 from deploy.router_http import RouterHttp, read_api_key
 from deploy.router_url import Url, parse_url
 from deploy.tools.prove.served import AnyServer
-from deploy.tools.prove.truth_report import exit_status, json_of, text_of
+from deploy.tools.prove.truth_report import EXIT_UNTRUE, text_of
 from deploy.tools.prove.truth_run import ProvedServer, prove_server
 from deploy.tools.traffic.target import Server, look_at
 from shared.core.errors import ConfigError
@@ -25,5 +27,5 @@ def prove_one(url: Url, args: argparse.Namespace) -> int:
     asked = AnyServer(RouterHttp(url, key, args.ca), target.model, args.max_tokens)
     proved = ProvedServer(server, target.model, target.owner, pages)
     report = prove_server(proved, asked, args.dtype or "bfloat16", args.max_tokens, args.salt)
-    print(json_of(report) if args.json else text_of(report))
-    return exit_status(report)
+    print(msgspec.json.format(msgspec.json.encode(report), indent=1).decode() if args.json else text_of(report))
+    return EXIT_UNTRUE if any(check.verdict == "failed" for check in report.checks) else 0

@@ -120,7 +120,9 @@ class AnyServer:
         try:
             with self._http.opened("POST", path, body, TIMEOUT_S) as reply:
                 if reply.status != 200:
-                    return refusal(reply.status, b"".join(pieces(reply)))
+                    refusal = b"".join(pieces(reply))
+                    said = " ".join((error_message(refusal) or refusal.decode("utf-8", "replace")).split())
+                    return RecordedAnswer(error=f"{reply.status} {said[:MAX_SHOWN]}", status=reply.status)
                 return read_answer(chunks(reply) if streams else [json.loads(b"".join(pieces(reply)))])
         except UNREACHABLE as error:
             with self._lock:
@@ -128,11 +130,6 @@ class AnyServer:
             return replace(LOST, error=f"no answer: {error}")
         except (ValueError, RecursionError) as error:
             return RecordedAnswer(error=f"not JSON: {error}", status=500)
-
-
-def refusal(status: int, body: bytes) -> RecordedAnswer:
-    said = error_message(body) or body.decode("utf-8", "replace")
-    return RecordedAnswer(error=f"{status} {' '.join(said.split())[:MAX_SHOWN]}", status=status)
 
 
 def chunks(reply: HTTPResponse) -> Iterator[dict[str, Any]]:

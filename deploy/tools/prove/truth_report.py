@@ -10,8 +10,6 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from deploy.tools.prove.asks import KINDS
 from deploy.tools.prove.compare import aligned
 from deploy.tools.prove.partings import Parting
@@ -74,12 +72,3 @@ def lines_of(check: Check, width: int) -> Iterator[str]:
     blank = " " * len(head)
     for begin, text in ((head, check.text), *((blank, detail) for detail in check.details)):
         yield textwrap.fill(text, width, initial_indent=begin, subsequent_indent=blank)
-
-
-def json_of(report: TruthReport) -> str:
-    return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
-
-
-def exit_status(report: TruthReport) -> int:
-    """Return 1 if a check failed."""
-    return EXIT_UNTRUE if any(check.verdict == "failed" for check in report.checks) else 0

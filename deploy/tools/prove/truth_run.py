@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from deploy.metrics_page import Page, Sample, parse_page
 from deploy.router_http import printable
 from deploy.tools.prove import truths
-from deploy.tools.prove.asks import Ask, Way, at_once, make_asks, make_fillers, staggered
-from deploy.tools.prove.counters import engine_of, moved_cached, moved_handed_over
+from deploy.tools.prove.asks import Ask, Way, make_asks, make_fillers, staggered
+from deploy.tools.prove.counters import engine_of, moved
 from deploy.tools.prove.partings import NOISE
 from deploy.tools.prove.recorded import RecordedAnswer
 from deploy.tools.prove.served import AnyServer
@@ -52,8 +52,8 @@ def prove_server(proved: ProvedServer, asked: AnyServer, dtype: str, max_tokens:
     if before is not None:
         time.sleep(METRICS_WAIT_S)
         after = read_pages(proved.pages)
-        cached = moved_cached(before, after)
-        handed_over = moved_handed_over(before, after)
+        cached = moved(before, after, lambda engine: engine.cached)
+        handed_over = moved(before, after, lambda engine: engine.handed_over)
     else:
         refused["metrics"] = "no page at " + ", ".join(f"{page.url}/metrics" for page in proved.pages)
     noise = NOISE[dtype]
@@ -112,7 +112,7 @@ def run_ways(asked: AnyServer, salt: str, refused: dict[str, str]) -> list[Asked
 def crowd(asked: AnyServer, asks: Sequence[Ask], fillers: Sequence[Ask], name: str) -> list[RecordedAnswer]:
     """Send all at once, with fillers between. Return the answers to `asks`."""
     together = [*fillers[::2], *asks, *fillers[1::2]]
-    answers = send_asks(asked, together, Way(name, offsets=at_once(len(together))))
+    answers = send_asks(asked, together, Way(name, offsets=(0.0,) * len(together)))
     return answers[len(fillers[::2]) :][: len(asks)]
 
 

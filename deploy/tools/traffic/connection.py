@@ -106,8 +106,9 @@ async def connect(loop: asyncio.AbstractEventLoop, address: Address) -> ClientCo
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(OSError):
-            ask_for_stamps(sock)
+        if sys.platform == "linux":  # let the kernel tell when bytes arrive, by the wall clock
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         await loop.sock_connect(sock, address.sockaddr)
         tls = await shake_hands(loop, sock, address) if address.tls else None
     except BaseException:
@@ -131,12 +132,6 @@ async def shake_hands(loop: asyncio.AbstractEventLoop, sock: socket.socket, addr
     if to_send:
         await loop.sock_sendall(sock, to_send)
     return tls
-
-
-def ask_for_stamps(sock: socket.socket) -> None:
-    """Let the kernel tell when bytes arrive, by the wall clock (Linux only)."""
-    if sys.platform == "linux":
-        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
 
 def lateness(ancillary: list[tuple[int, int, bytes]]) -> float:

@@ -41,7 +41,7 @@ def parse_drill(text: str) -> Planned:
     return Planned(match[1], match[2], at_s)
 
 
-def prepare(planned: Planned, server: Server, admin_key: str) -> Callable[[], None]:
+def prepare(planned: Planned, server: Server, admin_key: str) -> Callable[[], object]:
     """Return the drill's action. Raise ConfigError if the drill can't work."""
     if planned.node not in ready_nodes(server):
         known = ", ".join(sorted(ready_nodes(server))) or "none"
@@ -54,11 +54,7 @@ def prepare(planned: Planned, server: Server, admin_key: str) -> Callable[[], No
     admin = AdminClient(server.url, admin_key, server.ca)
     admin.status()
     then = "stop" if planned.kind == "drain" else "restart"
-    return lambda: drain(admin, planned.node, then)
-
-
-def drain(admin: AdminClient, node: str, then: str) -> None:
-    admin.call("POST", "/admin/drain", {"node": node, "then": then})
+    return lambda: admin.call("POST", "/admin/drain", {"node": planned.node, "then": then})
 
 
 def find_process(node: str, router_port: int) -> psutil.Process:
@@ -119,7 +115,7 @@ def ready_nodes(server: Server) -> set[str]:
         return set()
 
 
-def take_away(planned: Planned, action: Callable[[], None], server: Server, limit_s: float) -> float:
+def take_away(planned: Planned, action: Callable[[], object], server: Server, limit_s: float) -> float:
     """Return the seconds until the node serves again; NaN if it is late or drained."""
     action()
     return math.nan if planned.kind == "drain" else wait_back(planned.node, server, limit_s)

@@ -17,10 +17,6 @@ PLAIN = {"stream": None, "stream_options": None}
 CLOSENESS = {"chat": {"logprobs": True, "top_logprobs": 2}, "completions": {"logprobs": 2}}
 
 
-def ask_all(server: Server, builder: RequestBuilder, probes: Sequence[Session], timeout_s: float) -> list[Golden]:
-    return [ask(server, builder, probe, timeout_s) for probe in probes]
-
-
 def ask(server: Server, builder: RequestBuilder, probe: Session, timeout_s: float) -> Golden:
     """Only our router is asked for logprobs: other servers may refuse."""
     turn = probe.turns[0]

@@ -100,7 +100,7 @@ def run_load(plan: LoadPlan, context: RunContext, goldens: Sequence[Golden]) -> 
 
 
 async def send_load(
-    plan: LoadPlan, context: RunContext, goldens: Sequence[Golden], action: Callable[[], None] | None
+    plan: LoadPlan, context: RunContext, goldens: Sequence[Golden], action: Callable[[], object] | None
 ) -> Sent:
     probes = [one.as_session(number) for number, one in enumerate(goldens)]
     addresses = [resolve(server.url, server.ca) for server in (context.server, *context.others)]
@@ -152,14 +152,11 @@ def page_at_rest(rest_s: float, context: RunContext) -> tuple[Page | None, float
     while True:
         time.sleep(POLL_S)
         page = page_if_any(context)
-        num_rested = num_rested + 1 if page is not None and is_at_rest(page) else 0
+        is_at_rest = page is not None and not unrest(page) and not page.total(OPEN)
+        num_rested = num_rested + 1 if is_at_rest else 0
         waited_s = time.monotonic() - begin
         if num_rested == RESTED_POLLS or waited_s > rest_s:
             return page, waited_s
-
-
-def is_at_rest(page: Page) -> bool:
-    return not unrest(page) and not page.total(OPEN)
 
 
 def page_if_any(context: RunContext) -> Page | None:
@@ -196,7 +193,8 @@ def golden_answers(plan: LoadPlan, context: RunContext) -> list[Golden]:
         return golden.read(truth.file, context.builder.target.model)
     if not context.quiet:
         context.console.print(f"asking {truth.golden} golden prompts before the load, one by one", highlight=False)
-    answers = golden_run.ask_all(context.server, context.builder, golden_prompts(plan), plan.timeout_s)
+    prompts = golden_prompts(plan)
+    answers = [golden_run.ask(context.server, context.builder, one, plan.timeout_s) for one in prompts]
     if truth.file is not None:
         golden.save(truth.file, context.builder.target.model, answers)
     return answers

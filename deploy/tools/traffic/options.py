@@ -99,7 +99,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server(parser.add_argument_group("the server"))
     add_judgement(parser.add_argument_group("judgement"))
     add_truth(parser.add_argument_group("truth checks and trouble"))
-    add_output(parser.add_argument_group("output"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", type=Path, metavar="DIR", help="write report.html, report.json and requests.csv there")
+    output.add_argument("--quiet", action="store_true", help="no live progress")
 
 
 def add_load(group: Any) -> None:
@@ -215,11 +217,6 @@ def add_truth(group: Any) -> None:
     group.add_argument(
         "--drill", metavar="WHAT", help="kill:NODE@S, drain:NODE@S or restart:NODE@S (kill: a process of this machine)"
     )
-
-
-def add_output(group: Any) -> None:
-    group.add_argument("--out", type=Path, metavar="DIR", help="write report.html, report.json and requests.csv there")
-    group.add_argument("--quiet", action="store_true", help="no live progress")
 
 
 def number(group: Any, flag: str, default: float, metavar: str, text: str) -> None:

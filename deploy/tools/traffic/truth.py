@@ -109,9 +109,10 @@ def check_agreement(records: Sequence[RequestRecord], before: Page, after: Page,
         return Check("agreement", "skipped", f"skipped: {text}")
     parts: list[str] = []
     is_near = True
+    waits = [wait for record in records for wait, count in record.token_gaps() for _ in range(count)]
     for name, values, tolerance, slack in (
         ("ttft", [one.ttft for one in records if one.at], TTFT_TOLERANCE, TTFT_SLACK_S),
-        ("itl", token_waits(records), ITL_TOLERANCE, ITL_SLACK_S),
+        ("itl", waits, ITL_TOLERANCE, ITL_SLACK_S),
     ):
         count, theirs = after.mean_since(before, f"baton_{name}_seconds")
         if not values or not count:
@@ -127,10 +128,6 @@ def check_agreement(records: Sequence[RequestRecord], before: Page, after: Page,
     if check_client(lag).verdict != "ok":
         return Check("agreement", "doubtful", f"{text}; but this program was late itself")
     return Check("agreement", "failed", text)
-
-
-def token_waits(records: Sequence[RequestRecord]) -> list[float]:
-    return [wait for record in records for wait, count in record.token_gaps() for _ in range(count)]
 
 
 def check_client(lag: Lag) -> Check:

@@ -12,14 +12,12 @@ import json
 import sys
 from collections.abc import Sequence
 
-import torch
-
 from shared.config.flags import add_flags, given_values
 from shared.config.load import load
 from shared.config.processes import NodeProcessConfig
 from shared.core.errors import ConfigError
 from shared.core.orphan_guard import die_with_parent
-from shared.device.gpu import Gpu
+from shared.device.gpu import Gpu, devices
 from shared.device.torch_cuda import TorchCuda
 from shared.node.assembly.build_model import why_no_gpu
 
@@ -34,12 +32,7 @@ def probe(flags: Sequence[str], gpu: Gpu) -> dict[str, object]:
         why = why_no_gpu(load(NodeProcessConfig, given_values(parser.parse_args(flags))).parts, gpu)
     except ConfigError as error:
         return {"refused": error.message}
-    return {"why": why} if why else {"names": names_of(gpu)}
-
-
-def names_of(gpu: Gpu) -> list[str]:
-    kind = gpu.current_device().type
-    return [gpu.describe(torch.device(kind, number)).name for number in range(gpu.device_count())]
+    return {"why": why} if why else {"names": [gpu.describe(where).name for where in devices(gpu)]}
 
 
 if __name__ == "__main__":

@@ -172,12 +172,8 @@ def latencies_of(counted: Sequence[RequestRecord], boot: Resampling) -> dict[str
 
 def row_of(pool: Pooled, boot: Resampling) -> dict[str, Estimate]:
     estimates = boot.quantiles(pool, list(LEVELS.values()))
-    return {"mean": mean_of(pool), **dict(zip(LEVELS, estimates, strict=True)), "max": maximum_of(pool)}
-
-
-def mean_of(pool: Pooled) -> Estimate:
-    value = pool.mean()
-    return Estimate(value, math.nan, math.nan)
+    mean = Estimate(pool.mean(), math.nan, math.nan)
+    return {"mean": mean, **dict(zip(LEVELS, estimates, strict=True)), "max": maximum_of(pool)}
 
 
 def maximum_of(pool: Pooled) -> Estimate:

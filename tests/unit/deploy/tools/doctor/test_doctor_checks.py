@@ -9,7 +9,7 @@ import pytest
 
 from deploy.tools.doctor.check_clocks import check_clocks
 from deploy.tools.doctor.check_keys import check_keys
-from deploy.tools.doctor.check_links import check_dials, check_handoffs, check_links, check_routers
+from deploy.tools.doctor.check_links import check_dial, check_handoffs, check_links, check_routers
 from deploy.tools.doctor.check_machine import check_machine
 from deploy.tools.doctor.check_nodes import check_nodes, differs
 from deploy.tools.doctor.check_pages import check_pages
@@ -206,7 +206,7 @@ def test_names_under_other_keys_are_bad_whenever_they_came() -> None:
     ],
 )
 def test_ports(dial: DialFacts, level: str) -> None:
-    assert worst(check_dials([dial])) == level
+    assert check_dial(dial).level == level
 
 
 def test_loopback_addresses_of_nodes_that_are_not_side_by_side() -> None:

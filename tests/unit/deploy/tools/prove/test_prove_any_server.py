@@ -14,7 +14,7 @@ from deploy import cli
 from deploy.metrics_page import parse_page
 from deploy.tools.prove import asks, truth_run
 from deploy.tools.prove.asks import Ask
-from deploy.tools.prove.counters import Moved, engine_of, moved_cached
+from deploy.tools.prove.counters import Moved, engine_of, moved
 from deploy.tools.prove.partings import Parting, part
 from deploy.tools.prove.recorded import RecordedAnswer, TokenScore, read_answer
 from deploy.tools.prove.truths import check_prefixes
@@ -245,7 +245,7 @@ def test_engines_are_told_by_their_metrics() -> None:
     assert engine_of(parse_page("baton_x 1\nvllm:y 1\n"), "baton") == "Baton"
     pages = [parse_page(f"llamacpp:prompt_tokens_cached_total {n}\n") for n in (10, 40)]
     assert engine_of(pages[0], "") == "llama.cpp"
-    assert moved_cached(*pages) == [Moved("llamacpp:prompt_tokens_cached_total", 30)]
+    assert moved(*pages, lambda engine: engine.cached) == [Moved("llamacpp:prompt_tokens_cached_total", 30)]
 
 
 @pytest.mark.parametrize(

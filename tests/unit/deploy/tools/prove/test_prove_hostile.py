@@ -18,7 +18,7 @@ from deploy.router_http import RouterHttp
 from deploy.router_url import parse_url
 from deploy.tools.prove import asks, served, truth_run, truths
 from deploy.tools.prove.asks import SEEDED_ONE, SEEDED_OTHER, Ask, Way
-from deploy.tools.prove.counters import Moved, moved_cached
+from deploy.tools.prove.counters import Moved, moved
 from deploy.tools.prove.partings import part
 from deploy.tools.prove.recorded import RecordedAnswer, TokenScore, ToldUsage, read_answer
 from deploy.tools.prove.served import AnyServer
@@ -242,7 +242,7 @@ def test_a_near_tie_is_one_for_both_streams() -> None:
 
 def test_a_page_without_a_counter_tells_nothing() -> None:
     before, after = (parse_page(f"llamacpp:prompt_tokens_total {n}\n") for n in (10, 40))
-    assert moved_cached(before, after) == []
+    assert moved(before, after, lambda engine: engine.cached) == []
     assert truths.check_prefixes(8, [Moved("c", 0.0)]).verdict == "failed"
     assert truths.check_prefixes(8, [Moved("c", -9.0)]).verdict == "doubtful"  # another replica's page
 
