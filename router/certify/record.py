@@ -8,7 +8,6 @@ shown     prompt ids, token ids, SALTED parameters: a reader with the salt can c
 from __future__ import annotations
 
 import hmac
-import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -200,10 +199,6 @@ class GivenCertificate(msgspec.Struct, frozen=True):
     record: str
     salt: str
     sampling: dict[str, Any] | UnsetType = UNSET
-
-
-def new_salt() -> bytes:
-    return secrets.token_bytes(SALT_BYTES)
 
 
 def digest_of(salt: bytes, purpose: str, data: bytes) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -21,11 +22,11 @@ import msgspec
 
 from router.certify.record import (
     NO_RECORD,
+    SALT_BYTES,
     AnswerRecord,
     BadCertificate,
     ChoiceFacts,
     GivenCertificate,
-    new_salt,
     record_of,
     salted_parameters,
 )
@@ -61,7 +62,7 @@ class AnswerSigner:
 
     def certify(self, facts: ChoiceFacts) -> GivenCertificate:
         """Return what the asker gets: the signed record, and a salt of its own."""
-        salt = new_salt()
+        salt = secrets.token_bytes(SALT_BYTES)
         record = record_of(facts, salt)
         given = GivenCertificate(sign(record, self.secret), salt.hex())
         salted = salted_parameters(facts.sampling)

@@ -60,11 +60,7 @@ class Attempts:
         self._max_attempts = max_attempts
         self._resume_wait_s = resume_wait_s
         self.returns = Returns()
-        # See Dispatcher.was_away.
-        self._excused_until = -float("inf")
-
-    def excuse(self, until: float) -> None:
-        self._excused_until = until
+        self.excused_until = -float("inf")  # see Dispatcher.was_away
 
     def start(self, request: OpenRequest, now: float, effects: Effects) -> None:
         """Send a request to nodes, park it, or fail it. Raise nothing."""
@@ -146,7 +142,7 @@ class Attempts:
 
     def bury(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
         """Judge and resume a dead node's requests. Suspects go first, because each suspect needs a node of its own."""
-        if effects.now < self._excused_until:  # this router was frozen, so the node may still be alive
+        if effects.now < self.excused_until:  # this router was frozen, so the node may still be alive
             self.leave(node, error, effects)
             return
         requests = self._needing(node)
@@ -177,7 +173,7 @@ class Attempts:
         """Begin the next attempt after the emitted tokens, or fail the request.
 
         Without `at_once`, the next attempt waits for the next tick, when more is known about the nodes."""
-        is_excused = isinstance(error, NodeLost) and effects.now < self._excused_until
+        is_excused = isinstance(error, NodeLost) and effects.now < self.excused_until
         if not is_excused and not any(node.is_draining for node in request.attempt.nodes):
             self._charge(request, is_free or is_nobodys_fault(error))
         if not can_resume(error):

@@ -19,7 +19,6 @@ from router.fleet.registry import RegisteredNode, Registry
 from router.policy.placement import NO_NODES, Placer
 from router.policy.sources import PrefixSources
 from router.queue.admission import AdmissionQueue, Newcomer, Waiting
-from router.queue.fair_queue import FairQueue
 from router.requests.abort_log import AbortLog
 from router.requests.answered import Answered
 from router.requests.effects import Alarm, Effects
@@ -61,6 +60,7 @@ class Dispatcher:
         aborts, suspects, self.tickets = AbortLog(), SuspectRequests(registry), Tickets()
         sources = PrefixSources(registry, self.tickets, limits.assumed_token_s) if limits.pulls_prefixes else None
         self._admission = AdmissionQueue(registry, journal, limits.max_open, limits.max_queued)
+        self.queue = self._admission.queue
         self._attempts = Attempts(
             identity,
             placer,
@@ -156,10 +156,6 @@ class Dispatcher:
         """Return the answer to the node's Hello. Said again, it makes the node tell at once what it has taken."""
         return Welcome(*self._identity, node.hello.connection, self.tickets.key_of(node.peer), deadline_ms(now))
 
-    @property
-    def queue(self) -> FairQueue:
-        return self._admission.queue
-
     def waiting(self, now: float) -> list[Waiting]:
         return self._admission.waiting(now)
 
@@ -195,7 +191,7 @@ class Dispatcher:
     def was_away(self, excused_until: float) -> None:
         """Until `excused_until`, charge no attempt for a lost node. This router was frozen, and notices broken links
         late."""
-        self._attempts.excuse(excused_until)
+        self._attempts.excused_until = excused_until
 
     def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float, now: float) -> Effects:
         """Send the node no new requests. Move its requests after `move_after_s`. The node informs other routers."""

@@ -104,13 +104,10 @@ class Slowness:
             self._settle(Share.WHOLE)
         elif self._measured_at > self._judged_at:
             times = statistics.median_low([own.times(other) for other in others])
-            self._smooth(min(max(times, 1.0), MOST), now - self._judged_at)
+            kept = math.exp(-min(now - self._judged_at, MOST_SMOOTHED_S) / SMOOTH_S)
+            self.times = self.times**kept * min(max(times, 1.0), MOST) ** (1.0 - kept)
             self._judged_at = now
             self._settle(self._next_share(now))
-
-    def _smooth(self, times: float, passed_s: float) -> None:
-        kept = math.exp(-min(passed_s, MOST_SMOOTHED_S) / SMOOTH_S)
-        self.times = self.times**kept * times ** (1.0 - kept)
 
     def _next_share(self, now: float) -> Share:
         if self.share is Share.TRICKLE:

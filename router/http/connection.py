@@ -154,7 +154,8 @@ class Connection:
 
     async def answer(self, status: int, data: bytes, headers: Sequence[Header] = (JSON_TYPE,)) -> None:
         headers = [*headers, (b"content-length", str(len(data)).encode())]
-        is_early = not self._is_read and self._has_body()
+        has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.scope["headers"])
+        is_early = has_body and not self._is_read
         if self._send_whole is not None and not is_early and self._send_whole(status, self._sent(headers), data):
             self.status, self.is_answered = status, True
             return
@@ -164,9 +165,6 @@ class Connection:
             data = b""
             await self._drop_rest()
         await self.write(data, last=True)
-
-    def _has_body(self) -> bool:
-        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self.scope["headers"])
 
     async def _drop_rest(self) -> None:
         """Read the rest of the body. Hang up if it does not end. Raise ClientGone."""

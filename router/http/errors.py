@@ -145,7 +145,9 @@ def error_type(status: int) -> str:
 def error_body(path: str, error: BatonError, request_id: str) -> bytes:
     if path.startswith(OLLAMA_PATHS):
         return ollama_error_json(error)
-    return messages_error_json(error, request_id) if is_messages(path) else error_json(error)
+    if is_messages(path):
+        return msgspec.json.encode(messages_error(error) | {"request_id": request_id})
+    return error_json(error)
 
 
 def is_messages(path: str) -> bool:
@@ -158,10 +160,6 @@ def messages_error(error: BatonError) -> dict[str, object]:
     if isinstance(error, InvalidRequest) and error.param == "thread":
         described["details"] = NO_THREADS
     return {"type": "error", "error": described}
-
-
-def messages_error_json(error: BatonError, request_id: str) -> bytes:
-    return msgspec.json.encode(messages_error(error) | {"request_id": request_id})
 
 
 def error_json(error: BatonError) -> bytes:

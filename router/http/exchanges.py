@@ -16,11 +16,6 @@ SendWhole = Callable[[int, Sequence[Header], bytes], bool]
 KEPT_NAMES = (b"connection", b"keep-alive")
 
 
-def kept_headers(keep_alive_s: int) -> list[Header]:
-    """Return the headers that tell a client how long its idle connection stays open."""
-    return [(b"connection", b"keep-alive"), (b"keep-alive", b"timeout=%d" % keep_alive_s)]
-
-
 def fitted(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
     """Return the application with a `send` that fits this exchange."""
     send = sender_for(cycle)

@@ -33,10 +33,6 @@ class Entry:
     num_bytes: int = 0
     ends_at: float = float("inf")
 
-    @property
-    def is_kept(self) -> bool:
-        return self.ends_at < float("inf")
-
 
 class KeptAnswers:
     """Owned by the event loop. A failure reaches every waiting request and is not kept."""
@@ -75,18 +71,15 @@ class KeptAnswers:
         return entry
 
     def _ended(self, name: Name, entry: Entry) -> None:
-        if entry.task.cancelled() or entry.task.exception() is not None or self._is_too_long(entry):
-            del self._entries[name]
+        del self._entries[name]
+        has_failed = entry.task.cancelled() or entry.task.exception() is not None
+        if has_failed or len(entry.task.result()) > self._max_bytes:
             return
-        del self._entries[name]  # inserted again below, so that the oldest answers stay first
-        self._entries[name] = entry
+        self._entries[name] = entry  # inserted again, so that the oldest answers stay first
         entry.num_bytes, entry.ends_at = len(entry.task.result()), self._clock() + KEPT_S
         self.num_bytes += entry.num_bytes
         while self.num_bytes > self._max_bytes:
             self._drop_oldest()
-
-    def _is_too_long(self, entry: Entry) -> bool:
-        return len(entry.task.result()) > self._max_bytes
 
     def _forget_old(self) -> None:
         now = self._clock()
@@ -94,7 +87,7 @@ class KeptAnswers:
             self._drop(name)
 
     def _drop_oldest(self) -> bool:
-        name = next((name for name, entry in self._entries.items() if entry.is_kept), None)
+        name = next((name for name, entry in self._entries.items() if entry.ends_at < float("inf")), None)
         if name is not None:
             self._drop(name)
         return name is not None

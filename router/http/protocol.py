@@ -27,7 +27,7 @@ from router.http.errors import (
     error_headers,
     error_json,
 )
-from router.http.exchanges import fitted, kept_headers
+from router.http.exchanges import fitted
 from router.http.heads import check_head, origin_form, unreadable, without_upgrade
 from shared.config.settings.http_settings import HttpConfig
 from shared.core.errors import BatonError
@@ -78,7 +78,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_answered = 0
         self._look: asyncio.TimerHandle | None = None  # the next look at a reader that is behind
         self._num_dropped: int | None = None  # input bytes since the refusal; None before it
-        self._announced = kept_headers(rules.limits.keep_alive_s)
+        kept = b"timeout=%d" % rules.limits.keep_alive_s  # how long an idle connection stays open
+        self._announced = [(b"connection", b"keep-alive"), (b"keep-alive", kept)]
 
     # ---- the transport's side
 
@@ -275,15 +276,11 @@ class LimitedProtocol(HttpToolsProtocol):
         """Hang up if, since the last look, the client read nothing and no other answer was written."""
         self._look = None
         num_bytes = self.transport.get_write_buffer_size()
-        is_same = num_answered == self._num_answered and self._all_is_written
-        if is_same and num_bytes >= before:
+        is_written = self._answering is not None and self._answering.response_complete
+        if is_written and num_answered == self._num_answered and num_bytes >= before:
             self.transport.abort()
         else:
             self._look_later(num_bytes)
-
-    @property
-    def _all_is_written(self) -> bool:
-        return self._answering is not None and self._answering.response_complete
 
     # ---- ending
 
@@ -309,15 +306,13 @@ class LimitedProtocol(HttpToolsProtocol):
         is_own = self.cycle is None or self._has_its_answer() or self._is_reading_first()
         self._tell_gone()
         if says_so and is_own:
-            self.transport.write(self._refusal_bytes(error))
+            has_body = self.parser.get_method() != b"HEAD"
+            own = self.server_state.default_headers
+            self.transport.write(refusal(error, self._rules.retry_after_s, own, has_body=has_body))
             self._linger()
         else:
             self.transport.close()
         self.loop.call_later(LINGER_S, self._hang_up)
-
-    def _refusal_bytes(self, error: BatonError) -> bytes:
-        is_head = self.parser.get_method() == b"HEAD"
-        return refusal(error, self._rules.retry_after_s, self.server_state.default_headers, has_body=not is_head)
 
     def _linger(self) -> None:
         """Close the sending side, but read on: unread input would make the kernel reset the connection, and the client

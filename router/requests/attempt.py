@@ -47,7 +47,8 @@ class Attempt:
         self.prefill, self.decode = prefill, decode
         prefiller, runner = self.prefiller, self.runner
         assert prefiller is not None and runner is not None
-        self.prompt_work = self._lacking(prefiller)
+        cached = 0 if self.pages is None else self.pages.cached_tokens(prefiller.pages, prefiller.hello)
+        self.prompt_work = len(self.asked.prompt_ids) - cached
         self._expect(prefiller.pages.computing, prefiller)
         if runner is not prefiller:
             self._expect(runner.pages.arriving, runner)
@@ -60,10 +61,6 @@ class Attempt:
         for node in self.nodes:
             node.ours.dispatched += 1
             node.breaker.sent()
-
-    def _lacking(self, node: RegisteredNode) -> int:
-        cached = 0 if self.pages is None else self.pages.cached_tokens(node.pages, node.hello)
-        return len(self.asked.prompt_ids) - cached
 
     def _expect(self, coming: ComingPages, node: RegisteredNode) -> None:
         """Until the prompt is done. Then the node tells what it has cached."""

@@ -118,18 +118,6 @@ def _text(scope: str, args: Args, depth: int) -> Parser:
     return lambda text, tools: text.strip() if strips else text
 
 
-def _int(scope: str, args: Args, depth: int) -> Parser:
-    return lambda text, tools: int(text)
-
-
-def _float(scope: str, args: Args, depth: int) -> Parser:
-    return lambda text, tools: float(text)
-
-
-def _bool(scope: str, args: Args, depth: int) -> Parser:
-    return lambda text, tools: text.strip().lower() in ("true", "1")
-
-
 def _json(scope: str, args: Args, depth: int) -> Parser:
     """`string_delims`: other quotes of strings. `unquoted_keys`: keys may lack quotes. `allow_non_json`: other text
     is a string."""
@@ -246,9 +234,9 @@ def _python_list(source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> 
 
 MAKERS: dict[str, Callable[[str, Args, int], Parser]] = {
     "text": _text,
-    "int": _int,
-    "float": _float,
-    "bool": _bool,
+    "int": lambda scope, args, depth: lambda text, tools: int(text),
+    "float": lambda scope, args, depth: lambda text, tools: float(text),
+    "bool": lambda scope, args, depth: lambda text, tools: text.strip().lower() in ("true", "1"),
     "json": _json,
     "xml-inline": _xml_inline,
     "kv-lines": _kv_lines,

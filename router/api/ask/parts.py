@@ -129,13 +129,9 @@ def content_text(content: object) -> str:
         content = {name: value for name in content.__struct_fields__ if (value := getattr(content, name)) is not None}
     if isinstance(content, Mapping):
         text = content.get("text")
-        return text if isinstance(text, str) else json_text(without_opaque(content))
+        readable = {name: item for name, item in content.items() if name not in OPAQUE}
+        return text if isinstance(text, str) else json_text(readable)
     return json_text(content) if content is not None else ""
-
-
-def without_opaque(value: Mapping[str, object]) -> dict[str, object]:
-    """Leave out what only its own server can read."""
-    return {name: item for name, item in value.items() if name not in OPAQUE}
 
 
 def json_text(value: object) -> str:

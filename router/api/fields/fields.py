@@ -10,7 +10,7 @@ Both the parser and docs/http-api.md use these tables. resolve.py checks configu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
@@ -272,8 +272,3 @@ def generation_table(
         IGNORED_GENERATION | dict(ignored),
         REFUSED_GENERATION | dict(refused),
     )
-
-
-def known_fields(tables: Iterable[FieldTable[Any]]) -> frozenset[str]:
-    """Return the metric's labels. Clients' names are not labels: their number has no bound."""
-    return frozenset(name for table in tables for name in table.ignored)

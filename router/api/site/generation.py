@@ -345,13 +345,11 @@ class Generation:
             if news.end is not None:
                 self._note_cached(news.rid, news.end.cached_tokens)
             if self._is_behind:
-                steps += [(index, self._advance(index, one)) for one in one_by_one(news) if not self._has_ended(index)]
+                own = self._choices[index]
+                steps += [(index, self._advance(index, one)) for one in one_by_one(news) if own.finish_reason is None]
             else:
                 add_delta(deltas, index, self._advance(index, news))
         return steps or list(deltas.items())
-
-    def _has_ended(self, index: int) -> bool:
-        return self._choices[index].finish_reason is not None
 
     def _advance(self, index: int, update: Update) -> Delta:
         choice = self._choices[index]

@@ -183,10 +183,10 @@ def _spellings(text: str) -> Iterator[str]:
 def _with_content(message: JsonObject, change: Change) -> JsonObject:
     """Change the texts of the content that are not blank; in the assistant's, only what stands behind a thought."""
     content = message.get("content")
-    end_of_thought = _end_of_thought if message.get("role") == "assistant" else _no_thought
+    is_assistants = message.get("role") == "assistant"
 
     def changed(text: str) -> str:
-        end = end_of_thought(text)
+        end = _end_of_thought(text) if is_assistants else 0
         return text[:end] + change(text[end:]) if text[end:].strip() else text
 
     if isinstance(content, str):
@@ -208,10 +208,6 @@ def _end_of_thought(text: str) -> int:
         if tag in text:
             end = max(end, text.rfind(tag) + len(tag))
     return end
-
-
-def _no_thought(text: str) -> int:
-    return 0
 
 
 def _with_calls(message: JsonObject, change: Change) -> JsonObject:

@@ -131,7 +131,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters |= {"tojson": _to_json, COUNTED: _counted, SIZED: _sized}
         self.globals |= {
             "raise_exception": _refuse,
-            "strftime_now": _strftime_now,
+            "strftime_now": lambda pattern: datetime.now().strftime(pattern),
             "dict": _Dict(),
             "namespace": _Namespace,
         }
@@ -210,10 +210,6 @@ def _to_json(
 ) -> str:
     """Write plain JSON, because Jinja's own filter escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 class _Dict:

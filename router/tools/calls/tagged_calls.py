@@ -86,10 +86,6 @@ class TaggedCalls:
     has_cdata: bool = False
 
     @property
-    def _nested(self) -> NestedTags:
-        return NestedTags(self.key, self.keyed[-1], self.value_ends)
-
-    @property
     def markers(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.opens, *self.named, self.key, *self.keyed, self.value_ends, self.ends)))
 
@@ -127,7 +123,8 @@ class TaggedCalls:
     ) -> str:
         kinds = kinds_of(schema, tool.schema)
         begin = f"{markers.rule(self.key, spaced=True)} {key_rule} {markers.rule(self.keyed[0])}"
-        end = " ".join([*(markers.rule(mark, spaced=True) for mark in self.keyed[1:]), *self._padding_rule()])
+        padding = [literal(self.padding)] if self.padding else []
+        end = " ".join([*(markers.rule(mark, spaced=True) for mark in self.keyed[1:]), *padding])
         if self.type_texts and (kinds == UNKNOWN or ("string" in kinds and kinds != ONLY_TEXT)):
             text_rule = self._text_rule(f"{name}_text", key, rules, markers)
             as_text = f"{literal(self._type_text('string'))} {end} {text_rule}"
@@ -140,9 +137,6 @@ class TaggedCalls:
         if texts:
             begin += f" ({' | '.join(map(literal, texts))})"
         return f"{begin} {end} {self._value_rule(f'{name}_value', key, schema, tool, rules, markers)}"
-
-    def _padding_rule(self) -> list[str]:
-        return [literal(self.padding)] if self.padding else []
 
     def _type_text(self, kind: str) -> str:
         return self.type_texts.get(kind, self.type_texts.get("", ""))
@@ -289,7 +283,7 @@ class TaggedCalls:
 
     def _read_nested(self, source: Source, key: str, tool: Tool, before: str, sink: DeltaSink) -> Reading[None]:
         """Read a value that may hold members, also with its own name."""
-        nested = self._nested
+        nested = NestedTags(self.key, self.keyed[-1], self.value_ends)
         end = nested.end_of(key)
         value: list[str] = []
         num_open = 1
