@@ -98,13 +98,9 @@ def of_node(plan: CorePlan, parallel: ParallelConfig) -> CorePlan:
 
 def usable_cores() -> tuple[int, ...]:
     """Return the cores that this process may run on, within the container's CPU quota."""
-    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else all_cores()
-    quota = cpu_quota(CGROUP_QUOTA)
+    known = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores, quota = tuple(sorted(known)), cpu_quota(CGROUP_QUOTA)
     return cores if quota is None else cores[: max(1, math.ceil(quota))]
-
-
-def all_cores() -> tuple[int, ...]:
-    return tuple(range(os.cpu_count() or 1))
 
 
 def cpu_quota(path: Path) -> float | None:

@@ -20,13 +20,9 @@ CPU = DeviceDefaults(chunk_size=256, mixed_chunk_size=64, max_running=32)
 GPU = DeviceDefaults(chunk_size=8192, mixed_chunk_size=1024, max_running=256)
 
 
-def defaults_of(device: str) -> DeviceDefaults:
-    """`device`: where the node's tensors are."""
-    return CPU if device == "cpu" else GPU
-
-
 def with_device_defaults(parts: NodeParts, device: str) -> NodeParts:
-    own, sched, memory = defaults_of(device), parts.sched, parts.memory
+    """`device`: where the node's tensors are."""
+    own, sched, memory = CPU if device == "cpu" else GPU, parts.sched, parts.memory
     return replace(
         parts,
         sched=replace(

@@ -19,10 +19,6 @@ from shared.engine.verify import Verified
 DRAFT_STATE = "draft."  # prefix of names of the drafter's relayed state
 
 
-def has_logprobs(plan: StepPlan) -> bool:
-    return bool((plan.sampling.num_logprobs >= 0).any())
-
-
 def named_results(plan: StepPlan, verified: Verified) -> dict[str, torch.Tensor]:
     """Return the tensors that the host needs. Runs on the forward stream."""
     sampled, output_of = verified.sampled, verified.output_of
@@ -32,7 +28,7 @@ def named_results(plan: StepPlan, verified: Verified) -> dict[str, torch.Tensor]
         "seq_lens": verified.seq_lens,
         "tag_ok": verified.tag_ok,
     }
-    if has_logprobs(plan) and sampled.ids.numel():
+    if (plan.sampling.num_logprobs >= 0).any() and sampled.ids.numel():
         found["logprobs"] = sampled.logprobs[output_of]
         found["top_ids"] = sampled.top_ids[output_of]
         found["top_logprobs"] = sampled.top_logprobs[output_of]

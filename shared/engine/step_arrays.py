@@ -91,7 +91,7 @@ def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
         sampled = np.searchsorted(idx, tokens.logits_idx)
         tokens = tokens._replace(logits_idx=idx, output_rows=tokens.token_rows[idx])
         scored = np.concatenate([share.targets for share in plan.scores])
-    keeps_history = plan.history_rows.any()
+    keeps_history, first = plan.history_rows.any(), plan.num_prefill  # the first decode row
     return StepArrays(
         **tokens._asdict(),
         rows=plan.req_pool_indices,
@@ -101,7 +101,7 @@ def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
         chunk_ids=chunk_ids,
         next_prompt_ids=plan.next_prompt_ids,
         history_tokens=_history_tokens(plan, tokens.token_rows) if keeps_history else NOTHING,
-        history_rows=_history_rows(plan) if keeps_history else NOTHING,
+        history_rows=np.flatnonzero(plan.history_rows[first:]) + first if keeps_history else NOTHING,
         seeded=flat_seeds(plan.history_seeds) if plan.history_seeds else NO_SEEDS,
         scored=scored,
         adapters=plan.adapters[tokens.token_rows] if plan.adapters.any() else None,
@@ -174,10 +174,6 @@ def _output_of(plan: StepPlan) -> Int64s:
     num_decode = plan.batch_size - num_prefill
     table[num_prefill:] = num_chunk_outputs + np.arange(num_decode * plan.width).reshape(num_decode, plan.width)
     return table
-
-
-def _history_rows(plan: StepPlan) -> Int64s:
-    return np.flatnonzero(plan.history_rows[plan.num_prefill :]) + plan.num_prefill
 
 
 def _history_tokens(plan: StepPlan, token_rows: Int64s) -> Int64s:

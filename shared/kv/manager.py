@@ -198,7 +198,7 @@ class KVManager:
         """Return the number of pages by state. Tagged pages are private, or pinned in the cache."""
         tag_of = np.zeros(self.allocator.num_pages, np.int8)
         for code, tag in reversed(list(enumerate(TAGS, start=1))):  # ACTIVE is written last, over the other states
-            for row in self._rows_tagged(tag):
+            for row in [row for row, record in self._records.items() if record.tag == tag]:
                 tag_of[self.rows.pages_of(row)] = code
         counts = np.bincount(tag_of[1:], minlength=len(TAGS) + 1)
         granted, held = int(counts[2]), int(counts[3])
@@ -215,9 +215,6 @@ class KVManager:
     def row_gauges(self) -> dict[PageState, int]:
         counts = Counter(record.tag for record in self._records.values())
         return {PageState.FREE: self.rows.num_free} | {tag: counts[tag] for tag in TAGS}
-
-    def _rows_tagged(self, tag: Tag) -> list[int]:
-        return [row for row, record in self._records.items() if record.tag == tag]
 
     def _record(self, row: int) -> RowRecord:
         record = self._records.get(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import (
@@ -89,12 +89,14 @@ class RequestMetrics:
         self._recomputed = Counter(
             "baton_recomputed_tokens_total", "Tokens computed again for resumed streams", registry=registry
         )
-        self._replayed = Counter(
+        self.replayed: Callable[[], None] = Counter(
             "baton_replayed_answers_total", "Answers sent again for an Idempotency-Key", registry=registry
-        )
+        ).inc
         self._open = Gauge("baton_open_requests", "Requests that are not answered yet", registry=registry)
-        self._ttft = latency(registry, "baton_ttft_seconds", "From a request's arrival to its first token")
-        self._itl = latency(registry, "baton_itl_seconds", "Between two tokens of one request")
+        ttft = latency(registry, "baton_ttft_seconds", "From a request's arrival to its first token")
+        itl = latency(registry, "baton_itl_seconds", "Between two tokens of one request")
+        self.first_token: Callable[[float], None] = ttft.observe
+        self.next_token: Callable[[float], None] = itl.observe
         self._e2e = latency(registry, "baton_e2e_seconds", "From a request's arrival to its end")
 
     def ignored_field(self, field: str) -> None:
@@ -105,21 +107,12 @@ class RequestMetrics:
         self._continued.inc()
         self._recomputed.inc(num_recomputed)
 
-    def replayed(self) -> None:
-        self._replayed.inc()
-
     def started(self) -> None:
         self._open.inc()
 
     def for_model(self, name: str) -> None:
         """`name`: of the model or of an adapter, never one that the router does not serve."""
         self._models.labels(name).inc()
-
-    def first_token(self, seconds: float) -> None:
-        self._ttft.observe(seconds)
-
-    def next_token(self, seconds: float) -> None:
-        self._itl.observe(seconds)
 
     def ended(self, outcome: str, seconds: float) -> None:
         """`outcome`: one of our finish reasons or error codes, never a client's text."""
@@ -219,10 +212,11 @@ class ClusterMetrics:
             short: latency(registry, name, help, ["node"]) for short, (name, help) in NODE_HISTOGRAMS.items()
         }
         self._queues = latency(registry, *QUEUE_METRIC, ["stage"])
-        self._resumed = Counter("baton_resumed_total", "Attempts after the first, at any request", registry=registry)
-        self._moved = Counter(
+        resumed = Counter("baton_resumed_total", "Attempts after the first, at any request", registry=registry)
+        self.resumed: Callable[[int], None] = resumed.inc
+        self.moved: Callable[[int], None] = Counter(
             "baton_moved_total", "Requests moved from a decode node without memory to another", registry=registry
-        )
+        ).inc
         self._by_cost = Counter(
             "baton_started_by_cost_total",
             "Requests that began on their decode node because a hand-off would have cost more, as measured",
@@ -254,12 +248,6 @@ class ClusterMetrics:
 
     def count(self, node: str, name: str, amount: float) -> None:
         self._counter(node, name).inc(amount)
-
-    def resumed(self, count: int) -> None:
-        self._resumed.inc(count)
-
-    def moved(self, count: int) -> None:
-        self._moved.inc(count)
 
     def started_by_cost(self, count: int) -> None:
         self._by_cost.inc(count)

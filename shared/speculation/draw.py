@@ -89,14 +89,9 @@ class Draw:
         """
         if head.d2t is None or self._takes_largest:
             return logits, head.d2t
-        return _scattered(logits, head.d2t, self._vocab_size), None
+        full = logits.new_full((len(logits), self._vocab_size), -torch.inf)
+        return full.index_copy_(1, head.d2t, logits), None
 
 
 def _target_ids(places: torch.Tensor, words: torch.Tensor | None) -> torch.Tensor:
     return places if words is None else words[places]
-
-
-def _scattered(logits: torch.Tensor, d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Spread logits (N, Vd), one per draft id, to (N, vocab_size)."""
-    full = logits.new_full((len(logits), vocab_size), -torch.inf)
-    return full.index_copy_(1, d2t, logits)

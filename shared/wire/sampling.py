@@ -60,12 +60,8 @@ def sampling_to_wire(sampling: SamplingParams) -> Sampling:
 def version_for(sampling: SamplingParams) -> int:
     """Return the first protocol that knows all parameters which the request uses. An earlier node would skip some."""
     rows = ((row.partition("."), since) for row, since in SINCE.items())
-    used = (since for (kind, _, name), since in rows if kind == "Sampling" and _uses(sampling, name))
-    return max(used, default=0)
-
-
-def _uses(sampling: SamplingParams, name: str) -> bool:
-    return bool(getattr(sampling, name) != BY_NAME[name].neutral)
+    own = ((name, since) for (kind, _, name), since in rows if kind == "Sampling")
+    return max((since for name, since in own if getattr(sampling, name) != BY_NAME[name].neutral), default=0)
 
 
 def sampling_of(wire: Sampling) -> SamplingParams:

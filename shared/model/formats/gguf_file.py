@@ -59,7 +59,9 @@ class GgufFile:
             biases=tuple(name for name in "qkvo" if file_name(f"layers.0.{name}_bias") in self._tensors),
         )
         try:
-            self.config: LlamaConfig = config_from_gguf(read_pairs(self.parts[0], _is_described), facts)
+            # merges and scores are not needed here, and long
+            pairs = read_pairs(self.parts[0], lambda key: not key.endswith((".merges", ".scores")))
+            self.config: LlamaConfig = config_from_gguf(pairs, facts)
         except (TypeError, ValueError, ArithmeticError) as error:
             raise ConfigError(f"{path}: wrong field in the header: {error}") from error
         self._has_long_context = (max_context or self.config.max_context) > self.config.rope.original_context
@@ -157,10 +159,6 @@ class GgufFile:
         because keys differ with them."""
         is_long = self._places.get("rope_factors") == TensorPlace(LONG_FACTORS)
         return hash_files(self.parts) + (" long rope" if is_long else "")
-
-
-def _is_described(key: str) -> bool:
-    return not key.endswith((".merges", ".scores"))  # not needed here, and long
 
 
 def _reader(path: Path) -> gguf.GGUFReader:

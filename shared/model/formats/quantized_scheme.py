@@ -100,10 +100,6 @@ def _gptq(raw: Raw) -> Scheme:
     return Scheme("gptq", f"GPTQ {bits} bits{order}", bits=(bits,), zeros_less_one=version == "gptq")
 
 
-def _mxfp4(raw: Raw) -> Scheme:
-    return Scheme("mxfp4", "MXFP4")
-
-
 def _compressed(raw: Raw) -> Scheme:
     _refuse_fields(raw, "transform_config")
     _need(raw.get("sparsity_config") or {}, "format", ["dense"], "dense")
@@ -146,5 +142,5 @@ READERS: Mapping[str, Callable[[Raw], Scheme]] = {
     "compressed-tensors": _compressed,
     "awq": _awq,
     "gptq": _gptq,
-    "mxfp4": _mxfp4,
+    "mxfp4": lambda raw: Scheme("mxfp4", "MXFP4"),
 }

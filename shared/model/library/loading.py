@@ -121,18 +121,15 @@ def division_of(
 def check_memory(files: TensorFiles, num_bytes: int, options: LoadOptions) -> None:
     """Raise ConfigError if weights of `num_bytes` don't fit, on the device or on their way there."""
     is_widened = isinstance(files, QuantizedFiles)
-    on_host = 2 * num_bytes if is_widened and merges_tensors(files) else num_bytes
+    # the library merges experts' tensors, so that widened ones are there twice for a while
+    is_twice = is_widened and any(".experts." in name for name in files.names())
+    on_host = 2 * num_bytes if is_twice else num_bytes
     if options.memory is None:
         options.check_memory(on_host)
         return
     options.check_memory(num_bytes)
     if is_widened:  # in the host's memory, while plain tensors come from the mapped files
         replace(options, memory=None).check_memory(on_host)
-
-
-def merges_tensors(files: TensorFiles) -> bool:
-    """Return whether the library merges tensors, so that widened ones are there twice for a while."""
-    return any(".experts." in name for name in files.names())
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ class NetworkParts:
         if style.owns_ids:
             return lambda ids: self.group.sum(self._own_rows(inner, ids, len(module.get_parameter("weight"))))
         if style.output == "join":
-            return lambda x: self._join(inner(x))
+            return lambda x: torch.cat(list(self.group.stack(inner(x))), dim=-1)
         if style.output == "sum" and isinstance(module, nn.Linear):
             return lambda x: self._product(module, self._own_columns(x) if style.takes_share else x)
         if style.output == "sum":
@@ -117,6 +117,3 @@ class NetworkParts:
 
     def _own_columns(self, x: torch.Tensor) -> torch.Tensor:
         return x.chunk(self.group.size, dim=-1)[self.group.rank]
-
-    def _join(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat(list(self.group.stack(x)), dim=-1)

@@ -29,7 +29,7 @@ from shared.model.formats.packed_file import MappedFile, PackedWriter
 from shared.model.formats.packed_folder import PackedKey, PackedRefused
 from shared.model.math.kernels import Kernels, Packing
 from shared.model.math.progress import with_progress
-from shared.model.math.weights import IN_BLOCKS, products_of, read_product
+from shared.model.math.weights import HEAD, IN_BLOCKS, products_of, read_product
 
 _log = logging.getLogger(__name__)
 EMBED = "embed"
@@ -116,7 +116,7 @@ def write_weights(writer: PackedWriter, opened: OpenedModel, packing: Packing, k
     source, dtype, form = opened.source, opened.dtype, opened.options.formats.weights
     for product in with_progress(products_of(source.config), _log, "packing weights, once for this machine"):
         weight, bias = read_product(source, product, dtype, CPU, form)
-        packed = packing.pack(weight, bias, product.is_head)
+        packed = packing.pack(weight, bias, product.name == HEAD)
         if packed is not None:
             add_product(writer, product.name, packed)
     add_tensor(writer, EMBED, source.tensor(EMBED).to(dtype))

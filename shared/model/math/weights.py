@@ -56,10 +56,6 @@ class Product:
     tensors: tuple[str, ...]
     biases: tuple[str, ...] = ()
 
-    @property
-    def is_head(self) -> bool:
-        return self.name == HEAD
-
 
 HEAD = "head"
 OF_FILES = ("file", "codes")  # formats that need a GGUF file's blocks

@@ -88,7 +88,8 @@ class Node:
         return self.ctx.outbox.take_messages()
 
     def go_on(self, now: float) -> list[Dial | Outgoing | HangUp]:
-        self._expire(now)
+        self.ctx.core.queues.expire(now)
+        self.ctx.tombstones.expire(now)
         if self.adapters.go_on(now):
             self.membership.say_hello_again(now)
             self.next_heartbeat = now
@@ -303,7 +304,8 @@ class Node:
         else:
             here = self._hand_over(generate, requests, now) if generate.decode_node else requests
             for req in here:
-                self._submit(req, now)
+                self._waiting_since[req.key] = (req, now)
+                self.ctx.core.submit(req)
             if here and generate.source is not None:
                 self.side.bring_prefix(generate, here[0], now)
 
@@ -322,10 +324,6 @@ class Node:
             return Overloaded(f"{self.ctx.facts.node_id} has too many requests waiting")
         return self.ctx.missing_adapter(requests[0]) or next(filter(None, map(self.ctx.bad_ids, requests)), None)
 
-    def _submit(self, req: Request, now: float) -> None:
-        self._waiting_since[req.key] = (req, now)
-        self.ctx.core.submit(req)
-
     def _abort(self, abort: Abort, now: float) -> None:
         key = key_of(abort.key)
         self.ctx.tombstones.bury(key, now, abort.all_sequences)
@@ -341,10 +339,6 @@ class Node:
         self.ctx.core.abort(key)
 
     # ---- time
-
-    def _expire(self, now: float) -> None:
-        self.ctx.core.queues.expire(now)
-        self.ctx.tombstones.expire(now)
 
     def _note_started(self, now: float) -> None:
         """Measure how long started requests were WAITING, and report these requests to their routers.
@@ -373,7 +367,8 @@ class Node:
         if not links:
             return
         self._watch.count()
-        self._count_wire()
+        for name, amount in self._wire.take(self.ctx.wire_counts).items():
+            self.ctx.metrics.count(name, amount)
         load = node_load(self.ctx.core, self.ctx.metrics, self.side.outside(), self.side.hands_over(), self.ctx.cores())
         facts, leaving, shares = self.ctx.facts, self.ctx.leaving, LoadShares(self.ctx.core, self.side.outside())
         lacks, orders = self.membership.lacking(), self.adapters.orders()
@@ -394,7 +389,3 @@ class Node:
             self.ctx.outbox.send(link.peer, beat)
         for peer, message in self._spendings.news(links):
             self.ctx.outbox.send(peer, message)
-
-    def _count_wire(self) -> None:
-        for name, amount in self._wire.take(self.ctx.wire_counts).items():
-            self.ctx.metrics.count(name, amount)

@@ -49,17 +49,14 @@ def files_of_model(model: str, spec: SpecConfig) -> list[Path]:
     source = resolve_model(model)
     if source.path is None:
         return []
-    files = folder_files(source.path) if source.kind is ModelKind.HF_FOLDER else part_files(source.path)
+    is_folder = source.kind is ModelKind.HF_FOLDER
+    files = folder_files(source.path) if is_folder else list(map(Path, part_names(str(source.path))))
     has_own_head = spec.spec == "eagle" and spec.spec_head != "auto"
     return files + (folder_files(Path(spec.spec_head).expanduser()) if has_own_head else [])
 
 
 def folder_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
-
-
-def part_files(gguf: Path) -> list[Path]:
-    return [Path(name) for name in part_names(str(gguf))]
 
 
 def stamp_of(path: str) -> Stamp:

@@ -81,10 +81,6 @@ def new_pair() -> KeyPair:
     return KeyPair(z85.decode(public), z85.decode(secret))
 
 
-def pair_of(secret: bytes) -> KeyPair:
-    return KeyPair(z85.decode(zmq.curve_public(z85.encode(secret))), secret)
-
-
 def check_name(name: str) -> str:
     if not NAME.fullmatch(name) or name == ALLOWED:
         raise ConfigError(f"{name!r} can't name a key: use at most 64 letters, digits, '.', '_' and '-'")
@@ -127,7 +123,8 @@ def read_allowed(folder: Path) -> AllowedKeys:
 
 def read_pair(folder: Path, name: str, suffix: str = SECRET) -> KeyPair:
     path = folder / (check_name(name) + suffix)
-    return pair_of(parse_key(read_private(path).strip(), path))
+    secret = parse_key(read_private(path).strip(), path)
+    return KeyPair(z85.decode(zmq.curve_public(z85.encode(secret))), secret)
 
 
 def names_with_secret(folder: Path) -> list[str]:
