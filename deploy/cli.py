@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from baton_serve import __version__
@@ -20,12 +21,12 @@ from deploy.hub.local_model import with_local_model, with_local_text
 from deploy.ray import command as on_ray
 from deploy.tools import ask, cache, trace
 from deploy.tools.certify import command as certify
-from deploy.tools.doctor import command as doctor
-from deploy.tools.generate import command as generate
+from deploy.tools.doctor import settings as doctor
+from deploy.tools.generate import options as generate
 from deploy.tools.head import command as head
-from deploy.tools.load import command as load_test
-from deploy.tools.plan import command as plan
+from deploy.tools.plan import options as plan
 from deploy.tools.prove import command as prove
+from deploy.tools.traffic import options as load_test
 from shared.config import core_plan
 from shared.config.flags import Values, add_flags, given_values
 from shared.config.load import load
@@ -130,54 +131,33 @@ class ToolCommand:
     run: Callable[[argparse.Namespace], int]
 
 
+def tool(help: str, module: ModuleType, run_in: str = "") -> ToolCommand:
+    """`module`: has the tool's description, arguments and, without `run_in`, its `run`. `run_in`: the module that has
+    `run`, imported late because it loads what other commands must not: torch and numpy before cores are assigned."""
+    run = (lambda args: int(importlib.import_module(run_in).run(args))) if run_in else module.run
+    return ToolCommand(help, module.DESCRIPTION, module.add_arguments, run)
+
+
 TOOLS = {
     "ask": ToolCommand("ask one question in the terminal", ask.ASK, ask.add_ask_arguments, ask.ask),
     "chat": ToolCommand("a conversation in the terminal", ask.CHAT, ask.add_arguments, ask.chat),
-    "admin": ToolCommand(
-        "show nodes, drain or restart them, change their role", admin.EXAMPLES, admin.add_arguments, admin.run
-    ),
-    "trace": ToolCommand(
-        "record what the nodes' streams do, as one file for Perfetto",
-        trace.DESCRIPTION,
-        trace.add_arguments,
-        trace.run,
-    ),
-    "cache": ToolCommand(
-        "list and remove packed weights, which nodes keep on disk", cache.DESCRIPTION, cache.add_arguments, cache.run
-    ),
-    "doctor": ToolCommand(
-        "find faults of a cluster and this machine, and remedies",
-        doctor.DESCRIPTION,
-        doctor.add_arguments,
-        doctor.run,
-    ),
-    "generate": ToolCommand(
-        "answer a file of requests, offline; can resume",
-        generate.DESCRIPTION,
-        generate.add_arguments,
-        generate.run,
-    ),
-    "head": ToolCommand("measure draft heads", head.DESCRIPTION, head.add_arguments, head.run),
-    "keys": ToolCommand(
-        "make, show, rotate and remove the keys of a cluster", keys.DESCRIPTION, keys.add_arguments, keys.run
-    ),
-    "load": ToolCommand(
-        "load any OpenAI-compatible server, and check its answers",
-        load_test.DESCRIPTION,
-        load_test.add_arguments,
-        load_test.run,
-    ),
-    "plan": ToolCommand(
-        "find how many prefill and decode nodes to run", plan.DESCRIPTION, plan.add_arguments, plan.run
-    ),
-    "prove": ToolCommand("check token equality on your own model", prove.DESCRIPTION, prove.add_arguments, prove.run),
+    "admin": tool("show nodes, drain or restart them, change their role", admin),
+    "trace": tool("record what the nodes' streams do, as one file for Perfetto", trace),
+    "cache": tool("list and remove packed weights, which nodes keep on disk", cache),
+    "doctor": tool("find faults of a cluster and this machine, and remedies", doctor, "deploy.tools.doctor.visit"),
+    "generate": tool("answer a file of requests, offline; can resume", generate, "deploy.tools.generate.batch"),
+    "head": tool("measure draft heads", head),
+    "keys": tool("make, show, rotate and remove the keys of a cluster", keys),
+    "load": tool("load any OpenAI-compatible server, and check its answers", load_test, "deploy.tools.load.harness"),
+    "plan": tool("find how many prefill and decode nodes to run", plan, "deploy.tools.plan.run"),
+    "prove": tool("check token equality on your own model", prove),
     "replay": ToolCommand(
         "compute certified answers again, and compare", certify.REPLAY, certify.add_replay_arguments, certify.replay
     ),
     "verify": ToolCommand(
         "check certificates of answers, offline", certify.VERIFY, certify.add_verify_arguments, certify.verify
     ),
-    "ray": ToolCommand("run a cluster on Ray: up, status, down", on_ray.DESCRIPTION, on_ray.add_arguments, on_ray.run),
+    "ray": tool("run a cluster on Ray: up, status, down", on_ray),
 }
 
 

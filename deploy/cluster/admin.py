@@ -33,7 +33,7 @@ from shared.wire.keys.http_keys import read_key
 POLL_S = 0.2
 COLUMNS = ("node", "role", "state", "streams", "pages", "waiting", "epoch")
 
-EXAMPLES = """\
+DESCRIPTION = """\
 baton admin: show the nodes of a running cluster, drain or restart them, or change their role. No request fails: if a
 leaving node does not finish a request in time, another node continues it with the same tokens.
 
