@@ -15,12 +15,21 @@ from shared.core.errors import IntegrityError
 from shared.device.clock import Clock, Mark, StillClock
 from shared.device.events import Event, StreamSkipped, Ticket
 from shared.engine.boundary import Boundary, HostCopy, Packed
-from shared.engine.carry import Carry
+from shared.engine.forward_batch import ForwardBatch
 from shared.engine.masks import HostDrafts, StepMasks, named_drafts, read_drafts
 from shared.engine.plan import Admission, StepPlan, StepResult
 from shared.engine.results import read_result
 from shared.engine.verify import Drafts
-from shared.model.math.interface import LayerMarks
+from shared.model.math.interface import Carried, LayerMarks, ModelOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """What a step's forward leaves for its sampling. Each pipeline stage replaces it."""
+
+    fb: ForwardBatch
+    output: Carried | ModelOutput  # a ModelOutput after the last stage
+    drafts: Drafts | None
 
 
 class StepTimes:

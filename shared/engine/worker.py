@@ -17,18 +17,15 @@ import torch
 
 from shared.core.held_result import release
 from shared.engine.boundary import Boundary, Packed, SameMemory
-from shared.engine.carry import Carry
-from shared.engine.compact import compact
 from shared.engine.drafter import Drafter
-from shared.engine.forced import with_forced
 from shared.engine.forward_batch import ForwardBatch, resolve_forward_inputs
 from shared.engine.future_map import FutureIndices, FutureMap
-from shared.engine.lease import StepLease
+from shared.engine.lease import Carry, StepLease
 from shared.engine.plan import StepPlan
 from shared.engine.results import named_results
 from shared.engine.scores import take_scores
 from shared.engine.verify import Drafts, Verified, verify
-from shared.engine.window import counted_tokens, lay_out
+from shared.engine.window import compact, counted_tokens, lay_out, with_forced
 from shared.kv.pool import KVPool
 from shared.model.math.interface import Carried, Model, ModelInputs, ModelOutput
 from shared.sample.interface import DeviceMasks, SampleOutput, SamplingBatch, TokenMasks

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 
 from shared.engine.drafter import Drafter
-from shared.engine.forced import merge
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.engine.verify import Drafts, Verified
+from shared.engine.window import merge
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.math.interface import ModelOutput

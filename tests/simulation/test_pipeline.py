@@ -12,7 +12,7 @@ from shared.core.errors import ConfigError
 from shared.device.streams import make_streams
 from shared.engine.transfer_jobs import TransferJobs
 from shared.model.hashlm.model import HashLM
-from shared.model.hashlm.stages import split
+from shared.model.hashlm.shard import split
 from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.sched.steps.events import ChunkReady, PrefillDone
 from shared.sched.steps.prebuilt import Arrival

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shared.engine.forced import merge
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.verify import Drafts
+from shared.engine.window import merge
 from shared.speculation.copying import CopyingDrafter
 from shared.speculation.ngram import LONGEST_MATCH
 from tests.support.cores.core_rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local

@@ -18,9 +18,8 @@ from pathlib import Path
 import msgspec
 
 from deploy.tools.plan.fit import fit
-from deploy.tools.plan.measured_steps import MeasuredSteps
 from deploy.tools.plan.path import measure_path
-from deploy.tools.plan.profile import NodeProfile, Profile, ProfiledCosts
+from deploy.tools.plan.profile import MeasuredSteps, NodeProfile, Profile, ProfiledCosts
 from shared.config.core_plan import CorePlan
 from shared.config.flags import to_argv
 from shared.config.processes import NodeProcessConfig

@@ -31,6 +31,17 @@ class StepShape:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """What the measuring process writes for its parent, which does not load torch."""
+
+    shapes: list[StepShape]
+    seconds: list[float]
+    num_pages: int
+    max_context: int
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProfiledCosts:
     """Costs in seconds. `knots` ascend. Outside of the knots, the first and the last segment of `rise` continue."""
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from deploy.tools.plan.measured_steps import MeasuredSteps
-from deploy.tools.plan.profile import StepShape
+from deploy.tools.plan.profile import MeasuredSteps, StepShape
 from shared.config.processes import NodeProcessConfig
 from shared.core.keys import RequestKey
 from shared.core.request import Request

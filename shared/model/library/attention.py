@@ -31,8 +31,7 @@ from shared.kernel.attention.attention import (
 from shared.kv.pool import KVPool
 from shared.model.library.latents import LatentWeights
 from shared.model.library.layer_pages import PagesOfLayer, ReadKeys
-from shared.model.library.layer_places import LayerShape, ModelPlaces, places_of
-from shared.model.library.scoring import Scoring
+from shared.model.library.layer_places import LayerShape, ModelPlaces, Scoring, places_of
 from shared.model.math.interface import LayerMarks
 
 if TYPE_CHECKING:  # it imports numba

@@ -17,8 +17,7 @@ from shared.kernel.attention.attention import AttentionInputs
 from shared.kv.pool import KVPool
 from shared.model.library.attention import PagedAttention, StepRows, joined_rows
 from shared.model.library.layer_pages import PagesOfLayer, ReadKeys
-from shared.model.library.layer_places import LayerShape, ModelPlaces
-from shared.model.library.scoring import Scoring
+from shared.model.library.layer_places import LayerShape, ModelPlaces, Scoring
 from shared.model.math.interface import LayerMarks
 
 if TYPE_CHECKING:

@@ -26,6 +26,19 @@ class LatentHeads:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer turns products of queries and keys into weights."""
+
+    scale: float
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    sinks: torch.Tensor | None = None  # (heads,): a score without a value, in each softmax
+
+    @property
+    def is_plain(self) -> bool:
+        return self.softcap is None and self.sinks is None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerShape:
     """What a layer keeps per token, and how many tokens it reads (0: all), its own included.
 

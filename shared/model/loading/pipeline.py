@@ -20,7 +20,7 @@ from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.formats.opened import EncoderFolder, LibraryFolder, LoadOptions, OpenedModel, open_named
 from shared.model.hashlm.model import HashLM
-from shared.model.hashlm.stages import split
+from shared.model.hashlm.shard import split
 from shared.model.llama.lora import LlamaLike
 from shared.model.loading.load import build_spans, warm_up
 from shared.model.math.interface import Carried, Model, ModelInputs, ModelOutput, Stage

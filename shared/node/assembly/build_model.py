@@ -11,19 +11,20 @@ from shared.config.models.vocab_bytes import Vocabulary
 from shared.config.models.vocabulary import read_vocabulary
 from shared.config.processes import WITHOUT_GPU, NodeParts, check_parts_on_gpu
 from shared.core.errors import ConfigError
-from shared.device.gpu import Gpu
+from shared.device.gpu import Gpu, MemoryInfo
 from shared.device.group import RankGroup
 from shared.device.malloc import give_freed_memory_back
 from shared.device.torch_cuda import TorchCuda
 from shared.engine.drafter import Drafter
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars, NoGrammars
-from shared.model.formats.packed_folder import PackedFolder
+from shared.model.formats.opened import LoadOptions
+from shared.model.formats.packed_folder import PackedFolder, packed_of
 from shared.model.loading.load import load_model, why_not_on_gpus, why_on_cpu
 from shared.model.math.interface import Model, ModelSpec, Stage
+from shared.model.math.kernels import Formats
 from shared.node.assembly.attention_choice import library_attention
 from shared.node.assembly.gpu_memory import TOO_LARGE, explained
-from shared.node.assembly.load_options import load_options
 from shared.node.machine.cores import NodeCores
 from shared.observe.log import Logger
 from shared.speculation.drafters import make_drafter
@@ -146,3 +147,27 @@ def why_unfit(vocabulary: Vocabulary, spec: ModelSpec) -> str:
         return "no token ends this model's answers"
     own, models = len(vocabulary.tokens), spec.vocab_size
     return "" if own == models else f"the model has {models} tokens, and its tokenizer {own}"
+
+
+def load_options(parts: NodeParts, cores: NodeCores | None = None, memory: MemoryInfo | None = None) -> LoadOptions:
+    """Turn the node's settings into options to load its model. `memory`: the memory of the model's GPU."""
+    wanted = parts.model
+    formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
+    kernels = "fixed" if parts.sched.deterministic else "auto"
+    packed = packed_of(parts.memory.packed_bytes)
+    options = LoadOptions(
+        wanted.dtype,
+        wanted.max_context,
+        adapters=wanted.adapters,
+        lora_slots=parts.adapters.num_spare,
+        formats=formats,
+        packed=packed,
+        library=wanted.model_library,
+        memory=memory,
+        kernels=kernels,
+    )
+    if cores is None:
+        return options
+    if parts.parallel.pp > 1:  # stages compute at the same time, each with its own team
+        return replace(options, threads=cores.threads)
+    return replace(options, team=cores.team)

@@ -20,7 +20,7 @@ from shared.grammar.grammars import Grammars, NoGrammars
 from shared.kv.pool import KVPool
 from shared.model.hashlm.draft import HashDraft
 from shared.model.hashlm.model import HashLM
-from shared.model.hashlm.stages import split
+from shared.model.hashlm.shard import split
 from shared.model.math.interface import AdapterSpec, Carried, Model, ModelInputs, Stage
 from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.node.records.core import NodeCore

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from router.dispatch.dispatcher import DispatchLimits
+from router.fleet.figures import FRESH_S, PullFigures
 from router.fleet.leaving import By, Leaving
-from router.fleet.pull_cost import FRESH_S, PullFigures
 from router.fleet.registry import RegisteredNode
 from router.policy.sources import PrefixSources
 from router.requests.effects import Effects

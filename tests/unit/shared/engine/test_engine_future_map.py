@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from shared.core.errors import IntegrityError
 from shared.device.events import Event
-from shared.engine.carry import Carry
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
-from shared.engine.lease import StepLease
+from shared.engine.lease import Carry, StepLease
 from shared.engine.plan import Admission, HistorySeed
 from shared.model.math.interface import ModelOutput
 from tests.support.cores.simulated_streams import World

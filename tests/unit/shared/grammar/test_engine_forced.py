@@ -11,8 +11,8 @@ import torch
 from llguidance import LLMatcher
 
 from shared.core.sampling_params import SamplingParams
-from shared.engine.forced import with_forced
 from shared.engine.verify import Drafts
+from shared.engine.window import with_forced
 from tests.support.cores.core_rig import CoreKnobs, Job, assert_streams, assert_whole, make_core
 from tests.support.cores.step_counts import results_of, run_until_still, tokens_of
 from tests.support.oracles.grammar_oracle import following, make_grammars

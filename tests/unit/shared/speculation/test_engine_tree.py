@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.engine.compact import compact
 from shared.engine.plan import StepPlan
 from shared.engine.verify import Drafts, Verified, in_order, last_token_idx, next_ids, verify
-from shared.engine.window import counted_tokens, lay_out
+from shared.engine.window import compact, counted_tokens, lay_out
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.math.interface import ModelOutput

@@ -15,9 +15,8 @@ from shared.kv.layout import page_bytes
 from shared.model.library.attention import attend_rows
 from shared.model.library.check import compared_positions, own_logits, paged_logits
 from shared.model.library.latents import LatentWeights
-from shared.model.library.layer_places import LatentHeads, LayerShape, places_of
+from shared.model.library.layer_places import LatentHeads, LayerShape, Scoring, places_of
 from shared.model.library.model import LibraryModel
-from shared.model.library.scoring import Scoring
 from shared.node.assembly.fingerprint import difference, make_fingerprint
 from tests.support.models.library_families import load, save
 
