@@ -43,13 +43,8 @@ def submit(core: NodeCore, batch: int, num_out: int, prompt_tokens: int) -> None
     for i in range(batch):
         key = RequestKey("bench", 1, f"r{time.monotonic_ns()}", 0, i)
         prompt = rng.integers(100, 40_000, prompt_tokens).astype(np.int64)
-        core.scheduler.intake.submit(
-            Request(key._replace(seq_index=0, rid=f"{key.rid}.{i}"), prompt, _greedy(num_out), 0, i)
-        )
-
-
-def _greedy(num_out: int) -> SamplingParams:
-    return SamplingParams(max_tokens=num_out, temperature=0.0)
+        greedy = SamplingParams(max_tokens=num_out, temperature=0.0)
+        core.submit(Request(key._replace(seq_index=0, rid=f"{key.rid}.{i}"), prompt, greedy, 0, i))
 
 
 def run_dry(core: NodeCore, batch: int) -> tuple[float, float]:

@@ -136,10 +136,6 @@ def thrash(seed: int = 1) -> list[Answer]:
     return [Answer(rng.randrange(40, 440), 440) for _ in range(128)]
 
 
-def equal() -> list[Answer]:
-    return [Answer(400, 440) for _ in range(128)]
-
-
 def two_tenants(known: bool = True) -> list[Answer]:
     """Every second request has a short answer. `known`: whether the node can tell the tenants apart."""
     rng = random.Random(7)
@@ -166,7 +162,7 @@ def unbounded() -> list[Answer]:
 
 LOADS: dict[str, Callable[[], list[Answer]]] = {
     "thrash": thrash,
-    "equal": equal,
+    "equal": lambda: [Answer(400, 440) for _ in range(128)],
     "two tenants": two_tenants,
     "two tenants, unknown": lambda: two_tenants(known=False),
     "changing": changing,

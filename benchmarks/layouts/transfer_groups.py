@@ -27,7 +27,6 @@ from shared.core.errors import HandoffFailed
 from shared.device.malloc import keep_freed_memory
 from shared.node.loop.group_table import END_S, WINDOW
 from shared.transfer.group_thread import GroupThread
-from shared.transfer.interface import PageSet
 from shared.transfer.link_store import LinkStore
 from shared.transfer.staged import StagedReceiver, StagedSender
 from shared.transfer.torch_groups import RECEIVER, SENDER, GlooGroup
@@ -109,7 +108,7 @@ class Receiver:
         self._receiver = StagedReceiver("gloo", self.pool)
         self._order = 0
         described = StagedSender("gloo", self.pool).describe(range(1, num_pages + 1))  # both pools hold the same
-        self._readies = [part.ready(KEY, 1, 0) for part in split(described)]
+        self._readies = [part.ready(KEY, 1, 0) for part in described.split(PAGES_PER_READY)]
 
     def bare(self, n: int) -> None:
         self._ends.links.send(self._ends.peer, Take(BARE_GROUP, 0, [n], 0, 0))
@@ -135,10 +134,6 @@ class Receiver:
             self._order += 1
             self._ends.staged.post(self._receiver.make_staging(ready))
             asked.append(ready)
-
-
-def split(pages: PageSet) -> list[PageSet]:
-    return pages.split(PAGES_PER_READY)
 
 
 def measure(receiver: Receiver, sizes_mib: list[int], rounds: int) -> dict[str, dict[str, float]]:

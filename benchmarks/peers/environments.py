@@ -60,7 +60,8 @@ def vllm() -> Path:
 def smg() -> Path:
     """Return the folder that holds smg's command. Raise NotInstalled."""
     folder = PEERS / "smg"
-    make_once(folder, SMG_PACKAGE, install_smg)
+    install = ("-m", "pip", "install", "--quiet", SMG_PACKAGE)
+    make_once(folder, SMG_PACKAGE, lambda folder: run_installer([str(make_venv(folder) / "python"), *install]))
     return folder / "venv" / "bin"
 
 
@@ -114,10 +115,6 @@ def install_vllm(folder: Path) -> None:
     imports = subprocess.run([python, "-c", "import vllm"], capture_output=True, text=True)
     if imports.returncode:
         raise NotInstalled(f"it can't be imported: {imports.stderr.strip().rsplit(chr(10), 1)[-1]}")
-
-
-def install_smg(folder: Path) -> None:
-    run_installer([str(make_venv(folder) / "python"), "-m", "pip", "install", "--quiet", SMG_PACKAGE])
 
 
 def make_venv(folder: Path) -> Path:

@@ -28,7 +28,7 @@ from benchmarks.report import parser_with_json, report
 from benchmarks.sse_client import Refused, Stream, stream_completion
 from deploy.cluster.own_cluster import own_cluster
 from shared.core.sampling_params import NEUTRAL
-from tests.support.clusters.metrics_page import Metrics, read_metrics, total
+from tests.support.clusters.metrics_page import read_metrics, total
 
 LEAST_SHARE = 0.9  # of the peak's tokens a second
 PROMPT_TOKENS, OUTPUT_TOKENS = 192, 64
@@ -98,10 +98,6 @@ class Load:
         return begin, end
 
 
-def resumed(metrics: Metrics) -> float:
-    return total(metrics, "baton_resumed_total")
-
-
 def states(url: str) -> dict[str, str]:
     """Return what the router thinks of each node: an open breaker shows as "avoided"."""
     with urllib.request.urlopen(f"{url}/admin/status", timeout=10) as reply:
@@ -122,7 +118,7 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, object]:
         "whole": len(busy.whole),
         "refused": dict(busy.refused),
         "failures": dict(calm.failures + busy.failures),
-        "resumed": resumed(read_metrics(url)),
+        "resumed": total(read_metrics(url), "baton_resumed_total"),
         "nodes": states(url),
     }
 

@@ -22,10 +22,6 @@ def short(value: Any) -> str:
     return blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
-def delta_of(word: str) -> Json:
-    return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}}
-
-
 def events_of(path: str, body: Json, facts: list[Any]) -> list[str]:
     """Return all events of an answer, without ids. Its words depend on seed and request alone."""
     most, name, model = int(body.get("max_tokens") or 16), short(facts), body.get("model")
@@ -42,7 +38,8 @@ def events_of(path: str, body: Json, facts: list[Any]) -> list[str]:
     message |= {"stop_reason": None, "usage": {"input_tokens": 1, "output_tokens": 0}}
     told: list[Json] = [{"type": "message_start", "message": message}]
     told += [{"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}]
-    told += [delta_of(word) for word in words]
+    deltas = [{"type": "text_delta", "text": word} for word in words]
+    told += [{"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas]
     told += [{"type": "content_block_stop", "index": 0}]
     told += [{"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": most}}]
     return [f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in [*told, {"type": "message_stop"}]]

@@ -195,7 +195,7 @@ def open_named(
     options = settled(options, source, device)
     if options.formats.weights in OF_FILES and not in_blocks(source):
         raise ConfigError(f"--weight-dtype {options.formats.weights}: {path} has plain numbers: take auto or int8")
-    context = context_of(source, options.max_context)
+    context = context_of(source.config.max_context, options.max_context)
     folders = {name: LoraFolder(Path(own).expanduser(), source.config) for name, own in options.adapters.items()}
     return OpenedModel(source, options, context, folders)
 
@@ -230,7 +230,8 @@ def _is_too_large(source: SafetensorsFolder, options: LoadOptions) -> bool:
     two nodes of one machine could decide differently."""
     if source.quantised is None:
         return False
-    memory, context = options.memory or _host_memory(), context_of(source, options.max_context)
+    context = context_of(source.config.max_context, options.max_context)
+    memory = options.memory or _host_memory()
     return weights_bytes(source.config, torch.bfloat16, context) > memory.total_bytes
 
 
@@ -252,8 +253,7 @@ def open_model(path: Path, max_context: int = 0) -> TensorSource:
     return SafetensorsFolder(path) if path.is_dir() else GgufFile(path, max_context)
 
 
-def context_of(source: TensorSource, asked: int) -> int:
-    limit = source.config.max_context
+def context_of(limit: int, asked: int) -> int:
     if asked > limit:
         raise ConfigError(f"--max-context is {asked}; this model was made for at most {limit}")
     return asked or limit

@@ -25,7 +25,7 @@ from shared.core.errors import BatonError, ConfigError
 from shared.device.group import RankGroup
 from shared.kernel.product.libraries import has_triton
 from shared.model.formats.hf_config import folder_name, vocab_size_of
-from shared.model.formats.opened import DTYPES, LoadOptions, settled
+from shared.model.formats.opened import DTYPES, LoadOptions, context_of, settled
 from shared.model.formats.quantized_folder import QuantizedFiles, open_tensors
 from shared.model.formats.tensor_files import TensorFiles
 from shared.model.library.attention import PagedAttention
@@ -69,7 +69,7 @@ def load_library_model(
     if group is None or device == "cpu":
         check_memory(files, num_bytes, options)
     limit = max_context_of(folder, config)
-    context = context_of(options, limit)
+    context = context_of(limit, options.max_context)
     with explained(path, "load it"):
         division = None if group is None else division_of(files, config, options, group, device)
         network = read_network(files, config, DTYPES[dtype], division)
@@ -183,12 +183,6 @@ def max_context_of(folder: ModelFolder, config: PreTrainedConfig) -> int:
             # Longer texts have other frequencies, which the library takes for the whole step, and for all rows in it.
             limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
     return limit
-
-
-def context_of(options: LoadOptions, limit: int) -> int:
-    if options.max_context > limit:
-        raise ConfigError(f"--max-context is {options.max_context}; this model was made for at most {limit}")
-    return options.max_context or limit
 
 
 def spec_of(
