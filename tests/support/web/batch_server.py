@@ -36,7 +36,6 @@ class BatchServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), BatchHandler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.seen: list[str] = []
-        self.bodies: list[bytes] = []
         self.paths: Counter[str] = Counter()
         self.lock = threading.Lock()
         self.may_answer = threading.Event()
@@ -72,7 +71,6 @@ class BatchHandler(QuietHandler):
         prompt = body["messages"][0]["content"] if "messages" in body else body["prompt"]
         with self.server.lock:
             self.server.seen.append(prompt)
-            self.server.bodies.append(data)
             self.server.paths[self.path] += 1
             self.server.num_open += 1
             self.server.most_open = max(self.server.most_open, self.server.num_open)

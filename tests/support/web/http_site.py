@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import io
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import uvicorn
 import uvloop
@@ -126,22 +126,42 @@ def serve(told: Told, limits: HttpConfig | None = None, make: type[Site] = Site)
         raise AssertionError("it never happened") from None
 
 
+def answers(*parts: bytes, limits: HttpConfig | None = None, make: type[Site] = Site) -> bytes:
+    """What comes back for these parts until the server hangs up."""
+    got = b""
+
+    async def told(site: Site, port: int) -> None:
+        nonlocal got
+        got = await sent(port, *parts)
+
+    serve(told, limits, make)
+    return got
+
+
 async def sent(port: int, *parts: bytes) -> bytes:
     """All that comes back until the server hangs up; it is told to after a whole answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
+    async with dialled(port) as (reader, writer):
         for part in parts:
             writer.write(part)
             await writer.drain()
         return await reader.read()
+
+
+@contextlib.asynccontextmanager
+async def dialled(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
     finally:
-        await close(writer)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
-async def close(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
+async def until_asked(site: Site) -> None:
+    """A request is being answered."""
+    while not [one for one in site.state.connections if one.cycle is not None]:  # type: ignore[union-attr]
+        await asyncio.sleep(0)
 
 
 def status(answer: bytes) -> int:

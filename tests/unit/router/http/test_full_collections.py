@@ -86,12 +86,6 @@ def test_a_busy_router_collects_only_when_memory_doubled() -> None:
     assert due(collections, (FEW_OPEN, doubled), (FEW_OPEN, doubled)) == [True, False]
 
 
-def test_memory_of_open_streams_is_no_garbage() -> None:
-    num_open = 10_000
-    full = 2 * REST + num_open * STREAM_BYTES
-    assert due(FullCollections(), (0, REST), (num_open, full - 1), (num_open, full)) == [False, False, True]
-
-
 def test_memory_that_fell_counts_from_its_lowest() -> None:
     looks = [(FEW_OPEN, memory * REST) for memory in (4, 1, 3)]
     assert due(FullCollections(), *looks) == [False, False, True]

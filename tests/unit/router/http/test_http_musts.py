@@ -1,40 +1,15 @@
-"""Each demand of RFC 9110 and 9112 on a server like ours has a test or a reason. Tests without another place: here."""
+"""Demands of RFC 9110 and 9112 that the other tests of HTTP leave out, on real sockets."""
 
 from __future__ import annotations
-
-import ast
-import asyncio
-from pathlib import Path
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from router.http.connection import ClientGone, Connection
 from router.http.errors import MediaTypeRefused, Unauthorized, error_headers
-from tests.support.web.http_musts import RFC_9110, RFC_9112, Must
-from tests.support.web.http_site import GET, LIMIT, SLOW_READER_S, Site, sent, serve, status
+from tests.support.web.http_site import GET, LIMIT, SLOW_READER_S, Site, answers, dialled, sent, serve, status
 
-TESTS = Path(__file__).resolve().parents[3]
 LAST = b"Connection: close\r\n\r\n"
-
-
-def names_of_tests() -> set[str]:
-    files = [*TESTS.glob("unit/**/test_http_*.py"), *TESTS.glob("integration/**/test_http_*.py")]
-    trees = [ast.parse(file.read_text()) for file in files]
-    return {node.name for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-def test_each_demand_has_a_test_or_a_reason() -> None:
-    names = names_of_tests()
-    for must in (*RFC_9110, *RFC_9112):
-        assert bool(must.test) != bool(must.why_not), must
-        assert not must.test or must.test in names, must
-
-
-@pytest.mark.parametrize("musts", [RFC_9110, RFC_9112], ids=["9110", "9112"])
-def test_the_demands_are_in_the_rfc_s_order(musts: tuple[Must, ...]) -> None:
-    places = [[int(number) for number in must.section.split(".")] for must in musts]
-    assert places == sorted(places)
 
 
 class Whole(Site):
@@ -46,14 +21,7 @@ class Whole(Site):
 
 
 def answer(*parts: bytes) -> bytes:
-    got = b""
-
-    async def told(site: Site, port: int) -> None:
-        nonlocal got
-        got = await sent(port, *parts)
-
-    serve(told, make=Whole)
-    return got
+    return answers(*parts, make=Whole)
 
 
 def headers_of(got: bytes) -> list[bytes]:
@@ -90,11 +58,10 @@ def test_trailers_are_no_headers() -> None:
 )
 def test_a_body_that_ends_early_is_not_served(framing: bytes) -> None:
     async def told(site: Site, port: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\n" + framing)
-        writer.write_eof()
-        assert await reader.read() == b""
-        writer.close()
+        async with dialled(port) as (reader, writer):
+            writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\n" + framing)
+            writer.write_eof()
+            assert await reader.read() == b""
 
     serve(told, make=Whole)
 

@@ -14,7 +14,6 @@ from router.api.endpoint import Endpoint, EndpointRules
 from router.api.site.missing import NOT_SERVED, MissingPaths
 from router.api.site.routes import build_routes
 from router.http.connection import Connection
-from router.http.heads import WHOLE_SERVER
 from router.tenants.book import Tenants
 from router.tenants.keys_file import one_key
 from shared.core.errors import InvalidRequest
@@ -125,19 +124,6 @@ def test_the_server_s_end_answers_who_has_sent_half_a_body(refused: bool) -> Non
         return
     assert start["status"] == 503 and (b"connection", b"close") in start["headers"]
     assert b"this server is shutting down" in bodies[0]["body"]
-
-
-def test_the_whole_server_names_all_methods() -> None:
-    status, headers, _ = asked(whole_router(), "OPTIONS", WHOLE_SERVER)
-    assert (status, headers[b"allow"]) == (200, b"GET, HEAD, POST, DELETE, OPTIONS")
-    assert asked(whole_router(), "GET", WHOLE_SERVER)[0] == 404
-
-
-def test_a_page_s_question_is_not_answered_with_methods() -> None:
-    status, headers, _ = asked(
-        whole_router(), "OPTIONS", "/health", access_control_request_method="GET", origin="http://a"
-    )
-    assert status == 405
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score",

@@ -4,6 +4,7 @@ an application that answers with what it read."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from uvicorn.server import ServerState
 
 from router.http.protocol import MOST_AHEAD, HttpRules, LimitedProtocol
 from shared.config.settings.http_settings import HttpConfig
-from tests.support.web.http_site import GET, LIMIT, SLOW_READER_S, Site, close, sent, serve, status
+from tests.support.web.http_site import GET, LIMIT, SLOW_READER_S, Site, answers, dialled, sent, serve, status
 
 WAIT = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -40,45 +41,27 @@ def test_a_head_has_so_many_bytes(num_bytes: int, expected: int, piece: int) -> 
 
 
 def test_a_header_without_an_end_is_not_kept() -> None:
-    async def told(site: Site, port: int) -> None:
-        answer = await sent(port, GET + b"X: " + b"x" * LIMIT)
-        assert status(answer) == 431 and b'"code":"headers_too_large"' in answer
-
-    serve(told)
+    answer = answers(GET + b"X: " + b"x" * LIMIT)
+    assert status(answer) == 431 and b'"code":"headers_too_large"' in answer
 
 
 @pytest.mark.parametrize(("number", "expected"), [(8, 200), (9, 431)])
 def test_a_request_has_so_many_headers(number: int, expected: int) -> None:
-    async def told(site: Site, port: int) -> None:
-        head = GET + b"Connection: close\r\n" + b"a: b\r\n" * (number - 2) + b"\r\n"
-        assert status(await sent(port, head)) == expected
-
-    serve(told)
+    assert status(answers(GET + b"Connection: close\r\n" + b"a: b\r\n" * (number - 2) + b"\r\n")) == expected
 
 
 @pytest.mark.parametrize("rest", [b"0\r\nX: " + b"x" * 8 * LIMIT, b"1;" + b"x" * 8 * LIMIT, b"0\r\n" + b"a: b\r\n" * 9])
 def test_what_follows_or_frames_a_body_is_no_way_round(rest: bytes) -> None:
-    async def told(site: Site, port: int) -> None:
-        assert status(await sent(port, CHUNKED, rest)) == 431
-
-    serve(told)
+    assert status(answers(CHUNKED, rest)) == 431
 
 
 def test_a_body_in_tiny_chunks_is_read() -> None:
-    async def told(site: Site, port: int) -> None:
-        chunks = b"1\r\nx\r\n" * 4 * LIMIT + b"0\r\n\r\n"
-        answer = await sent(port, CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + chunks)
-        assert status(answer) == 200 and answer.endswith(str(4 * LIMIT).encode())
-
-    serve(told)
+    head = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    assert answers(head + b"1\r\nx\r\n" * 4 * LIMIT + b"0\r\n\r\n").endswith(str(4 * LIMIT).encode())
 
 
 def test_many_requests_over_one_connection_are_no_large_head() -> None:
-    async def told(site: Site, port: int) -> None:
-        answer = await sent(port, (GET + b"\r\n") * 20 + GET + b"Connection: close\r\n\r\n")
-        assert answer.count(b"200 OK") == 21
-
-    serve(told)
+    assert answers((GET + b"\r\n") * 20 + GET + b"Connection: close\r\n\r\n").count(b"200 OK") == 21
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HT", GET, b"\r\n"])
@@ -106,14 +89,11 @@ def test_an_idle_connection_that_says_a_little_is_hung_up() -> None:
     """What it says ends uvicorn's own wait for its next request."""
 
     async def told(site: Site, port: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        try:
+        async with dialled(port) as (reader, writer):
             writer.write(GET + b"\r\n")
             await reader.readuntil(b"\r\n\r\n0")
             writer.write(b"\r\n")
             assert status(await reader.read()) == 408
-        finally:
-            await close(writer)
 
     serve(told, HttpConfig(header_timeout_s=0.1))
 
@@ -121,12 +101,12 @@ def test_an_idle_connection_that_says_a_little_is_hung_up() -> None:
 @pytest.mark.parametrize(("others", "expected"), [(1, 200), (2, 503)])
 def test_so_many_connections_are_open(others: int, expected: int) -> None:
     async def told(site: Site, port: int) -> None:
-        writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(others)]
-        while len(site.state.connections) < others:
-            await asyncio.sleep(0)
-        answer = await sent(port, *([GET + b"Connection: close\r\n\r\n"] if expected == 200 else []))
-        for writer in writers:
-            await close(writer)
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(others):
+                await stack.enter_async_context(dialled(port))
+            while len(site.state.connections) < others:
+                await asyncio.sleep(0)
+            answer = await sent(port, *([GET + b"Connection: close\r\n\r\n"] if expected == 200 else []))
         assert status(answer) == expected
 
     assert serve(told, HttpConfig(max_connections=2)).metric("too_many_connections") is (expected == 503)
@@ -154,9 +134,8 @@ def test_a_request_hears_its_client_leave_with_others_behind_it(refused: bool) -
     """The defect: the newest request was told, and the work of the one before it went on to its end."""
 
     async def told(site: Site, port: int) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        try:
-            writer.write(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n" + GET + b"\r\n")
+        async with dialled(port) as (_, writer):
+            writer.write(WAIT + GET + b"\r\n")
             while not most_ahead(site):
                 await asyncio.sleep(0)
             if refused:
@@ -165,8 +144,6 @@ def test_a_request_hears_its_client_leave_with_others_behind_it(refused: bool) -
             else:
                 writer.close()
             await site.gone.wait()
-        finally:
-            await close(writer)
 
     serve(told)
 
@@ -175,8 +152,7 @@ def test_a_request_hears_its_client_leave_after_a_later_one() -> None:
     """The defect: the library stops reading at the later one."""
 
     async def told(site: Site, port: int) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        try:
+        async with dialled(port) as (_, writer):
             writer.write(WAIT)
             await site.waits.wait()
             writer.write(GET + b"\r\n")
@@ -184,8 +160,6 @@ def test_a_request_hears_its_client_leave_after_a_later_one() -> None:
                 await asyncio.sleep(0)
             writer.close()
             await site.gone.wait()
-        finally:
-            await close(writer)
 
     serve(told)
 
@@ -224,30 +198,23 @@ def test_what_is_refused_behind_a_request_is_not_its_answer(bad: bytes) -> None:
 
 
 def test_who_reads_nothing_keeps_no_connection() -> None:
-    async def told(site: Site, port: int) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        try:
-            writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a read transport
-            writer.write(b"GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            while not site.state.connections:
-                await asyncio.sleep(0)
-            while site.state.connections:
-                await asyncio.sleep(0.01)
-        finally:
-            writer.transport.abort()
-
-    serve(told)
+    serve_without_a_reader(b"/flood")
 
 
 @pytest.mark.parametrize("said", [b"", b"Connection: close\r\n"], ids=["kept", "closing"])
 def test_who_reads_no_whole_answer_keeps_no_connection(said: bytes) -> None:
     """The defect: only a stream waited for its reader."""
+    serve_without_a_reader(b"/whole", said)
+
+
+def serve_without_a_reader(path: bytes, said: bytes = b"") -> None:
+    """Until the connection has gone."""
 
     async def told(site: Site, port: int) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a read transport
-            writer.write(b"GET /whole HTTP/1.1\r\nHost: localhost\r\n" + said + b"\r\n")
+            writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n" + said + b"\r\n")
             while not site.state.connections:
                 await asyncio.sleep(0)
             while site.state.connections:
@@ -311,16 +278,6 @@ def watched() -> tuple[LimitedProtocol, Mock, list[Callable[[], None]]]:
     return protocol, transport, timers
 
 
-def test_a_stream_comes_in_chunks() -> None:
-    async def told(site: Site, port: int) -> None:
-        answer = await sent(port, b"GET /stream HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        head, _, body = answer.partition(b"\r\n\r\n")
-        assert b"transfer-encoding: chunked" in head
-        assert body == b"3\r\none\r\ne\r\ntwelve letters\r\n3\r\nend\r\n0\r\n\r\n"
-
-    serve(told)
-
-
 def test_what_is_no_http_gets_json() -> None:
     async def told(site: Site, port: int) -> None:
         answer = await sent(port, b"\x16\x03\x01nonsense\r\n\r\n")
@@ -347,14 +304,13 @@ def test_a_connection_that_closed_leaves_no_garbage(said: bytes) -> None:
     """10,000 connections would otherwise wait for a collection that stops the event loop."""
 
     async def told(site: Site, port: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(said)
-        if said.startswith(WAIT):
-            while not most_ahead(site) and not writer.transport.is_closing():
-                await asyncio.sleep(0)
-        else:
-            await reader.read(1)
-        await close(writer)
+        async with dialled(port) as (reader, writer):
+            writer.write(said)
+            if said.startswith(WAIT):
+                while not most_ahead(site) and not writer.transport.is_closing():
+                    await asyncio.sleep(0)
+            else:
+                await reader.read(1)
 
     gc.disable()
     try:

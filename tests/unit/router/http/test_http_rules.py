@@ -10,10 +10,21 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from router.http import protocol as http_protocol
-from router.http.connection import ClientGone, Connection
+from router.http.connection import Connection
 from router.http.protocol import LINGER_BYTES, MOST_LINGERING
 from shared.config.settings.http_settings import HttpConfig
-from tests.support.web.http_site import GET, LIMIT, SLOW_READER_S, Site, close, sent, serve, status
+from tests.support.web.http_site import (
+    GET,
+    LIMIT,
+    SLOW_READER_S,
+    Site,
+    answers,
+    dialled,
+    sent,
+    serve,
+    status,
+    until_asked,
+)
 
 LAST = b"Connection: close\r\n"
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
@@ -23,18 +34,6 @@ BODIES = {
     "length": b"Content-Length: 5\r\n\r\nhello",
     "chunked": b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\nT: v\r\n\r\n",
 }
-
-
-def answers(*parts: bytes, limits: HttpConfig | None = None) -> bytes:
-    """What comes back until the server hangs up."""
-    got = b""
-
-    async def told(site: Site, port: int) -> None:
-        nonlocal got
-        got = await sent(port, *parts)
-
-    serve(told, limits)
-    return got
 
 
 def in_pieces(data: bytes, size: int) -> list[bytes]:
@@ -57,13 +56,11 @@ def test_an_upgrade_with_its_body_in_a_later_packet(body: bytes) -> None:
     head, _, rest = body.partition(b"\r\n\r\n")
 
     async def told(site: Site, port: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(POST + UPGRADE + head + b"\r\n\r\n")
-        while not [one for one in site.state.connections if one.cycle is not None]:  # type: ignore[union-attr]
-            await asyncio.sleep(0)
-        writer.write(rest + NEXT)
-        assert (await reader.read()).count(b"200 OK") == 2
-        await close(writer)
+        async with dialled(port) as (reader, writer):
+            writer.write(POST + UPGRADE + head + b"\r\n\r\n")
+            await until_asked(site)
+            writer.write(rest + NEXT)
+            assert (await reader.read()).count(b"200 OK") == 2
 
     serve(told)
 
@@ -84,13 +81,6 @@ def test_an_upgrade_behind_a_request_waits_for_its_turn() -> None:
 def test_an_upgrade_without_a_body_is_ignored(version: bytes) -> None:
     head = b"GET / HTTP/" + version + b"\r\nHost: localhost\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\n\r\n"
     assert status(answers(head)) == 200
-
-
-def test_a_head_with_an_upgrade_is_counted_once() -> None:
-    room = LIMIT - len(POST + UPGRADE + LAST + b"X: \r\nContent-Length: 5\r\n\r\n")
-    head = POST + UPGRADE + LAST + b"X: " + b"x" * room + b"\r\nContent-Length: 5\r\n\r\n"
-    assert status(answers(head, b"hello")) == 200
-    assert status(answers(head.replace(b"X: ", b"X: x"), b"hello")) == 431
 
 
 # ---- heads
@@ -153,13 +143,7 @@ class Teller(Site):
 
 
 def learned(head: bytes) -> bytes:
-    got = b""
-
-    async def told(site: Site, port: int) -> None:
-        nonlocal got
-        got = await sent(port, head)
-
-    serve(told, make=Teller)
+    got = answers(head, make=Teller)
     assert status(got) == 200, got
     return got.partition(b"\r\n\r\n")[2]
 
@@ -182,14 +166,6 @@ def test_an_absolute_target_has_the_host(target: bytes, expected: bytes) -> None
 @pytest.mark.parametrize("host", [b"", b"a.example", b"a_b:80", b"127.0.0.1:1", b"[::1]:80", b"a:"])
 def test_a_valid_host_is_taken(host: bytes) -> None:
     assert learned(b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n" + LAST + b"\r\n") == b"/  " + host
-
-
-def test_an_old_client_needs_no_host() -> None:
-    assert learned(b"GET / HTTP/1.0\r\n\r\n") == b"/  None"
-
-
-def test_empty_lines_before_a_request_are_skipped() -> None:
-    assert status(answers(b"\r\n\r\n" + NEXT)) == 200
 
 
 # ---- HTTP/1.0
@@ -241,8 +217,7 @@ def test_a_server_that_stops_promises_nothing() -> None:
     async def told(site: Site, port: int) -> None:
         site.hold = asyncio.Event()
         task = asyncio.create_task(sent(port, GET + b"\r\n"))
-        while not [one for one in site.state.connections if one.cycle is not None]:  # type: ignore[union-attr]
-            await asyncio.sleep(0)
+        await until_asked(site)
         for one in site.state.connections:
             one.shutdown()
         site.hold.set()
@@ -288,15 +263,8 @@ def test_an_early_answer_is_read_by_who_sends_first(num_bytes: int, kept: bytes)
 
 
 def test_a_connection_serves_on_after_an_early_answer() -> None:
-    got = b""
-
-    async def told(site: Site, port: int) -> None:
-        nonlocal got
-        body = b"Content-Length: 100000\r\n\r\n" + bytes(100_000)
-        got = await sent(port, POST + body, POST + LAST + body)
-
-    serve(told, make=Early)
-    assert got.count(b" 413 ") == 2
+    body = b"Content-Length: 100000\r\n\r\n" + bytes(100_000)
+    assert answers(POST + body, POST + LAST + body, make=Early).count(b" 413 ") == 2
 
 
 @pytest.mark.parametrize(
@@ -309,60 +277,28 @@ def test_a_connection_serves_on_after_an_early_answer() -> None:
 )
 def test_bad_http_after_an_early_answer(framing: bytes, begun: bytes, more: bytes, wanted: bytes) -> None:
     """The next request is told why, though the server still reads the first body. One request has one answer."""
-    rest = b""
 
     async def told(site: Site, port: int) -> None:
-        nonlocal rest
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(POST + framing + b"\r\n\r\n" + begun)
-        await reader.readuntil(b"too large")
-        writer.write(more)
-        rest = await reader.read()
-        await close(writer)
+        async with dialled(port) as (reader, writer):
+            writer.write(POST + framing + b"\r\n\r\n" + begun)
+            await reader.readuntil(b"too large")
+            writer.write(more)
+            rest = await reader.read()
+        assert rest[: len(wanted)] == wanted and bool(rest) == bool(wanted)
 
     serve(told, make=Early)
-    assert rest[: len(wanted)] == wanted and bool(rest) == bool(wanted)
-
-
-def test_bad_http_behind_a_stream_without_length_is_not_told() -> None:
-    """HTTP/1.0's answer ends with its connection, so a second one would look like its rest."""
-    got = b""
-
-    class Streaming(Site):
-        async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-            connection = Connection(scope, receive, send, SLOW_READER_S)
-            await connection.body(100)
-            await connection.start(200, [])
-            await connection.write(b"begun")
-            with contextlib.suppress(ClientGone):
-                await connection.hung_up()
-
-    async def told(site: Site, port: int) -> None:
-        nonlocal got
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST / HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\n1")
-        got = await reader.readuntil(b"begun")
-        writer.write(b"no HTTP\r\n\r\n")
-        got += await reader.read()
-        await close(writer)
-
-    serve(told, make=Streaming)
-    assert got.endswith(b"begun")
 
 
 def test_an_early_answer_to_who_waits_ends_the_connection() -> None:
     """Nobody can know whether the body will still come."""
-    got = b""
 
     async def told(site: Site, port: int) -> None:
-        nonlocal got
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
-        got = await reader.readuntil(b"too large")
-        await close(writer)
+        async with dialled(port) as (reader, writer):
+            writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+            got = await reader.readuntil(b"too large")
+        assert status(got) == 413 and b"connection: close" in got and b"keep-alive" not in got
 
     serve(told, make=Early)
-    assert status(got) == 413 and b"connection: close" in got and b"keep-alive" not in got
 
 
 @pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", GET + b"X: "], ids=["host", "headers"])
@@ -399,12 +335,11 @@ def test_one_connection_too_many_is_told_so() -> None:
     """The defect: the request came after the close, so the client saw a reset instead of the 503."""
 
     async def told(site: Site, port: int) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        while not site.state.connections:
-            await asyncio.sleep(0)
-        for _ in range(20):
-            assert status(await asyncio.to_thread(read_late, port, NEXT, 0)) == 503
-        await close(writer)
+        async with dialled(port):
+            while not site.state.connections:
+                await asyncio.sleep(0)
+            for _ in range(20):
+                assert status(await asyncio.to_thread(read_late, port, NEXT, 0)) == 503
 
     serve(told, HttpConfig(max_connections=1))
 

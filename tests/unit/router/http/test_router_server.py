@@ -14,7 +14,6 @@ from router.app import new_epoch
 from router.http.connection import SEND_CHUNK, ClientGone, Connection
 from router.http.errors import error_headers, error_type
 from router.http.server import bind_http
-from router.requests.mailbox import Mailbox
 from router.tenants.book import Tenants
 from router.tenants.keys_file import one_key
 from router.tenants.tenant import EVERYBODY
@@ -198,19 +197,5 @@ def test_work_that_is_done_stays_done() -> None:
 
         await until_hang_up(mine, work())
         assert len(sent) == 2
-
-    asyncio.run(main())
-
-
-def test_a_mailbox_gives_everything_at_once() -> None:
-    async def main() -> None:
-        mailbox = Mailbox()
-        waiting = asyncio.ensure_future(mailbox.take_news())
-        await asyncio.sleep(0)
-        for news in ("a", "b"):
-            mailbox.put(news)  # type: ignore[arg-type]
-        assert await waiting == ["a", "b"]
-        mailbox.put("c")  # type: ignore[arg-type]
-        assert await mailbox.take_news() == ["c"]
 
     asyncio.run(main())

@@ -49,10 +49,6 @@ def test_two_hosts_are_none() -> None:
         WebRules([], []).check(two)
 
 
-def test_a_program_needs_neither_host_nor_type() -> None:
-    WebRules([], []).check(request(content_type="application/x-www-form-urlencoded"))
-
-
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
 def test_what_a_page_sends_unasked_is_refused(kind: str) -> None:
     for origin in (ELSEWHERE, "null", "http://localhost:3000"):
