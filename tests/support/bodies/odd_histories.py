@@ -1,14 +1,17 @@
 """Histories that agents and other programs send back, with the texts that the prompt must show.
 
-Each text is a word of its own, so that a search in the prompt finds out whether it is there."""
+Each text is a word of its own, so that a search in the prompt finds out whether it is there, and other texts can be
+put in its place."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Message = dict[str, Any]
+WORD = re.compile(r"Q[a-z]\d")
 TOOL = {
     "type": "function",
     "function": {
@@ -155,3 +158,14 @@ HISTORIES |= {
     f"call with {str(given)[:25]}": [system(), user(), called(given), result(), assistant(), user("Qu2")]
     for given in CUT
 }
+
+
+def with_texts(value: Any, text: Callable[[], str], name: str = "") -> Any:
+    """Return a copy with another text for each word. `name`: of the field, for arguments are JSON."""
+    if isinstance(value, list):
+        return [with_texts(item, text, name) for item in value]
+    if isinstance(value, dict):
+        return {key: with_texts(item, text, key) for key, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    return WORD.sub(lambda _: json.dumps(text())[1:-1] if name == "arguments" else text(), value)

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, models
 
 from router.text.chat.any_word import any_word
 from router.text.chat.control_tokens import FIRST_PLACEHOLDER, ControlTokens, Placeholders
@@ -47,15 +47,6 @@ def names(num: int) -> list[str]:
     return [*(f"<unused{i}>" for i in range(num)), "[mask]"]
 
 
-def tokenizer(num: int) -> tokenizers.Tokenizer:
-    vocab = {char: i for i, char in enumerate(pre_tokenizers.ByteLevel.alphabet())}
-    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_tokens([AddedToken(name, normalized=False) for name in names(num)])
-    return inner
-
-
 @pytest.mark.parametrize("text", ["<", "<unused"])
 def test_many_control_tokens_cost_no_more_than_few(text: str) -> None:
     """The number of tokens grows with the text."""
@@ -74,8 +65,3 @@ def test_many_placeholders_cost_no_more_than_few(text: str) -> None:
         placeholders.pieces(text * 10 * num)
 
     assert grows_linearly(split, SIZE)
-
-
-def test_many_added_tokens_cost_no_more_than_few() -> None:
-    encoders = {num: GuardedEncoder(tokenizer(num)) for num in (SIZE, LARGE)}
-    assert grows_linearly(lambda num: encoders[num].encode(["<" * num]), SIZE)

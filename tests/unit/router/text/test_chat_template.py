@@ -6,7 +6,6 @@ import json
 import math
 import threading
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -60,16 +59,6 @@ def test_what_a_template_may_use(source: str, shown: str | None) -> None:
     if shown is None:
         source, shown = source + "{% endif %}{% endfor %}", "023"
     assert text(source) == shown
-
-
-def test_the_time_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OneMoment(datetime):
-        @classmethod
-        def now(cls, tz: object = None) -> datetime:
-            return datetime(2026, 2, 3)
-
-    monkeypatch.setattr(template_sandbox, "datetime", OneMoment)
-    assert text("{{ strftime_now('%d %b %Y') }}") == "03 Feb 2026"
 
 
 def test_tool_arguments_become_mappings() -> None:
@@ -131,26 +120,10 @@ def test_arguments_hold_no_half_characters(sent: str, shown: object) -> None:
     assert str(message["tool_calls"][0]["function"]["arguments"]) == str(shown)
 
 
-def test_rendering_changes_nothing_of_the_conversation() -> None:
-    message = {"role": "user", "content": None, "tool_calls": [{"function": {"arguments": "{}"}}], "reasoning": "r"}
-    before = repr(message)
-    text("{{ messages[0] }}", message)
-    assert repr(message) == before
-
-
 def test_reasoning_is_found_under_all_its_names() -> None:
     source = "{{ messages[0].reasoning_content }} {{ messages[0].thinking }}"
     for name in ("reasoning_content", "reasoning"):
         assert text(source, {"role": "assistant", "content": "x", name: "r"}) == "r r"
-
-
-def test_named_templates() -> None:
-    sources = {"default": "plain", "tool_use": "tools", "rag": "never"}
-    assert text(sources) == "plain"
-    assert text(sources, tools=[]) == text(sources, tools=[{"type": "function"}]) == "tools"
-    assert text({"default": "plain"}, tools=[]) == "plain"
-    with pytest.raises(ConfigError, match=r"none is called 'default': \['rag'\]"):
-        made({"rag": "x"})
 
 
 def test_kwargs_of_the_request_go_before_those_of_the_server() -> None:
@@ -160,22 +133,7 @@ def test_kwargs_of_the_request_go_before_those_of_the_server() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "messages",
-        "tools",
-        "documents",
-        "bos_token",
-        "pad_token",
-        "image_token",
-        "add_generation_prompt",
-        "continue_final_message",
-        "chat_template",
-        "raise_exception",
-        "namespace",
-        "range",
-        "%budget",
-    ],
+    "name", ["messages", "bos_token", "image_token", "continue_final_message", "chat_template", "namespace", "%budget"]
 )
 def test_kwargs_can_t_set_what_is_not_theirs(name: str) -> None:
     error = refused("x", kwargs={name: "y"})
@@ -208,33 +166,33 @@ def test_kwargs_are_scalars(value: Any) -> None:
         "{{ 'x' * 999999999 }}",
         "{{ 5 in 5 }}",
         "{{ messages | sum }}",
+        "{{ raise_exception('x' * 5000) }}",
     ],
 )
 def test_any_error_names_its_line(fails: str) -> None:
     error = refused(f"line one\n{{% for m in messages %}}\n\n{fails}{{% endfor %}}")
     assert error.status == 400 and error.param == "messages" and "line 4" in error.message
+    assert len(error.message) < 500
 
 
 def test_an_error_in_a_macro_names_the_innermost_line() -> None:
     assert "line 2)" in refused("{% macro f(x) %}\n{{ x.y.z }}\n{% endmacro %}\n{{ f(1) }}").message
-    assert "line 1)" in refused("{{ raise_exception('" + "x" * 5000 + "') }}").message
-
-
-def test_a_long_reason_is_cut() -> None:
-    assert len(refused("{{ raise_exception('x' * 5000) }}").message) < 500
 
 
 @pytest.mark.parametrize(
-    "source", ["{% if %}", "a\n{% generation %}", "{{ x | no_such_filter }}", "{" * 30, "{{" + "(" * 2000, "{% x %}"]
+    "source",
+    [
+        "{% if %}",
+        "a\n{% generation %}",
+        "{{ x | no_such_filter }}",
+        "{" * 30,
+        "{{" + "(" * 2000,
+        "{% for i in messages %}" * 30 + "{% endfor %}" * 30,
+    ],
 )
 def test_a_template_that_can_t_be_read_ends_the_start(source: str) -> None:
     with pytest.raises(ConfigError, match="chat template 'default' can't be read"):
         made(source)
-
-
-def test_deeply_nested_loops_end_the_start_too() -> None:
-    with pytest.raises(ConfigError, match="can't be read"):
-        made("{% for i in messages %}" * 30 + "{% endfor %}" * 30)
 
 
 @pytest.mark.parametrize(
@@ -252,16 +210,13 @@ def test_a_template_without_end_is_stopped(source: str) -> None:
         chat_text(model, Conversation([USER]))
 
 
-@pytest.mark.parametrize("grow", ["ns.x ~ ns.x", "ns.x + ns.x", "ns.x * 2"])
-def test_a_text_without_end_is_stopped(grow: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_TEXT", 1000)
-    source = "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = " + grow + " %}{% endfor %}"
-    assert "grows above 1000" in refused(source).message
+DOUBLING = "{{% set ns = namespace(x='x') %}}{{% for i in range(99) %}}{{% set ns.x = {} %}}{{% endfor %}}"
 
 
 @pytest.mark.parametrize(
     "source",
     [
+        *(DOUBLING.format(grown) for grown in ("ns.x ~ ns.x", "ns.x + ns.x", "ns.x * 2")),
         "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
         "{% macro f(x, n) %}{{ f(x + x, n - 1) if n }}{% endmacro %}{{ f('x', 99) }}",
         "{% macro f(n) %}{% if n %}{% set x = f(n - 1) %}{{ x }}{{ x }}{% else %}x{% endif %}{% endmacro %}{{ f(99) }}",
@@ -269,7 +224,7 @@ def test_a_text_without_end_is_stopped(grow: str, monkeypatch: pytest.MonkeyPatc
         "{{ 'xxxxxxxxxxx'.replace('', 'x' * 500) }}",
     ],
 )
-def test_a_text_without_end_is_stopped_however_it_grows(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_without_end_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "MAX_TEXT", 1000)
     assert "grows above 1000" in refused(source).message
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -18,9 +17,7 @@ from router.text.chat.control_tokens import FIRST_PLACEHOLDER, LAST_PLACEHOLDER,
 from router.text.chat.conversation import Conversation
 from router.text.chat.interface import TextModel, VocabFacts
 from router.text.fast_tokenizer import FastTokenizer
-from router.text.folder_tokenizer import load_folder
 from router.text.guarded_encoder import GuardedEncoder
-from router.text.hashlm import HashTokenizer
 from router.text.load import load_text_model
 from shared.config.models.vocab_bytes import byte_level_decoder, byte_table
 from shared.config.settings.text_settings import TextConfig
@@ -257,21 +254,3 @@ def test_a_message_with_a_token_can_be_continued() -> None:
     last = {"role": "assistant", "content": "say <|im_end|> "}
     chat = Conversation([last], add_generation_prompt=False, continue_final_message=True)
     assert chat_pieces(model, chat) == ["<s>assistant\nsay ", "<|im_end|>", " "]
-
-
-def test_a_folder_says_which_tokens_are_control(tmp_path: Path) -> None:
-    inner = TOKENIZERS["byte level"]
-    inner.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}</s>")
-    chat = Conversation([{"content": "<s><think>"}])
-    guarded, allowing = (load_folder(tmp_path, TextConfig(allow_control_tokens=flag)) for flag in (False, True))
-    assert chat_ids(guarded, chat)[-2:] == [inner.token_to_id("<think>"), inner.token_to_id("</s>")]
-    assert chat_ids(allowing, chat) == [inner.token_to_id(token) for token in ("<s>", "<think>", "</s>")]
-    assert inner.token_to_id("<s>") not in chat_ids(guarded, chat)
-
-
-def test_models_without_control_tokens_are_left_alone() -> None:
-    model = TextModel(HashTokenizer(), JinjaTemplate({"default": TURN}, {}, {}), ControlTokens([]))
-    chat = Conversation([{"role": "user", "content": "<s>"}])
-    assert chat_pieces(model, chat) == ["<s>user\n<s></s>"]

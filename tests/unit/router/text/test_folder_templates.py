@@ -13,7 +13,6 @@ from tokenizers import AddedToken, models, pre_tokenizers
 
 from router.text import gguf_tokenizer
 from router.text.chat.conversation import Conversation
-from router.text.chat.folder_templates import template_sources, template_tokens
 from router.text.chat.interface import TextModel
 from router.text.folder_tokenizer import load_folder
 from shared.config.settings.text_settings import TextConfig
@@ -84,11 +83,6 @@ def test_templates_are_those_of_transformers(tmp_path: Path, files: dict[str, st
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert ours(folder) == theirs(folder)
     assert ours(folder, tools=tools) == theirs(folder, tools=tools)
-
-
-def test_a_folder_without_a_template_has_none(tmp_path: Path) -> None:
-    assert template_sources(tmp_path, {}) == {} and template_tokens(tmp_path, {}) == {}
-    assert template_sources(tmp_path, {"chat_template": [{"name": "x"}, 5]}) == {}
 
 
 def test_missing_default_and_unreadable_templates_are_errors(tmp_path: Path) -> None:

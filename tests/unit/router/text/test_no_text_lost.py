@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,15 @@ from router.text.chat.control_tokens import ControlTokens
 from router.text.chat.conversation import Conversation, normalized
 from router.text.chat.interface import ChatTemplate, TextModel
 from router.text.chat.normal_form import AS_SENT, GENTLE, STRONG, Form, FormStep
-from router.text.hashlm import HashTokenizer, PlainTemplate
+from router.text.hashlm import HashTokenizer
 from router.tools.detect import speech_of
 from shared.core.errors import InvalidRequest
-from tests.support.bodies.odd_histories import HISTORIES, TOOL, user
+from tests.support.bodies.odd_histories import HISTORIES, TOOL, WORD, user
 from tests.support.bodies.template_turns import speech
 
 FOLDER = Path(__file__).parents[3] / "data" / "templates"
 TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-WORD = re.compile(r"Q[a-z]\d")
 USUAL = ("plain", "talk", "call", "work", "two calls")
 SHOWS_SIX = "baton-features"  # a template of ours, which breaks off after six turns
 UNABLE = {"NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use"}  # it fails without tools, in transformers too
@@ -91,12 +89,6 @@ def test_usual_conversations_are_rendered_as_they_are(name: str) -> None:
             continue
         if words_in(HISTORIES[title]) <= set(WORD.findall(native)):
             assert rendered(own, HISTORIES[title]) == (native, Form()), title
-
-
-@pytest.mark.parametrize("title", HISTORIES)
-def test_a_model_without_a_template_reads_everything(title: str) -> None:
-    prompt, form = rendered(PlainTemplate(), HISTORIES[title])
-    assert words_in(HISTORIES[title]) <= set(WORD.findall(prompt)) and form == Form()
 
 
 @pytest.mark.parametrize("step", [*GENTLE, AS_SENT, *STRONG], ids=lambda step: step.name)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.text.chat.conversation import Conversation
 from router.text.chat.interface import VocabFacts, decode_ids
 from router.text.detokenizer import Detokenizer
-from router.text.hashlm import HashTokenizer, hash_text_model
 from router.text.stops import StopMatcher
-from shared.core.errors import InvalidRequest
-from tests.support.bodies.rendered import chat_text
 
 
 class PieceTokenizer:
@@ -63,14 +58,6 @@ def test_any_bytes_decode_as_if_at_once(data: bytes, cuts: list[int]) -> None:
     assert set(held) <= {"\ufffd"}
 
 
-def test_an_incomplete_tail_is_shown_nowhere() -> None:
-    tokenizer = PieceTokenizer([b"a", "🦜".encode()[:3], "🦜".encode()[3:]])
-    detokenizer = Detokenizer(tokenizer)
-    assert [detokenizer.feed(0), detokenizer.feed(1)] == ["a", ""]
-    assert decode_ids(tokenizer, [0, 1]) == "a"
-    assert detokenizer.feed(0) == "\ufffda", "it was no character after all"
-
-
 def test_special_tokens_show_nothing() -> None:
     tokenizer = PieceTokenizer([b"a"])
     assert Detokenizer(tokenizer).feed(1) == ""
@@ -114,24 +101,3 @@ def test_only_a_possible_beginning_is_held_back(pieces: list[str], stops: list[s
             assert held == "" or any(stop.startswith(held) for stop in stops)
             assert not any(len(stop) > len(tail) > len(held) and stop.startswith(tail)
                            for stop in stops for tail in [fed[-n:] for n in range(1, len(fed) + 1)])  # fmt: skip
-
-
-def test_nothing_is_shown_after_a_match() -> None:
-    matcher = StopMatcher(["stop"])
-    assert [matcher.feed(piece) for piece in ("one st", "op two", "three")] == ["one ", "", ""]
-    assert matcher.flush() == "" and matcher.matched == "stop"
-
-
-def test_hashlm_text_is_printable_ascii() -> None:
-    tokenizer = HashTokenizer()
-    text = "".join(map(chr, range(32, 127)))
-    assert tokenizer.encode(text, add_special=True) == list(range(95))
-    assert decode_ids(tokenizer, [*range(95), 95]) == text
-    for bad in ("\n", "é", "\x7f", "🦜"):
-        with pytest.raises(InvalidRequest):
-            tokenizer.encode(bad, add_special=True)
-
-
-def test_a_model_without_template_gets_plain_turns() -> None:
-    turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    assert chat_text(hash_text_model(), Conversation(turns)) == "system: be brief user: hi assistant: "

@@ -24,19 +24,11 @@ from router.text.load import load_text_model
 from shared.config.models.gguf_metadata import read_pairs
 from shared.config.models.model_path import bundled_gguf
 from shared.config.models.shipped_model import SYSTEM, TEMPLATES_SYSTEM, with_system
-from shared.config.models.vocab_bytes import byte_level_alphabet
 from shared.config.models.vocabulary import folder_vocabulary
 from shared.config.settings.text_settings import TextConfig
-from shared.core.errors import ConfigError, InvalidRequest
+from shared.core.errors import ConfigError
 from tests.support.bodies.rendered import chat_text
 
-SAMPLES = [
-    "Hello, world!",
-    "  two  spaces\tand\n\nlines  ",
-    "def f(x):\n    return x ** 2  # it's Python's",
-    "Zażółć gęślą jaźń — 中文字符 🦜🦜 \u200b",
-    "<|im_start|>user\nhi<|im_end|>\n",
-]
 CORPUS = ["the quick brown fox jumps over the dog 1234", "déjà vu, naïve café 🦜", "it's we're I'll\n\n x = y"] * 20
 
 
@@ -60,11 +52,6 @@ def converted(metadata: dict[str, Any]) -> tokenizers.Tokenizer:
     fields = {names.get(key, key): metadata[f"tokenizer.ggml.{key}"] for key in ("model", "pre", "tokens", "merges")}
     types = {"token_type": metadata["tokenizer.ggml.token_type"]}
     return convert_gguf_tokenizer("llama", fields | types)[0]
-
-
-def test_ids_are_those_of_transformers(smollm2: TextModel, converted: tokenizers.Tokenizer) -> None:
-    for text in SAMPLES[:4]:
-        assert smollm2.tokenizer.encode(text, add_special=True) == converted.encode(text).ids
 
 
 @settings(max_examples=200, deadline=None)
@@ -104,12 +91,6 @@ def test_numbers_are_cut_into_digits(smollm2: TextModel) -> None:
     assert [smollm2.tokenizer.token_bytes(i) for i in ids] == [b"in", b" ", b"1", b"9", b"8", b"4"]
 
 
-@pytest.mark.parametrize("text", SAMPLES)
-def test_text_survives(smollm2: TextModel, text: str) -> None:
-    ids = smollm2.tokenizer.encode(text, add_special=True)
-    assert b"".join(map(smollm2.tokenizer.token_bytes, ids)).decode() == text
-
-
 def test_facts_of_the_default_model(smollm2: TextModel) -> None:
     facts = smollm2.tokenizer.facts
     assert (facts.vocab_size, facts.eos_ids, facts.context_length) == (49152, (2,), 8192)
@@ -117,16 +98,12 @@ def test_facts_of_the_default_model(smollm2: TextModel) -> None:
     assert decode_ids(smollm2.tokenizer, [2]) == ""
 
 
-def test_the_default_models_chat_template(smollm2: TextModel) -> None:
-    text = chat_text(smollm2, Conversation([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]))
-    assert text == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
-    assert smollm2.tokenizer.encode(text, add_special=False)[0] == 1
-
-
 def test_the_default_model_has_our_system_prompt_alone(smollm2: TextModel) -> None:
     user = "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
     asked = Conversation([{"role": "user", "content": "U"}])
     assert chat_text(smollm2, asked) == f"<|im_start|>system\n{SYSTEM}<|im_end|>\n{user}"
+    told = Conversation([{"role": "system", "content": "S"}, *asked.messages])
+    assert chat_text(smollm2, told) == f"<|im_start|>system\nS<|im_end|>\n{user}"
     file = load_gguf(bundled_gguf(), TextConfig())  # any other name of the file keeps the file's own
     assert chat_text(file, asked) == f"<|im_start|>system\n{TEMPLATES_SYSTEM}<|im_end|>\n{user}"
 
@@ -134,11 +111,6 @@ def test_the_default_model_has_our_system_prompt_alone(smollm2: TextModel) -> No
 def test_a_default_model_with_another_template_is_refused() -> None:
     with pytest.raises(ConfigError, match="not the expected one"):
         with_system("{{ messages }}")
-
-
-def test_the_byte_alphabet_is_the_librarys() -> None:
-    assert set(byte_level_alphabet()) == set(pre_tokenizers.ByteLevel.alphabet())
-    assert sorted(byte_level_alphabet().values()) == list(range(256))
 
 
 def byte_level(split: pre_tokenizers.PreTokenizer | None, normalizer: normalizers.Normalizer | None = None) -> Any:
@@ -333,22 +305,6 @@ def test_a_prompt_is_neither_cut_nor_padded(tmp_path: Path) -> None:
     assert tokenizer.encode_pieces(["the quick", " brown", " fox"]) == ids
 
 
-def test_a_template_file_goes_before_the_config(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] | tojson }}")
-    model = load_folder(write_folder(tmp_path, byte_level(None), own={"chat_template": "old"}, config={}), TextConfig())
-    assert chat_text(model, Conversation([{"role": "user", "content": 'é"'}])) == '"é\\""'
-
-
-def test_a_template_may_refuse_messages_and_can_do_no_harm(tmp_path: Path) -> None:
-    for source in ("{{ raise_exception('roles alternate') }}", "{{ ''.__class__.__mro__ }}{{ messages.append(1) }}"):
-        model = load_folder(
-            write_folder(tmp_path, byte_level(None), own={"chat_template": source}, config={}), TextConfig()
-        )
-        with pytest.raises(InvalidRequest) as error:
-            chat_text(model, Conversation([{"role": "user", "content": "x"}]))
-        assert error.value.param == "messages"
-
-
 @pytest.mark.parametrize("missing", ["tokenizer.json", "config.json"])
 def test_a_folder_that_lacks_something_is_told(tmp_path: Path, missing: str) -> None:
     write_folder(tmp_path, byte_level(None), own={}, config={})
@@ -357,10 +313,8 @@ def test_a_folder_that_lacks_something_is_told(tmp_path: Path, missing: str) -> 
         load_folder(tmp_path, TextConfig())
 
 
-def test_a_broken_template_or_json_is_told(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, byte_level(None), own={"chat_template": "{% if %}"}, config={})
-    with pytest.raises(ConfigError, match="chat template"):
-        load_folder(folder, TextConfig())
+def test_broken_json_is_told(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, byte_level(None), own={}, config={})
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):
         load_folder(folder, TextConfig())
