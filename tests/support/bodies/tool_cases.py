@@ -1,4 +1,7 @@
-"""Answers with calls, as models of each format write them, and what they say. Read by readers, matched by grammars."""
+"""Answers with calls, as models of each format write them, and what they say. Read by readers, matched by grammars.
+
+Here stands what `tool_formats` has not: odd spellings, texts around calls, and what only readers take.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,6 @@ FULL = call("get_weather", city='a "b"\\\n{é', unit="c", days=3, at=[1.5, -2], 
 FULL_JSON = FULL.arguments
 
 HERMES = [
-    Case("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>', (PARIS,)),
     Case(
         "hermes",
         f'I look.\n<tool_call>\n{{"name": "get_weather", "arguments": {FULL_JSON}}}\n</tool_call>\n'
@@ -83,7 +85,6 @@ HERMES = [
     ),
 ]
 LLAMA = [
-    Case("llama3_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}', (PARIS,)),
     Case(
         "llama3_json",
         '<|python_tag|>{"name": "stop", "parameters": {}}; {"name": "stop", "parameters": {}}',
@@ -95,7 +96,6 @@ LLAMA = [
     Case("llama3_json", '{"name": "stop", "arguments": {}}; and', (STOP,), "; and", False),
 ]
 MISTRAL = [
-    Case("mistral", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]', (PARIS,)),
     Case(
         "mistral",
         f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {FULL_JSON}}}, {{"name": "stop", "arguments": {{}}}}]',
@@ -104,7 +104,6 @@ MISTRAL = [
     Case(
         "mistral", '[TOOL_CALLS][{"name": "stop", "arguments": {}, "id": "abcdefghi"}]', (STOP,), is_grammatical=False
     ),
-    Case("mistral_args", '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', (PARIS,)),
     Case(
         "mistral_args",
         'Well.[TOOL_CALLS]get[ARGS]{"a": 1}[TOOL_CALLS]stop[CALL_ID]abcdefghi[ARGS]{}',
@@ -141,11 +140,6 @@ PYTHONIC = [
     Case("pythonic", "[stop(), other()]", (STOP,), ", other()]", False),
 ]
 CODER = [
-    Case(
-        "qwen3_coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
-        (PARIS,),
-    ),
     Case(
         "qwen3_coder",
         'I look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\na "b"\\\n{é\n</parameter>\n'

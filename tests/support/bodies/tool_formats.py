@@ -6,11 +6,15 @@ such calls, where an answer may have several. `paris`, `full`: the calls PARIS a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 DSML = "｜DSML｜"
 M3 = "]<]minimax[>["
-CITY = 'a "b"\\\n{é'  # FULL's city, as text
+CITY = 'a "b"\\\n{é'
+FULL = {"city": CITY, "unit": "c", "days": "3", "at": "[1.5, -2]", "hourly": "null"}
+TEXTS = ("city", "unit")
 FULL_JSON = '{"city": "a \\"b\\"\\\\\\n{é", "unit": "c", "days": 3, "at": [1.5, -2], "hourly": null}'
 
 
@@ -23,139 +27,112 @@ class Written:
     special: tuple[str, ...] = ()
 
 
-def invokes(begin: str, end: str, mark: str, text: str = "", other: str = "") -> Written:
-    def invoke(name: str, *arguments: tuple[str, str, str]) -> str:
-        lines = [f'<{mark}parameter name="{key}"{kind}>{value}</{mark}parameter>\n' for key, kind, value in arguments]
+def written(
+    call: Callable[[str, Mapping[str, str]], str],
+    begin: str = "",
+    end: str = "",
+    between: str = "",
+    special: tuple[str, ...] = (),
+) -> Written:
+    """`call` writes a call of this name with these arguments, which are spelled as JSON, but texts bare."""
+    stop, paris, full = call("stop", {}), call("get_weather", {"city": "Paris"}), call("get_weather", FULL)
+    return Written(*(begin + text + end for text in (stop, stop + between + stop, paris, full)), special)
+
+
+def invokes(begin: str, end: str, mark: str, text: str = "", other: str = "", special: tuple[str, ...] = ()) -> Written:
+    """`text`, `other`: what the tag of an argument says of its kind."""
+
+    def call(name: str, arguments: Mapping[str, str]) -> str:
+        lines = (
+            f'<{mark}parameter name="{key}"{text if key in TEXTS else other}>{value}</{mark}parameter>\n'
+            for key, value in arguments.items()
+        )
         return f'<{mark}invoke name="{name}">\n{"".join(lines)}</{mark}invoke>\n'
 
-    full = invoke(
-        "get_weather",
-        ("city", text, CITY),
-        ("unit", text, "c"),
-        ("days", other, "3"),
-        ("at", other, "[1.5, -2]"),
-        ("hourly", other, "null"),
-    )
-    stop = invoke("stop")
-    return Written(
-        f"{begin}\n{stop}{end}",
-        f"{begin}\n{stop}{stop}{end}",
-        f"{begin}\n{invoke('get_weather', ('city', text, 'Paris'))}{end}",
-        f"{begin}\n{full}{end}",
-    )
+    return written(call, f"{begin}\n", end, special=special)
 
 
-def key_values(begin: str, end: str, key: str, value: str, behind_name: str = "\n") -> Written:
-    def call(name: str, **arguments: str) -> str:
-        lines = [f"<{key}>{k}</{key}>\n<{value}>{v}</{value}>\n" for k, v in arguments.items()]
+def key_values(begin: str, end: str, key: str, value: str, behind_name: str = "\n", group: str = "") -> Written:
+    def call(name: str, arguments: Mapping[str, str]) -> str:
+        lines = (f"<{key}>{k}</{key}>\n<{value}>{v}</{value}>\n" for k, v in arguments.items())
         return f"{begin}{name}{behind_name}{''.join(lines)}{end}"
 
-    full = call("get_weather", city=CITY, unit="c", days="3", at="[1.5, -2]", hourly="null")
-    stop = call("stop")
-    return Written(stop, stop + stop, call("get_weather", city="Paris"), full)
-
-
-def grouped(group: str, group_end: str, of: Written) -> Written:
-    texts = (f"{group}\n{text}\n{group_end}" for text in (of.stop, of.two, of.paris, of.full))
-    return Written(*texts)
+    return written(call, f"<{group}>\n", f"\n</{group}>") if group else written(call)
 
 
 def in_json(call: str, begin: str = "", end: str = "", between: str = "", special: tuple[str, ...] = ()) -> Written:
     """`call`: with NAME and JSON for name and arguments."""
 
-    def one(name: str, arguments: str) -> str:
-        return call.replace("NAME", name).replace("JSON", arguments)
+    def one(name: str, arguments: Mapping[str, str]) -> str:
+        inner = FULL_JSON if arguments is FULL else json.dumps(arguments)
+        return call.replace("NAME", name).replace("JSON", inner)
 
-    stop = one("stop", "{}")
-    paris, full = one("get_weather", '{"city": "Paris"}'), one("get_weather", FULL_JSON)
-    return Written(
-        begin + stop + end, begin + stop + between + stop + end, begin + paris + end, begin + full + end, special
-    )
+    return written(one, begin, end, between, special)
 
 
 NAMED = '{"name": "NAME", "arguments": JSON}'
 PARAMETERS = '{"name": "NAME", "parameters": JSON}'
-FULL_PYTHON = 'get_weather(city="a \\"b\\"\\\\\\n{é", unit="c", days=3, at=[1.5, -2], hourly=None)'
-FULL_BRACES = 'call:get_weather{city:QTa "b"\\\n{éQT,unit:QTcQT,days:3,at:[1.5,-2],hourly:null}'
+FULL_PYTHON = 'city="a \\"b\\"\\\\\\n{é", unit="c", days=3, at=[1.5, -2], hourly=None'
+FULL_BRACES = 'city:QTa "b"\\\n{éQT,unit:QTcQT,days:3,at:[1.5,-2],hourly:null'
 
 
-def in_braces(begin: str, end: str, quote: str, special: tuple[str, ...]) -> Written:
-    paris = f"{begin}call:get_weather{{city:{quote}Paris{quote}}}{end}"
-    stop = f"{begin}call:stop{{}}{end}"
-    return Written(stop, stop + stop, paris, begin + FULL_BRACES.replace("QT", quote) + end, special)
+def in_braces(begin: str, end: str, quote: str) -> Written:
+    def call(name: str, arguments: Mapping[str, str]) -> str:
+        texts = FULL_BRACES if arguments is FULL else ",".join(f"{key}:QT{text}QT" for key, text in arguments.items())
+        return f"{begin}call:{name}{{{texts.replace('QT', quote)}}}{end}"
 
-
-def with_special(written: Written, *special: str) -> Written:
-    return Written(written.stop, written.two, written.paris, written.full, special)
-
-
-def one_call(written: Written) -> Written:
-    return Written(written.stop, "", written.paris, written.full, written.special)
+    return written(call, special=(begin, end, quote))
 
 
 def in_python(begin: str, end: str, between: str, special: tuple[str, ...] = ()) -> Written:
-    texts = ("stop()", f"stop(){between}stop()", 'get_weather(city="Paris")', FULL_PYTHON)
-    return Written(*(begin + text + end for text in texts), special)
+    def call(name: str, arguments: Mapping[str, str]) -> str:
+        inner = FULL_PYTHON if arguments is FULL else ", ".join(f'{key}="{text}"' for key, text in arguments.items())
+        return f"{name}({inner})"
+
+    return written(call, begin, end, between, special)
 
 
-HY = ":opensource"
 K3 = ("<|open|>", "<|close|>", "<|sep|>")
-K3_CALL = '<|open|>call tool="NAME" index="1"<|sep|>'
-K3_ARGUMENT = '<|open|>argument key="KEY" type="TYPE"<|sep|>'
+K3_TYPES = {"city": "string", "unit": "string", "days": "number", "at": "array", "hourly": "null"}
 
 
 def kimi_k3() -> Written:
-    def call(name: str, *arguments: tuple[str, str, str]) -> str:
+    def call(name: str, arguments: Mapping[str, str]) -> str:
         inner = "".join(
-            f"{K3_ARGUMENT.replace('KEY', key).replace('TYPE', kind)}{value}<|close|>argument<|sep|>"
-            for key, kind, value in arguments
+            f'<|open|>argument key="{key}" type="{K3_TYPES[key]}"<|sep|>{value}<|close|>argument<|sep|>'
+            for key, value in arguments.items()
         )
-        return f"{K3_CALL.replace('NAME', name)}{inner}<|close|>call<|sep|>"
+        return f'<|open|>call tool="{name}" index="1"<|sep|>{inner}<|close|>call<|sep|>'
 
-    full = call(
-        "get_weather",
-        ("city", "string", CITY),
-        ("unit", "string", "c"),
-        ("days", "number", "3"),
-        ("at", "array", "[1.5, -2]"),
-        ("hourly", "null", "null"),
-    )
-    stop = call("stop")
-    paris = call("get_weather", ("city", "string", "Paris"))
-    texts = (f"<|open|>tools<|sep|>{text}<|close|>tools<|sep|>" for text in (stop, stop + stop, paris, full))
-    return Written(*texts, K3)
+    return written(call, "<|open|>tools<|sep|>", "<|close|>tools<|sep|>", special=K3)
 
 
 def minimax_m3() -> Written:
-    def call(name: str, inner: str) -> str:
-        return f'{M3}<invoke name="{name}">{inner}{M3}</invoke>\n'
-
     def member(key: str, value: str) -> str:
         return f"{M3}<{key}>{value}{M3}</{key}>"
 
-    at = member("at", member("item", "1.5") + member("item", "-2"))
-    full = member("city", CITY) + member("unit", "c") + member("days", "3") + at + member("hourly", "null")
-    stop = call("stop", "")
-    inner = (stop, stop + stop, call("get_weather", member("city", "Paris")), call("get_weather", full))
-    return Written(*(f"{M3}<tool_call>\n{text}{M3}</tool_call>" for text in inner), (M3,))
+    def call(name: str, arguments: Mapping[str, str]) -> str:
+        given = {**arguments, "at": member("item", "1.5") + member("item", "-2")} if arguments is FULL else arguments
+        return f'{M3}<invoke name="{name}">{"".join(member(*pair) for pair in given.items())}{M3}</invoke>\n'
+
+    return written(call, f"{M3}<tool_call>\n", f"{M3}</tool_call>", special=(M3,))
 
 
 def minicpm5() -> Written:
-    def call(name: str, **arguments: str) -> str:
-        inner = "".join(f'<param name="{key}">{value}</param>' for key, value in arguments.items())
+    def call(name: str, arguments: Mapping[str, str]) -> str:
+        given = {**arguments, "city": f"<![CDATA[{CITY}]]>"} if arguments is FULL else arguments
+        inner = "".join(f'<param name="{key}">{value}</param>' for key, value in given.items())
         return f'<function name="{name}">{inner}</function>'
 
-    full = call("get_weather", city=f"<![CDATA[{CITY}]]>", unit="c", days="3", at="[1.5, -2]", hourly="null")
-    return Written(call("stop"), call("stop") * 2, call("get_weather", city="Paris"), full)
+    return written(call)
 
 
 def functions(begin: str, end: str, padding: str) -> Written:
-    def call(name: str, **arguments: str) -> str:
-        lines = [f"<parameter={key}>{padding}{value}{padding}</parameter>\n" for key, value in arguments.items()]
+    def call(name: str, arguments: Mapping[str, str]) -> str:
+        lines = (f"<parameter={key}>{padding}{value}{padding}</parameter>\n" for key, value in arguments.items())
         return f"{begin}\n<function={name}>\n{''.join(lines)}</function>\n{end}"
 
-    full = call("get_weather", city=CITY, unit="c", days="3", at="[1.5, -2]", hourly="null")
-    return Written(call("stop"), call("stop") + "\n" + call("stop"), call("get_weather", city="Paris"), full)
+    return written(call, between="\n")
 
 
 def step3() -> Written:
@@ -229,24 +206,16 @@ WRITTEN: dict[str, Written] = {
         "",
         DEEPSEEK_SPECIAL,
     ),
-    "deepseek_v32": with_special(
-        invokes(f"<{DSML}function_calls>", f"</{DSML}function_calls>", DSML, ' string="true"', ' string="false"'),
-        DSML,
-    ),
-    "deepseek_v4": with_special(
-        invokes(f"<{DSML}tool_calls>", f"</{DSML}tool_calls>", DSML, ' string="true"', ' string="false"'), DSML
-    ),
+    **{
+        name: invokes(f"<{DSML}{tag}>", f"</{DSML}{tag}>", DSML, ' string="true"', ' string="false"', (DSML,))
+        for name, tag in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))
+    },
     "dots": invokes("<dots_function_call>", "</dots_function_call>", ""),
     "function_call": in_json(f"<function_call> {NAMED}", between="\n"),
-    "function_gemma": in_braces(
-        "<start_function_call>",
-        "<end_function_call>",
-        "<escape>",
-        ("<start_function_call>", "<end_function_call>", "<escape>"),
-    ),
+    "function_gemma": in_braces("<start_function_call>", "<end_function_call>", "<escape>"),
     "functionary": in_json("<function=NAME>JSON</function>", between=""),
     "functionary_v32": in_json("NAME\nJSON", between=">>>"),
-    "gemma4": in_braces("<|tool_call>", "<tool_call|>", '<|"|>', ("<|tool_call>", "<tool_call|>", '<|"|>')),
+    "gemma4": in_braces("<|tool_call>", "<tool_call|>", '<|"|>'),
     "gigachat3": in_json(
         f"<|message_sep|>\n\nfunction call<|role_sep|>\n{NAMED}",
         between="",
@@ -256,20 +225,18 @@ WRITTEN: dict[str, Written] = {
     "glm": key_values("<tool_call>", "</tool_call>", "arg_key", "arg_value"),
     "glm4": in_json("NAME\nJSON", between="<|assistant|>", special=("<|assistant|>",)),
     "granite": in_json(NAMED, "<|tool_call|>[", "]", ", ", ("<|tool_call|>",)),
-    "harmony": one_call(
-        in_json("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>JSON", special=HARMONY_SPECIAL)
+    "harmony": replace(
+        in_json("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>JSON", special=HARMONY_SPECIAL),
+        two="",
     ),
     "hermes": in_json(f"<tool_call>\n{NAMED}\n</tool_call>", between="\n"),
-    "hunyuan": grouped(
-        "<tool_calls>",
-        "</tool_calls>",
-        key_values("<tool_call>", "</tool_call>", "arg_key", "arg_value", "<tool_sep>\n"),
-    ),
-    "hunyuan_opensource": grouped(
-        f"<tool_calls{HY}>",
-        f"</tool_calls{HY}>",
-        key_values(f"<tool_call{HY}>", f"</tool_call{HY}>", f"arg_key{HY}", f"arg_value{HY}", f"<tool_sep{HY}>\n"),
-    ),
+    **{
+        f"hunyuan{mark.replace(':', '_')}": key_values(
+            *(f"<tool_call{mark}>", f"</tool_call{mark}>", f"arg_key{mark}", f"arg_value{mark}", f"<tool_sep{mark}>\n"),
+            group=f"tool_calls{mark}",
+        )
+        for mark in ("", ":opensource")
+    },
     "internlm": in_json(
         PARAMETERS,
         "<|action_start|><|plugin|>\n",

@@ -173,21 +173,17 @@ BROKEN = [
     ("qwen", '<tool_call>{"name": "weather"}</tool_call>'),
     ("qwen", '<tool_call>{"name": "weather", "arguments": "no"}</tool_call>'),
     ("qwen", '<tool_call>{"name": "weather", "arguments": {"days": 1e999}}</tool_call>'),
-    ("qwen", '<tool_call>{"name": "weather", "arguments": {"days": NaN}}</tool_call>'),
     ("qwen", '<tool_call>{"name": "other", "arguments": {}}</tool_call>'),
     ("qwen", '<tool_call>{"name": ["weather"], "arguments": {}}</tool_call>'),
     ("qwen", "<tool_call>" + "[" * 100_000 + "</tool_call>"),
     ("qwen", "<tool_call>[]</tool_call>"),
     ("mistral_list", "[TOOL_CALLS][]</s>"),
     ("mistral_list", '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "other", "arguments": {}}]</s>'),
-    ("mistral_list", "[TOOL_CALLS][7]</s>"),
     ("mistral_list", "[TOOL_CALLS]{}</s>"),
     ("mistral_args", "[TOOL_CALLS]other[ARGS]{}</s>"),
-    ("tags", '<invoke name="other"></invoke>'),
     ("lines", "<call=other>\na=b\n</call>"),
     ("braces", '<tool>call:weather{city: <|"|>a}</tool>'),
     ("python", "<py>[weather(city=]</py>"),
-    ("python", "<py>[now()] no</py>"),
     ("python", "<py>[other()]</py>"),
 ]
 
@@ -219,11 +215,6 @@ def test_the_beginning_of_a_mark_is_dropped_if_cut() -> None:
     assert read(reader_of("qwen"), "a <to").content == "a <to"
     marks = ("<think>", "<tool_call>", "<|im_end|>", "<|im_end|>\n")
     assert read(reader_of("qwen", whole_marks=marks), "a <to", is_cut=True).content == "a <to"
-
-
-def test_an_answer_without_any_region_is_content() -> None:
-    assert read(reader_of("harmony"), ' {"a": 1}\n', 1) == WholeAnswer('{"a": 1}', "", ())
-    assert read(reader_of("harmony", "<|start|>assistant<|channel|>final<|message|>"), "a ").content == "a"
 
 
 def test_half_a_surrogate_pair_stays_an_escape() -> None:

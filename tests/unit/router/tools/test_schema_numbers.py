@@ -117,13 +117,8 @@ def drawn(grammar: str, rng: random.Random) -> int:
 
 def test_positive_64_bit_integers_have_their_range() -> None:
     matcher = COMPILER.compile(grammar_of({"type": "integer", "minimum": 0, "maximum": MOST_INT64}))
-    assert [takes(matcher, number) for number in (-1, 0, LAST_EXACT + 1, MOST_INT64, MOST_INT64 + 1)] == [
-        False,
-        True,
-        True,
-        True,
-        False,
-    ]
+    assert all(takes(matcher, number) for number in (0, LAST_EXACT + 1, MOST_INT64))
+    assert not takes(matcher, -1) and not takes(matcher, MOST_INT64 + 1)
 
 
 @pytest.mark.parametrize("number", KILLERS)
@@ -200,19 +195,14 @@ def called(tool: Tool, name: str = "hermes") -> AnswerGrammar:
     return grammar_of_answer(GenerationFields(), FACTS, form, choice, allows_parallel=True)
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_tool_loses_the_numbers_by_name(strict: bool) -> None:
+def test_a_tool_loses_the_numbers_by_name() -> None:
     properties = {
         "id": {"type": "integer", "enum": [123456789012345678]},
         "n": {"type": "integer", "minimum": 1, "maximum": LAST_EXACT + 1},
         "deep": {"type": "array", "items": {"type": "object", "properties": {"x": {"const": -(1 << 63)}}}},
         "m": {"type": "integer", "minimum": 1, "maximum": 5},
     }
-    tool = Tool("f", None, {"type": "object", "properties": properties, "required": ["id", "n", "m"]}, strict)
-    if strict:
-        with pytest.raises(InvalidRequest, match=r"f is strict, but no grammar can enforce its properties\.id\.enum"):
-            called(tool)
-        return
+    tool = Tool("f", None, {"type": "object", "properties": properties, "required": ["id", "n", "m"]})
     made = called(tool)
     assert set(made.loosened) == {
         "f.properties.id.enum",
