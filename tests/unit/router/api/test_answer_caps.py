@@ -61,6 +61,18 @@ def test_clients_know_a_prompt_that_is_too_long_by_its_text() -> None:
                 Chat().plan(body, replace(Resolver("m", TEXT, limits), max_chars=CONTEXT * 1000), CONTEXTS)
 
 
+def test_a_prompt_limit_below_the_context() -> None:
+    body = BodyParser(COMPLETIONS).parse(b'{"prompt": "abc"}').body
+    for most, fits in ((3, True), (2, False)):
+        resolver = Resolver("m", TEXT, LimitsConfig(max_prompt_tokens=most))
+        if fits:
+            Completions().plan(body, resolver, CONTEXTS)
+            continue
+        with pytest.raises(InvalidRequest) as error:
+            Completions().plan(body, resolver, CONTEXTS)
+        assert error.value.param == "prompt"
+
+
 def test_the_newer_name_of_the_limit_wins() -> None:
     for older, skipped in ((7, ("max_tokens",)), (8, ())):
         sent = {"messages": USER, "max_tokens": older, "max_completion_tokens": 8}

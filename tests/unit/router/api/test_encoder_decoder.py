@@ -36,7 +36,7 @@ from shared.model.loading.shard import load_shard
 from shared.model.math.kernels import Formats
 from shared.speculation.drafters import make_drafter
 from tests.support.models.tiny_models import Rows
-from tests.support.models.tiny_t5 import EOS, PAD, VOCAB, greedy, text_of, write_tiny_t5
+from tests.support.models.tiny_t5 import EOS, PAD, VOCAB, text_of, write_tiny_t5
 
 CONTEXT = 50
 PROMPT = "the quick baton runs to the sea"
@@ -137,16 +137,6 @@ def test_chat_is_refused_by_name(text: TextModel) -> None:
         Chat().plan(body, Resolver("t5", text, LimitsConfig()), Contexts(CONTEXT, CONTEXT))
 
 
-def test_a_template_of_its_own_is_taken(tmp_path: Path) -> None:
-    write_tiny_t5(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}</s>")
-    own = load_folder(tmp_path, TextConfig())
-    body = BodyParser(CHAT).parse(b'{"model": "t5", "messages": [{"role": "user", "content": "moon"}]}').body
-    made = Chat().plan(body, Resolver("t5", own, LimitsConfig()), Contexts(CONTEXT, CONTEXT))
-    assert made.jobs[0].ids == own.tokenizer.encode("moon", add_special=True)
-    assert made.sampling.max_tokens == CONTEXT - len(made.jobs[0].ids) - 1
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, VOCAB - 4), max_size=12))
 def test_answers_read_as_transformers_writes_them(folder: Path, text: TextModel, ids: list[int]) -> None:
@@ -210,12 +200,3 @@ def test_ranks_stages_and_draft_heads_are_refused_by_name(folder: Path) -> None:
     for spec in ("eagle", "mtp"):
         with pytest.raises(ConfigError, match=f"--spec {spec}"):
             make_drafter(SpecConfig(spec=spec), str(folder), model, Team())
-
-
-def test_the_fixture_s_answers_differ_by_their_prompts(tmp_path: Path) -> None:
-    """Else nothing here or in the tests of nodes would show what they are for."""
-    network = write_tiny_t5(tmp_path)
-    encode = load_folder(tmp_path, TextConfig()).tokenizer.encode
-    answers = [greedy(network, encode(prompt, add_special=True), 30) for prompt in (PROMPT, PROMPT[:-1], "moon")]
-    assert len({tuple(answer) for answer in answers}) == 3
-    assert max(len(set(answer)) for answer in answers) > 4

@@ -1,4 +1,4 @@
-"""Conversations of /v1/messages and /v1/responses as the turns that templates get."""
+"""Histories as agents send them back to each API, and the turns that a template gets."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import pytest
 from router.api.anthropic.messages import MESSAGES, MessagesRequest, conversation_of
 from router.api.ask.parts import Parts
 from router.api.fields.parse import BodyParser
+from router.api.openai.chat import CHAT, ChatRequest
+from router.api.openai.chat_messages import turns_of as chat_turns
 from router.api.openai.responses import RESPONSES, ResponsesRequest
 from router.api.openai.responses_input import turns_of
 from router.text.chat.conversation import Conversation
-
-CALLS = [
-    {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
-    {"id": "b", "type": "function", "function": {"name": "g", "arguments": {}}},
-]
+from shared.core.errors import InvalidRequest
 
 
 def claude(*messages: Any, **more: Any) -> list[Any]:
@@ -47,26 +45,22 @@ def used(call_id: str, name: str, **given: object) -> dict[str, object]:
     return {"type": "tool_use", "id": call_id, "name": name, "input": given}
 
 
-def test_thoughts_texts_and_calls_of_a_message_are_one_turn() -> None:
+def test_thoughts_texts_and_calls_are_one_turn() -> None:
+    function = {"name": "f", "arguments": {"x": 1}}
+    said = {"role": "assistant", "content": "I look.", "reasoning_content": "hm"}
     thought = {"type": "thinking", "thinking": "hm", "signature": "x"}
-    redacted = {"type": "redacted_thinking", "data": "x"}
-    _, said, *_ = claude(
-        ("user", "hi"), ("assistant", [thought, redacted, text("I "), text("look.")]),
-        ("assistant", [used("a", "f", x=1), used("b", "g")]), ("user", [result("a", "1"), result("b", "2")]),
-    )  # fmt: skip
-    assert said == {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": CALLS}
-
-
-def test_items_of_the_assistant_are_one_turn() -> None:
-    _, said, *_ = openai(
+    blocks = [thought, {"type": "redacted_thinking", "data": "x"}, text("I "), text("look.")]
+    calls = [("assistant", [used("a", "f", x=1)]), ("user", [result("a", "1")])]
+    turns = claude(("user", "hi"), ("assistant", blocks), *calls)
+    assert turns[1] == said | {"tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    turns = openai(
         {"role": "user", "content": "hi"},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
         {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"x": 1}'},
-        {"type": "function_call_output", "call_id": "a", "output": "1"},
     )
-    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
-    assert said == {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [call]}
+    function["arguments"] = '{"x": 1}'
+    assert turns[1] == said | {"tool_calls": [{"id": "a", "type": "function", "function": function}]}
 
 
 def test_results_follow_the_order_of_their_calls_before_texts() -> None:
@@ -92,23 +86,6 @@ def test_a_system_message_in_the_middle_stays_there() -> None:
     assert [turn["role"] for turn in turns] == ["user", "system", "system", "user"]
 
 
-@pytest.mark.parametrize(
-    ("system", "kept"),
-    [
-        ("{0}\nBe brief.", "Be brief."),
-        ([text("{0}"), text("\nBe brief.")], "\nBe brief."),
-        ([text("{0}\n"), text("Be brief.")], "Be brief."),
-    ],
-)
-def test_a_line_that_differs_with_each_request_is_no_prompt(system: Any, kept: str) -> None:
-    """Claude Code begins its system prompt with one; nothing behind it could be cached."""
-    header = "x-anthropic-billing-header: cc_version=2.1; cch=00af3;"
-    filled = msgspec.json.decode(msgspec.json.encode(system).replace(b"{0}", header.encode()))
-    assert claude(("user", "a"), system=filled)[0] == {"role": "system", "content": kept}
-    assert claude(("user", "a"), system=header)[0]["role"] == "user"
-    assert [turn["role"] for turn in claude(("system", header), ("user", "a"))] == ["user"]
-
-
 @pytest.mark.parametrize("empty", [[], [{"type": "redacted_thinking", "data": "x"}]])
 def test_an_empty_last_message_is_not_continued(empty: list[Any]) -> None:
     chat = claude_chat(("user", "a"), ("assistant", empty))
@@ -130,3 +107,70 @@ def test_what_is_said_of_thinking_reaches_the_template() -> None:
     assert kwargs(thinking={"type": "enabled", "budget_tokens": 2048}) == {"enable_thinking": True}
     assert kwargs(thinking={"type": "disabled"}) == {"enable_thinking": False}
     assert kwargs(output_config={"effort": "low"}) == {"reasoning_effort": "low"}
+
+
+# ---- /v1/chat/completions
+
+
+def chat(*messages: dict[str, Any]) -> list[Any]:
+    parsed: ChatRequest = BodyParser(CHAT).parse(msgspec.json.encode({"messages": messages})).body
+    return chat_turns(parsed.messages, Parts())
+
+
+def test_a_tool_call_and_its_result() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    assert chat(
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [{**call, "index": 0}]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "rain"}]},
+    ) == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+    ]
+
+
+def test_the_older_form_of_a_call() -> None:
+    assert chat(
+        {"role": "assistant", "function_call": {"name": "f", "arguments": {"a": 1}}},
+        {"role": "function", "name": "f", "content": "2"},
+    ) == [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+        },
+        {"role": "tool", "content": "2", "name": "f"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "so", "reasoning_content": "because"},
+        {"content": "so", "reasoning": "because"},
+        {"content": "so", "reasoning": "because", "reasoning_details": [{"type": "reasoning.text", "text": "because"}]},
+        {"content": [{"type": "thinking", "thinking": "because", "signature": "x"}, {"type": "text", "text": "so"}]},
+        {"content": [{"type": "reasoning", "text": "because"}, "so"]},
+    ],
+)
+def test_reasoning_is_kept_apart(message: dict[str, Any]) -> None:
+    assert chat({"role": "assistant", **message}) == [
+        {"role": "assistant", "content": "so", "reasoning_content": "because"}
+    ]
+
+
+def test_what_the_model_refused_is_its_text() -> None:
+    for message in ({"refusal": "no"}, {"content": [{"type": "refusal", "refusal": "no"}]}):
+        assert chat({"role": "assistant", **message}) == [{"role": "assistant", "content": "no"}]
+
+
+@pytest.mark.parametrize(
+    ("part", "param"), [({"type": "text"}, "text"), ({"type": "refusal", "text": "no"}, "refusal")], ids=str
+)
+def test_a_part_without_its_text_is_refused_by_name(part: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        chat({"role": "user", "content": ["a", part]})
+    assert error.value.param == f"messages[0].content[1].{param}"

@@ -73,11 +73,6 @@ def test_an_insertion_is_cut_to_the_letter(insertion: str, end: str, prompt: str
     assert without_insertion(insertion + end + insertion + prompt) == prompt
 
 
-@given(st.text() | st.tuples(prompts, insertions).map("".join))
-def test_text_that_begins_with_no_insertion_stays(text: str) -> None:
-    assert without_insertion(text) == text
-
-
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
@@ -102,15 +97,6 @@ def test_text_that_begins_with_no_insertion_stays(text: str) -> None:
 )
 def test_where_an_insertion_ends(text: str, kept: str) -> None:
     assert without_insertion(text) == kept
-
-
-def test_a_block_of_its_own_takes_no_other_block_with_it() -> None:
-    texts = [BILLING, "You are a coding agent.", "Answer only in French."]
-    kept = "You are a coding agent.Answer only in French."
-    assert messages_system(system=parts(texts)) == kept
-    assert messages_system(messages=[{"role": "system", "content": parts(texts)}]) == kept
-    assert chat_system(parts(texts)) == chat_system(parts(texts), "developer") == kept
-    assert responses_system(input=[{"role": "system", "content": parts(texts, "input_text")}]) == kept
 
 
 def test_every_place_of_a_system_prompt_is_cleared() -> None:

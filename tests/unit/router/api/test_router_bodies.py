@@ -7,15 +7,10 @@ from typing import Any
 
 import pytest
 
-from router.api.answer.generation_plan import Contexts
-from router.api.ask.resolve import Resolver
 from router.api.fields.fields import FieldTable
 from router.api.fields.parse import BodyParser
 from router.api.openai.chat import CHAT
-from router.api.openai.completions import COMPLETIONS, Completions
 from router.api.site.tables import ALL_TABLES
-from router.text.hashlm import hash_text_model
-from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 from tests.support.machine.growth import grows_linearly
 
@@ -29,14 +24,6 @@ def test_broken_json_is_a_4xx(table: FieldTable[Any], raw: bytes) -> None:
     with pytest.raises(InvalidRequest) as error:
         BodyParser(table).parse(raw)
     assert error.value.status == 400 and len(error.value.message) < 600
-
-
-def test_a_prompt_limit_below_the_context() -> None:
-    resolver = Resolver("hashlm", hash_text_model(), LimitsConfig(max_prompt_tokens=2))
-    parsed: Any = BodyParser(COMPLETIONS).parse(b'{"model":"hashlm","prompt":"abc"}').body
-    with pytest.raises(InvalidRequest) as error:
-        Completions().plan(parsed, resolver, Contexts(1000, 1000))
-    assert error.value.param == "prompt"
 
 
 def refusal_of_role(role: str) -> InvalidRequest:

@@ -10,12 +10,11 @@ import anthropic.types.beta
 import pytest
 from openai.types import chat, completion_create_params, responses
 
-from router.api.answer.generation_plan import Contexts, GenerationPlan, UsageShown
+from router.api.answer.generation_plan import Contexts, GenerationPlan
 from router.api.anthropic.messages import COUNT_TOKENS, MESSAGES, Messages, counted
 from router.api.ask.generation_api import GenerationApi
 from router.api.ask.resolve import Resolver
 from router.api.fields.fields import (
-    REFUSED_GENERATION,
     JsonSchemaFormat,
     ResponseFormat,
     StreamOptions,
@@ -34,17 +33,14 @@ from router.text.hashlm import hash_text_model
 from router.tools.detect import AS_TEXT as HERMES
 from shared.config.settings.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
-from shared.core.sampling_params import MAX_GRAMMAR_CHARS
 from tests.support.bodies.field_rows import (
-    CACHE_ROWS,
     CONTEXT,
     GENERATIONS,
+    SHARED,
     Check,
     Row,
     Table,
-    always,
     calls,
-    fills_the_context,
     grammar_with,
     grammar_without,
     harmless,
@@ -90,147 +86,6 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
 
 
-def follows_schema(plan: GenerationPlan) -> bool:
-    return "maxLength" in plan.sampling.grammar
-
-
-BAD_SCHEMAS = ({"not": {}}, {"type": "foo"}, {"uniqueItems": True}, {"pattern": "a(?=b)"}, {"$ref": "http://x/y"})
-TWO = {"regex": "a", "choice": ["a"]}
-BIG = 10**30
-SHARED = [
-    Row("model", harmless("hashlm", None), ("gpt-4", "", 3, [])),
-    Row("stream", ((True, show("stream", True)), (None, show("stream", False))), ("yes", 1, {})),
-    Row(
-        "stream_options",
-        (
-            ({"include_usage": True}, show("usage", UsageShown.LAST)),
-            ({"include_usage": True, "continuous_usage_stats": True}, show("usage", UsageShown.ALWAYS)),
-            ({}, show("usage", UsageShown.NEVER)),
-        ),
-        (True, "x", []),
-        (("stream", True),),
-    ),
-    Row("stream_options", harmless({}, {"include_usage": False}), ({"include_usage": True},)),
-    Row(
-        "n",
-        ((3, lambda plan: plan.num_sequences == 3), (None, lambda plan: plan.num_sequences == 1)),
-        (0, -1, 9, BIG, 1.5, "two", True),
-    ),
-    Row("max_tokens", ((7, sampling("max_tokens", 7)),), (-2, 2.5, "x")),
-    *(
-        Row("max_tokens", ((value, fills_the_context), (value, lowered("max_tokens", value))), kinds=GENERATIONS)
-        for value in (CONTEXT, 32_000)
-    ),
-    Row("max_tokens", ((BIG, fills_the_context),)),
-    Row("max_tokens", (), (0,), kinds=(CHAT,)),
-    Row("max_tokens", ((0, show("hides_answer", True)),), kinds=(COMPLETIONS,)),
-    Row(
-        "temperature",
-        ((0, sampling("temperature", 0.0)), (None, sampling("temperature", 1.0)), (2, sampling("temperature", 2.0))),
-        (-0.1, 2.1, "x", [], True),
-    ),
-    Row("top_p", ((0.5, sampling("top_p", 0.5)), (None, sampling("top_p", 1.0))), (-0.1, 1.1, -1, "x")),
-    Row("top_k", ((5, sampling("top_k", 5)), (-1, sampling("top_k", 0)), (BIG, sampling("top_k", 96))), (-2, 1.5, "x")),
-    Row("min_p", ((0.1, sampling("min_p", 0.1)),), (-0.1, 1.1, "x")),
-    Row("presence_penalty", ((-2, sampling("presence_penalty", -2.0)),), (-2.1, 2.1, "x")),
-    Row("frequency_penalty", ((2, sampling("frequency_penalty", 2.0)),), (-2.1, 2.1, "x")),
-    Row("repetition_penalty", ((1.2, sampling("repetition_penalty", 1.2)),), (0, -1, 11, "x")),
-    Row(
-        "logit_bias",
-        (({"3": -5, "1": 2}, sampling("logit_bias", ((1, 2.0), (3, -5.0)))),),
-        (
-            {"x": 1},
-            {"-1": 1},
-            {"96": 1},
-            {"1": 101},
-            {"1": "x"},
-            {"²": 1},
-            {"1" * 30: 1},
-            [1],
-            "x",
-            {str(i): 1 for i in range(301)},
-        ),
-    ),
-    Row(
-        "seed",
-        ((5, lambda plan: plan.jobs[0].seed == 5), (-1, lambda plan: plan.jobs[0].seed == 2**64 - 1)),
-        (BIG, -BIG, 1.5, "x"),
-    ),
-    Row(
-        "stop",
-        (("a", show("stops", ("a",))), (["a", "b", "a"], show("stops", ("a", "b"))), ([], show("stops", ()))),
-        (["a" * 257], [str(n) for n in range(17)], [1], 5, {}),
-    ),
-    Row("stop_token_ids", (([3], sampling("stop_token_ids", (95, 3))),), ([96], [-1], list(range(70)), ["a"], 3)),
-    Row("ignore_eos", ((True, sampling("stop_token_ids", ())), (False, sampling("stop_token_ids", (95,)))), ("x", 1)),
-    Row("min_tokens", ((4, sampling("min_tokens", 4)),), (9, -1, "x", 1.5), (("max_tokens", 8),)),
-    Row("return_token_ids", ((True, show("return_token_ids", True)),), ("x", 1)),
-    Row("include_stop_str_in_output", ((True, show("keeps_stop", True)), (None, show("keeps_stop", False))), ("x", 1)),
-    Row("skip_special_tokens", ((False, show("shows_special", True)), (None, show("shows_special", False))), ("x", 0)),
-    Row("return_tokens_as_token_ids", ((True, show("names_tokens_by_id", True)),), ("x", 1)),
-    Row("allowed_token_ids", (([3, 1, 3], sampling("allowed_token_ids", (1, 3))),), ([], [96], [-1], "x", ["a"], 3)),
-    Row("allowed_token_ids", (([95, 3], always),), ([95],), (("min_tokens", 1), ("max_tokens", 8))),
-    Row("allowed_token_ids", (([72, 73], always),), ([72],), (("bad_words", ["h"]),)),
-    Row("allowed_token_ids", ((None, always),), ([72],), (("guided_regex", "h+"),)),
-    Row(
-        "bad_words",
-        ((["hi", " hi"], sampling("bad_words", ((72, 73), (0, 72, 73)))), ([], sampling("bad_words", ()))),
-        ("x", [""], ["x", " "], [1], ["é"], ["x" * 32], [f"x{i}" for i in range(65)]),
-    ),
-    Row("cache_salt", (("a", lambda plan: 0 < plan.cache_salt < 2**64),), ("", 1, "x" * 513)),
-    Row("cache_salt", ((None, lambda plan: plan.cache_salt == 0),), ()),
-    *CACHE_ROWS,
-    Row("request_id", harmless("mine", None), (1, "x" * 513)),
-    Row("certificate", ((True, lambda plan: plan.is_certified), (None, lambda plan: not plan.is_certified)), ("x", 1)),
-    Row(
-        "priority",
-        ((-3, lambda plan: plan.rank == -3), (None, lambda plan: plan.rank == 0)),
-        ("high", 1.5, True, 1 << 31, -(1 << 31) - 1),
-        kinds=(*GENERATIONS, RESPONSES, MESSAGES),
-    ),
-    *(Row(name, (), (7, "x", {"a": 1})) for name in sorted(REFUSED_GENERATION.keys() - {"length_penalty"})),
-    Row("prompt_logprobs", ((3, sampling("prompt_logprobs", 3)), (0, show("prompt_logprobs", 0))), (-1, 21, "x", True)),
-    Row("prompt_logprobs", (), (3,), (("stream", True),)),
-    Row("length_penalty", harmless(1, 1.0, None), (2, 0.5)),
-    Row(
-        "response_format",
-        (
-            (None, sampling("grammar", "")),
-            ({"type": "text"}, sampling("grammar", "")),
-            ({"type": "json_object"}, grammar_with('"object"')),
-            ({"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}, follows_schema),
-        ),
-        ("json", {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x"}}),
-    ),
-    Row("response_format", (), ({"type": "json_object"},), (("ignore_eos", True),), param="ignore_eos"),
-    Row("response_format", (), ({"type": "json_object"},), (("structured_outputs", {"regex": "a"}),)),
-    Row(
-        "structured_outputs",
-        (
-            ({"json": SCHEMA}, follows_schema),
-            ({"json": json.dumps(SCHEMA)}, follows_schema),
-            ({"json_object": True}, grammar_with('"object"')),
-            ({"regex": "[0-9]+"}, grammar_with("[0-9]+")),
-            ({"choice": ["yes", "no"]}, grammar_with("yes")),
-            ({"grammar": 'start: "x"'}, grammar_with("start:")),
-            ({}, sampling("grammar", "")),
-        ),
-        ("x", {"json": 3}, {"regex": "("}, {"choice": []}, {"choice": [""]}, {"grammar": "start: ["}, TWO),
-    ),
-    *(
-        Row(name, ((SCHEMA, follows_schema), (json.dumps(SCHEMA), follows_schema)), (3, "x", *BAD_SCHEMAS))
-        for name in ("guided_json", "json_schema")
-    ),
-    *(
-        Row(name, (("[a-f]{3}", grammar_with("[a-f]{3}")),), ("", "(", "a(?=b)", 3, "x" * (MAX_GRAMMAR_CHARS + 1)))
-        for name in ("guided_regex", "regex")
-    ),
-    Row("guided_choice", ((["a b", "é"], grammar_with("a b")),), ([], [""], "x", [1], ["x"] * 1025)),
-    *(
-        Row(name, (('root ::= "x" | "y"', grammar_with("start")), ('start: "x"', always)), ("", "start: (", "x y", 3))
-        for name in ("guided_grammar", "ebnf")
-    ),
-]
 CHAT_ROWS = [
     Row(
         "messages",
@@ -566,13 +421,6 @@ def test_fields_of_inner_objects(kind: Any, fields: Any, path: str, wrap: Callab
     with pytest.raises(InvalidRequest) as error:
         run(CHAT, {**base, **wrap({"surprise": 1})}, STRICT)
     assert error.value.param == f"{path}.surprise"
-
-
-def test_roles_and_parts_reach_the_template() -> None:
-    turns = [{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, *USER]
-    plan = run(CHAT, {"model": "hashlm", "messages": turns})
-    assert plan is not None
-    assert "".join(chr(32 + i) for i in plan.jobs[0].ids) == "system: ab user: hi assistant: "
 
 
 def test_defaults() -> None:

@@ -1,4 +1,4 @@
-"""Begin tokens: which prompts get one, and which fields say so."""
+"""Begin tokens: which prompts get one, and which fields say so. How many tokens a request may allow."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from router.api.answer.generation_plan import Contexts
 from router.api.ask.resolve import Resolver
+from router.api.ask.token_rules import allowed_ids_of
 from router.api.fields.fields import FieldTable
 from router.api.fields.parse import BodyParser
 from router.api.openai.chat import CHAT, Chat
@@ -17,6 +18,8 @@ from router.api.openai.tokenization import TOKENIZE, ids_of
 from router.text.chat.interface import TextModel
 from router.text.hashlm import HashTokenizer, hash_text_model
 from shared.config.settings.settings import LimitsConfig
+from shared.core.errors import InvalidRequest
+from shared.core.sampling_params import MAX_ALLOWED_TOKEN_IDS
 
 BEGIN = 7
 
@@ -64,3 +67,9 @@ def test_a_truncated_prompt_is_echoed_as_far_as_it_was_kept() -> None:
     body = {"prompt": "hello", "echo": True, "truncate_prompt_tokens": 3}
     plan = Completions().plan(BodyParser(COMPLETIONS).parse(json.dumps(body).encode()).body, RESOLVER, CONTEXTS)
     assert plan.jobs[0].echo == "llo"
+
+
+def test_as_many_allowed_ids_as_a_message_holds() -> None:
+    assert len(allowed_ids_of(list(range(MAX_ALLOWED_TOKEN_IDS)), 50_000)) == MAX_ALLOWED_TOKEN_IDS
+    with pytest.raises(InvalidRequest, match="more than 1024"):
+        allowed_ids_of(list(range(MAX_ALLOWED_TOKEN_IDS + 1)), 50_000)

@@ -51,8 +51,10 @@ def test_a_folder_s_values_are_those_of_generation_config_json(tmp_path: Path) -
     assert found.source == str(tmp_path / "generation_config.json")
 
 
-def test_a_folder_without_values_is_neutral(tmp_path: Path) -> None:
-    assert load_sampling_defaults("model", folder_with(tmp_path, None)).values == NEUTRAL
+def test_a_model_without_values_is_neutral(tmp_path: Path) -> None:
+    file = tiny_gguf.write(tmp_path / "m.gguf", {})
+    for model in ("hashlm", "scripted", folder_with(tmp_path, None), str(file)):
+        assert load_sampling_defaults("model", model).values == NEUTRAL
 
 
 def write_gguf(path: Path) -> Path:
@@ -73,18 +75,8 @@ def test_a_gguf_file_s_values_are_its_own(tmp_path: Path) -> None:
     assert (found.values, found.unused, found.source) == (OWN, ("penalty_last_n",), str(path))
 
 
-def test_a_gguf_file_without_values_is_neutral(tmp_path: Path) -> None:
-    path = tiny_gguf.write(tmp_path / "m.gguf", {})
-    assert load_sampling_defaults("model", str(path)).values == NEUTRAL
-
-
 def test_the_shipped_model_s_values_are_in_a_table() -> None:
     assert load_sampling_defaults("model", "smollm2").values == shipped_model.SAMPLING != NEUTRAL
-
-
-@pytest.mark.parametrize("model", ["hashlm", "scripted"])
-def test_a_test_model_is_neutral(model: str) -> None:
-    assert load_sampling_defaults("model", model).values == NEUTRAL
 
 
 def test_neutral_ignores_what_the_model_says(tmp_path: Path) -> None:
