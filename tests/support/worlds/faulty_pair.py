@@ -28,6 +28,11 @@ def pair(**changes: Any) -> tuple[Node, Node]:
     return make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs)
 
 
+def linked(**changes: Any) -> tuple[Net, Node, Node]:
+    p, d = pair(**changes)
+    return Net([p, d]), p, d
+
+
 def counters(node: Node) -> dict[str, float]:
     return node.ctx.metrics.counters()
 

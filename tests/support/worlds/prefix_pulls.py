@@ -18,7 +18,8 @@ from shared.node.loop.node import Node
 from shared.transfer.frames import FrameReceiver
 from shared.transfer.interface import Frames, PageList
 from shared.wire.codec import key_of
-from shared.wire.messages import Key, Message, PrefixSource, Ready
+from shared.wire.messages import Key, Lent, Message, PrefixSource, Pull, Ready
+from shared.wire.peers import Received
 from shared.wire.ranges import MAX_MS
 from shared.wire.tickets import make_ticket, ticket_key
 from tests.support.cores.core_rig import CoreKnobs, Job
@@ -119,6 +120,13 @@ class PullPair:
         self.net.at(20.0)
         self.net.run()
         self.net.settle(*(node for node in self.net.nodes.values() if name_of(node) not in self.net.dead))
+
+    def say(self, pull: Pull, peer: str = "") -> Lent:
+        """The source's answer to a Pull of `p`, or of another peer."""
+        before = len(self.net.seen)
+        self.net.inboxes[name_of(self.s)].append(Received(peer or name_of(self.p), pull))
+        self.net.tick(name_of(self.s))
+        return next(answer for _, _, answer in self.net.seen[before:] if isinstance(answer, Lent))
 
     def count(self, name: str, node: Node | None = None) -> int:
         return int((node or self.p).ctx.metrics.counters()[name])

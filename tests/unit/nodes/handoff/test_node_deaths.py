@@ -24,27 +24,15 @@ from shared.wire.messages import (
     Welcome,
 )
 from shared.wire.peers import PeerClosed, PeerUp, Received
-from tests.support.worlds.faulty_pair import RELAY, counters, ends_of, job, pair
+from tests.support.worlds.faulty_pair import RELAY, counters, ends_of, job, linked, pair
 from tests.support.worlds.node_pair import LEASE_S, ROUTER, ROUTER_ID, Net, assert_clean, expected, name_of, sibling
 
 # ---- deaths
 
 
-def test_requests_that_are_installed_survive_their_prefill_node() -> None:
-    p, d = pair()
-    net = Net([p, d])
-    key = net.generate(p, job(), d)
-    net.run(until=lambda: bool(net.messages(Installed)))
-    net.kill(p)
-    net.run()
-    assert net.router.streams[key] == expected(job())
-    assert_clean(d)
-
-
 def test_nothing_is_sent_to_a_peer_that_is_gone() -> None:
     """It would wait in a queue for ever. One request has been offered, one is granted, one is behind its leader."""
-    p, d = pair(prefix_cache=True, chunk_size=8)
-    net = Net([p, d])
+    net, p, d = linked(prefix_cache=True, chunk_size=8)
     net.hold = lambda src, dst, message: isinstance(message, Grant) and message.key.rid == "r1"
     keys = [net.generate(p, job(0), d, num_sequences=2), net.generate(p, job(1), d)]
     net.run(until=lambda: bool(net.messages(Ready)))
@@ -61,22 +49,11 @@ def test_nothing_is_sent_to_a_peer_that_is_gone() -> None:
     assert_clean(p)
 
 
-def test_a_peer_that_came_back_is_dialled_again() -> None:
-    p, d = pair()
-    net = Net([p, d])
-    net.inboxes[name_of(p)].append(PeerClosed(name_of(d)))
-    key = net.generate(p, job(), d)
-    net.run()
-    assert net.router.streams[key] == expected(job())
-    assert_clean(p, d)
-
-
 # ---- routers
 
 
 def test_a_router_s_new_life_ends_the_requests_of_its_old_one() -> None:
-    p, d = pair()
-    net = Net([p, d])
+    net, p, d = linked()
     net.generate(p, job(0), d)
     net.run(until=lambda: bool(net.messages(Installed)))
     net.generate(p, job(1), d)
@@ -91,8 +68,7 @@ def test_a_router_s_new_life_ends_the_requests_of_its_old_one() -> None:
 
 
 def test_an_offer_of_an_old_life_of_the_router_is_refused() -> None:
-    p, d = pair()
-    net = Net([p, d])
+    net, p, d = linked()
     net.tick(name_of(d))
     net.to_node(name_of(d), Welcome(ROUTER_ID, 2, 1))
     net.generate(p, job(), d)
@@ -102,8 +78,7 @@ def test_an_offer_of_an_old_life_of_the_router_is_refused() -> None:
 
 
 def test_a_closed_link_to_the_router_frees_everything() -> None:
-    p, d = pair()
-    net = Net([p, d])
+    net, p, d = linked()
     net.hold = lambda src, dst, message: isinstance(message, Prebuilt)
     net.generate(p, job(), d, num_sequences=2)
     net.generate(d, job(3))
@@ -118,8 +93,7 @@ def test_a_closed_link_to_the_router_frees_everything() -> None:
 def test_a_prefill_node_without_router_ends_no_taken_hand_off(retracted: bool) -> None:
     """It has not heard Installed yet. The router has seen the decode node begin and leaves the request there, so the
     decode node must go on (simulation seed 21669)."""
-    p, d = pair()
-    net = Net([p, d])
+    net, p, d = linked()
     net.hold = lambda src, dst, message: isinstance(message, Installed)
     if retracted:
         net.on_message = lambda src, dst, message: retract_granted(d) if isinstance(message, Prebuilt) else None
@@ -136,8 +110,7 @@ def test_a_prefill_node_without_router_ends_no_taken_hand_off(retracted: bool) -
 
 
 def test_an_offer_is_taken_back_by_its_source_alone() -> None:
-    p, d = pair()
-    net = Net([p, d])
+    net, p, d = linked()
     d.side.prealloc.grant = lambda now, open_handoffs: []  # no memory
     key = net.generate(p, job(), d)
     net.run(until=lambda: bool(d.side.prealloc.requests()))
@@ -162,30 +135,6 @@ def test_messages_for_a_closed_router_do_not_go_to_the_next() -> None:
     assert p.tick([PeerClosed(ROUTER)], 0.0) == [HangUp(ROUTER), Dial(ROUTER, ROUTER)]
 
 
-def test_an_offer_waits_for_its_router_to_say_welcome_here() -> None:
-    p, d = pair()
-    net = Net([p, d])
-    welcome = net.inboxes[name_of(d)].pop()
-    key = net.generate(p, job(), d)
-    net.run()
-    assert not net.messages(Grant)
-    assert not d.idle, "who drains this node must not think that it has nothing left to do"
-    net.inboxes[name_of(d)].append(welcome)
-    net.run()
-    assert net.router.streams[key] == expected(job())
-    assert_clean(p, d)
-
-
-def test_hello_goes_out_with_every_connection() -> None:
-    p, d = pair()
-    net = Net([p, d])
-    net.run()
-    again = Received(ROUTER, Welcome(ROUTER_ID, 1, connection=2))
-    net.inboxes[name_of(p)].extend([PeerClosed(ROUTER), PeerUp(ROUTER), again])
-    net.run()
-    assert [hello.node_id for hello in net.router.hellos] == ["p0", "d0", "p0"]
-
-
 # ---- time
 
 
@@ -205,8 +154,7 @@ def test_a_deadline_ends_a_request_on_both_nodes() -> None:
 
 
 def test_a_long_queue_at_the_prefill_node_is_no_stall() -> None:
-    p, d = pair()
-    net = Net([p, d])
+    net, p, d = linked()
     slow = p.ctx.core.loop.step
     p.ctx.core.loop.step = lambda block=False: False  # type: ignore[method-assign]
     key = net.generate(p, job(), d)
@@ -221,8 +169,7 @@ def test_a_long_queue_at_the_prefill_node_is_no_stall() -> None:
 
 
 def test_nonsense_is_dropped_and_counted() -> None:
-    p, d = pair()
-    net = Net([p, d])
+    net, p, d = linked()
     net.run()
     stray = Key(ROUTER_ID, 1, "r99", 0, 0)
     for message in (Grant(stray, 0, 1, "zmq"), Installed(stray, 1), Failed(stray, 1, "handoff_failed", "?"), Offer):

@@ -55,8 +55,7 @@ def test_every_drafter_goes_on_where_the_prefill_node_stopped(spec: str) -> None
     assert d.ctx.metrics.counters()[METRIC] == 0
 
 
-@pytest.mark.parametrize("transport", ["zmq", "shm"])
-@pytest.mark.parametrize("spec", ["eagle", "mtp"])
+@pytest.mark.parametrize(("spec", "transport"), [("eagle", "zmq"), ("mtp", "shm")])
 def test_a_prefill_node_without_a_head_works(spec: str, transport: str) -> None:
     p, d = nodes(NEVER_DRAFTS, {"spec": spec}, transport)
     assert p.ctx.core.pool.page_bytes < d.ctx.core.pool.page_bytes

@@ -7,7 +7,7 @@ import pytest
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Grant, Ready
 from tests.support.cores.core_rig import CoreKnobs, Job
-from tests.support.worlds.faulty_pair import pair
+from tests.support.worlds.faulty_pair import linked
 from tests.support.worlds.node_pair import Net, assert_clean, expected, make_node, name_of
 from tests.unit.shared.sched.test_sched_prefixes import tokens
 
@@ -25,8 +25,7 @@ def num_sent(net: Net) -> int:
 
 
 def test_a_burst_s_prefix_travels_once() -> None:
-    p, d = pair()
-    net, asked = Net([p, d]), jobs()
+    (net, p, d), asked = linked(), jobs()
     keys = [net.generate(p, job, d) for job in asked]
     net.run()
     for key, job in zip(keys, asked, strict=True):
@@ -38,8 +37,7 @@ def test_a_burst_s_prefix_travels_once() -> None:
 @pytest.mark.parametrize("how", ["abort", "kill", "retract"])
 def test_the_first_one_s_end_releases_the_others(how: str) -> None:
     """While its pages are on their way: those that came are cached, and the next request brings the rest."""
-    p, d = pair()
-    net, asked = Net([p, d]), jobs()[:4]
+    (net, p, d), asked = linked(), jobs()[:4]
     keys = [net.generate(p, job, d) for job in asked]
     net.run(until=lambda: num_sent(net) >= 3)
     assert len(net.messages(Grant)) == 1, "the others wait"
@@ -81,8 +79,7 @@ def test_nobody_waits_for_pages_from_another_node() -> None:
 
 def test_a_grant_needs_only_what_it_shares() -> None:
     """The first one's own part is long; the second one's common pages have come long before its end."""
-    p, d = pair()
-    net, answer = Net([p, d]), SamplingParams(max_tokens=6, temperature=0.0)
+    (net, p, d), answer = linked(), SamplingParams(max_tokens=6, temperature=0.0)
     asked = [Job(0, tokens(0, 400), answer, 0), Job(1, tokens(0, 64) + tokens(2, OWN), answer, 1)]
     keys = [net.generate(p, job, d) for job in asked]
     net.run(until=lambda: len(net.messages(Grant)) == 2)
@@ -95,8 +92,7 @@ def test_a_grant_needs_only_what_it_shares() -> None:
 
 def test_a_local_follower_keeps_no_offer_from_memory() -> None:
     """It holds none, and needs none yet."""
-    p, d = pair(chunk_size=16)
-    net, answer = Net([p, d]), SamplingParams(max_tokens=6, temperature=0.0)
+    (net, p, d), answer = linked(chunk_size=16), SamplingParams(max_tokens=6, temperature=0.0)
     asked = [Job(rid, tokens(0, 400) + tokens(rid + 1, OWN), answer, rid) for rid in range(2)]
     asked.append(Job(2, tokens(9, 40), answer, 2))
     scheduler = d.ctx.core.scheduler
@@ -115,8 +111,7 @@ def test_a_local_follower_keeps_no_offer_from_memory() -> None:
 
 def test_an_offer_follows_for_a_while_only() -> None:
     """The first prompt can't begin on its node: its grammar compiles, say. The second one is computed."""
-    p, d = pair()
-    net, asked = Net([p, d]), jobs()[:2]
+    (net, p, d), asked = linked(), jobs()[:2]
     keys = [net.generate(p, job, d) for job in asked]
     net.tick(name_of(p))
     first, _ = sorted(p.ctx.core.requests.values(), key=lambda req: req.arrival)
@@ -134,8 +129,7 @@ def test_an_offer_follows_for_a_while_only() -> None:
 
 
 def test_an_offer_that_ends_waits_no_more() -> None:
-    p, d = pair()
-    net, asked = Net([p, d]), jobs()[:2]
+    (net, p, d), asked = linked(), jobs()[:2]
     keys = [net.generate(p, job, d) for job in asked]
     prefixes = d.ctx.core.queues.prefixes
     net.run(until=lambda: bool(prefixes._waits_for))

@@ -15,9 +15,10 @@ from shared.core.sampling_params import SamplingParams
 from shared.node.loop.node import Node
 from shared.sched.steps.settings import SchedSettings
 from shared.wire.codec import key_of
-from shared.wire.messages import Grant, Installed, Key, Message, Offer, Prebuilt, Ready, Wait
+from shared.wire.messages import Grant, Installed, Key, Message, Prebuilt, Ready, Wait
 from tests.support.cores.core_rig import CoreKnobs, Job
 from tests.support.cores.hand_driven import HandDriven
+from tests.support.worlds.faulty_pair import linked
 from tests.support.worlds.node_pair import Net, assert_clean, expected, make_node, name_of, sibling
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
@@ -80,22 +81,6 @@ def test_an_offer_does_not_overtake_a_local_prompt_that_waits() -> None:
     assert_clean(p, d)
 
 
-def test_an_answer_takes_a_request_out_of_the_cap() -> None:
-    """Granted prompts are computed whatever the cap is: only unanswered ones may not pin much."""
-    knobs = CoreKnobs(chunk_size=128, max_ungranted_pages=5, prefix_cache=False)
-    p, d = make_node("prefill", "p0", knobs), make_node("decode", "d0", CoreKnobs())
-    net = Net([p, d])
-    net.hold = lambda src, dst, m: isinstance(m, Installed)
-    for rid in range(4):
-        net.generate(p, job(rid, 70), d)
-    net.run()
-    assert len(net.messages(Prebuilt)) == 4
-    net.release_held()
-    net.hold = lambda src, dst, m: False
-    net.run()
-    assert_clean(p, d)
-
-
 # ---- whose message it is
 
 
@@ -110,8 +95,7 @@ def granted(net: Net, p: Node, d: Node) -> Grant:
 
 @pytest.mark.rule("H17")
 def test_pages_and_records_count_for_their_lease_and_source_only() -> None:
-    p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
-    net = Net([p, d])
+    net, p, d = linked()
     grant = granted(net, p, d)
     record = next(action.message for _, _, action in net.kept if isinstance(action.message, Prebuilt))
     for source, lease in ((name_of(p), grant.lease + 1), ("p9@1", grant.lease)):
@@ -125,8 +109,7 @@ def test_pages_and_records_count_for_their_lease_and_source_only() -> None:
 
 
 def test_installed_counts_for_its_own_lease_and_source_only() -> None:
-    p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
-    net = Net([p, d])
+    net, p, d = linked()
     grant = granted(net, p, d)
     net.to_node(name_of(p), Installed(grant.key, grant.lease + 1), name_of(d))
     net.to_node(name_of(p), Installed(grant.key, grant.lease), "d9@1")
@@ -155,11 +138,10 @@ def test_leases_differ_in_every_life_of_a_node() -> None:
 @pytest.mark.rule("H25")
 def test_pages_described_after_the_end_are_not_announced() -> None:
     """The prefill node's transfer stream is late: by then the pages may belong to somebody else."""
-    p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
+    net, p, d = linked()
     stream = HandDriven()
     core = p.ctx.core
     core.streams = core.engine.streams = replace(core.streams, transfer=stream)
-    net = Net([p, d])
     stream.open = False
     key: Key = net.generate(p, job(0, 70), d)
     net.run()
@@ -188,26 +170,6 @@ def test_siblings_behind_another_request_do_not_lock_both_nodes() -> None:
     for index in range(4):
         assert net.router.streams[sibling(family, index)] == expected(first, index)
     assert net.router.streams[other] == expected(second)
-    assert_clean(p, d)
-
-
-def test_siblings_outlive_a_request_that_ends_before_their_offer() -> None:
-    """What ends takes only its own hand-off out of the queues."""
-    p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
-    net = Net([p, d])
-    first = job(0, 40)
-    net.hold = lambda src, dst, m: isinstance(m, Installed)
-    family = net.generate(p, first, d, num_sequences=3)
-    other = net.generate(p, job(1, 40), d)
-    net.run()
-    assert [offer.key for offer in net.messages(Offer)] == [family, other], "siblings wait for their leader"
-    net.abort(p, other)
-    net.run()
-    net.hold = lambda src, dst, m: False
-    net.release_held()
-    net.run()
-    for index in range(3):
-        assert net.router.streams[sibling(family, index)] == expected(first, index)
     assert_clean(p, d)
 
 

@@ -9,7 +9,7 @@ from shared.node.loop.node import Node
 from shared.node.records.mail import HangUp
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
-from shared.wire.messages import Offer, Prebuilt
+from shared.wire.messages import Prebuilt
 from shared.wire.peers import PeerClosed
 from tests.support.cores.core_rig import CoreKnobs
 from tests.support.worlds.faulty_pair import counters, ends_of, job, pair
@@ -47,15 +47,6 @@ def test_a_dial_that_nobody_answers_is_given_up_in_seconds() -> None:
     assert_clean(p)
 
 
-def test_siblings_behind_their_leader_are_given_up_with_it() -> None:
-    net, p, d, _ = cut_off()
-    net.generate(p, job(), d, num_sequences=3)
-    net.run()
-    pass_time(net, 5.0)
-    assert [end.error_code for ends in net.router.ends.values() for end in ends] == ["peer_unreachable"] * 3
-    assert_clean(p)
-
-
 def test_a_flood_of_them_is_one_line_in_an_interval() -> None:
     net, p, d, log = cut_off()
     for moment in range(6):
@@ -87,22 +78,6 @@ def test_what_was_hung_up_is_dialled_anew_with_the_next_offer() -> None:
     assert_clean(p, d)
 
 
-def test_a_peer_that_has_answered_may_take_its_time() -> None:
-    """It is slow, or full: only a lease of silence ends that."""
-    p, d = pair()
-    net = Net([p, d])
-    net.hold = lambda source, target, message: isinstance(message, Offer)
-    key = net.generate(p, job(), d)
-    net.run()
-    pass_time(net, 30.0)
-    assert not ends_of(net, key)
-    net.hold = lambda source, target, message: False
-    net.release_held()
-    net.run()
-    assert net.router.streams[key] == expected(job())
-    assert_clean(p, d)
-
-
 def test_a_link_that_closes_blames_neither_node() -> None:
     """Both of them see it, and say the same."""
     p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
@@ -115,16 +90,6 @@ def test_a_link_that_closes_blames_neither_node() -> None:
     net.run()
     assert ends_of(net, key) == 2 * UNREACHABLE
     assert_clean(p, d)
-
-
-def test_dialling_again_does_not_begin_anew() -> None:
-    net, p, d, _ = cut_off()
-    keys = []
-    for rid in range(5):
-        keys.append(net.generate(p, job(rid), d))
-        net.run()
-        pass_time(net, 1.0)
-    assert [ends_of(net, key) for key in keys] == [UNREACHABLE] * 5
 
 
 # ---- whose absence it is

@@ -13,11 +13,13 @@ from decode_node import vouchers
 from shared.core.errors import DeadlineExceeded, HandoffFailed, Overloaded
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
+from shared.node.records.leases import Leases
+from shared.node.records.spent_tickets import KEPT_LONGER_S, SpentTickets
 from shared.node.routers.dialled import RouterState
 from shared.node.routers.lives import SessionKey
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Message, Offer, Prebuilt, Ready, Refuse, Welcome
-from shared.wire.peers import PeerClosed, PeerUp, Received
+from shared.wire.peers import PeerClosed, Received
 from shared.wire.tickets import NodeTicket, is_genuine, make_ticket, ticket_key
 from tests.support.cores.core_rig import CoreKnobs, Job
 from tests.support.oracles.grammar_oracle import GRAMMARS, Later, make_grammars
@@ -27,7 +29,6 @@ from tests.support.worlds.node_pair import (
     ROUTER_ID,
     SECRET,
     Net,
-    assert_clean,
     make_node,
     name_of,
 )
@@ -76,12 +77,6 @@ class Pair:
         return self.d.ctx.metrics.counters()["refused.ticket"]
 
 
-def test_a_genuine_offer_is_granted() -> None:
-    pair = Pair()
-    assert isinstance(pair.say(pair.offer_of(job())), Grant)
-    assert pair.num_refused == 0
-
-
 def changed(**fields: object) -> Callable[[Offer], Offer]:
     def change(offer: Offer) -> Offer:
         assert offer.ticket is not None
@@ -123,19 +118,6 @@ def test_a_ticket_is_for_one_prefill_node() -> None:
     assert isinstance(answer, Refuse) and pair.num_refused == 1
 
 
-def test_a_ticket_is_for_one_life_of_a_decode_node() -> None:
-    """Its key is of another life, as a prefill node's own key is of another node."""
-    pair = Pair()
-    offer = pair.offer_of(job())
-    other = make_node("decode", "d", CoreKnobs(), epoch=2)
-    pair.net.nodes[name_of(other)] = other
-    pair.net.inboxes[name_of(other)] = deque([PeerUp(ROUTER)])
-    pair.net.to_node(name_of(other), Welcome(ROUTER_ID, ROUTER_EPOCH, connection=1))
-    pair.net.tick(name_of(other))
-    pair.d = other
-    assert isinstance(pair.say(offer), Refuse) and pair.num_refused == 1
-
-
 def test_a_ticket_counts_the_tokens_of_prompt_and_answer() -> None:
     pair = Pair()
     offer = pair.offer_of(job(max_tokens=5))
@@ -169,18 +151,6 @@ def test_a_short_offer_leaves_nothing_of_its_ticket() -> None:
     assert isinstance(pair.say(other), Grant), "this one looks which used tickets are over"
     answer = pair.say(offer)
     assert isinstance(answer, Refuse) and "used before" in answer.reason
-
-
-def test_used_tickets_are_forgotten_once_over_or_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.node.records.spent_tickets.MAX_SPENT", 2)
-    pair = Pair()
-    spent = pair.d.side.prealloc._vouchers.spent
-    for number in range(1, 5):
-        assert isinstance(pair.say(make(pair, pair.offer_of(job(number)), deadline_ms=100_000)), Grant)
-    assert len(spent) == 2
-    pair.net.at(4000.0)
-    pair.say(pair.offer_of(job(5)))
-    assert len(spent) == 1
 
 
 def test_an_offer_ends_with_its_ticket_whatever_it_says() -> None:
@@ -230,6 +200,7 @@ def test_an_offer_before_its_router_s_welcome_is_judged_after_it() -> None:
     offer, forged = pair.offer_of(job(1)), changed(code=bytes(32))(pair.offer_of(job(2)))
     pair.d.ctx.routers.dialled[ROUTER].end(RouterState.DIALLED)
     assert pair.say(offer) is None and pair.say(forged) is None and len(pair.d.side.outside()) == 2
+    assert not pair.d.idle, "who drains this node must not think that it has nothing left to do"
     pair.net.to_node(name_of(pair.d), Welcome(ROUTER_ID, ROUTER_EPOCH, connection=1))
     before = len(pair.net.seen)
     for _ in range(3):
@@ -243,15 +214,6 @@ def test_without_a_key_no_ticket_is_genuine() -> None:
     ticket = make_ticket(b"", key, "p@1", num_sequences=1, most_tokens=9, deadline_ms=1)
     assert isinstance(ticket, NodeTicket) and not is_genuine(b"", key, "p@1", ticket)
     assert is_genuine(b"k", key, "p@1", make_ticket(b"k", key, "p@1", num_sequences=1, most_tokens=9, deadline_ms=1))
-
-
-def test_one_ticket_hands_over_all_sequences_of_a_request() -> None:
-    pair = Pair()
-    key = pair.net.generate(pair.p, job(), pair.d, num_sequences=3)
-    pair.net.run()
-    assert all(pair.net.router.end(msgspec.structs.replace(key, seq_index=i)).reason == "length" for i in range(3))
-    assert pair.num_refused == 0 and len(pair.offers) == 3
-    assert_clean(pair.p, pair.d)
 
 
 # ---- shares
@@ -331,3 +293,31 @@ def test_an_offer_that_ends_ungranted_compiles_nothing(end: str) -> None:
         pair.net.inboxes[name_of(pair.d)].append(PeerClosed(name_of(pair.p), accepted=True))
     pair.net.tick(name_of(pair.d))
     assert not pair.d.side.outside() and req.constraint.is_ready, "cancelled"
+
+
+# ---- books
+
+
+def test_a_used_ticket_is_kept_beyond_its_deadline() -> None:
+    """A later Welcome may move the deadline, and the ticket would open again."""
+    spent: SpentTickets[str] = SpentTickets()
+    spent.spend("a", deadline=10.0, now=0.0)
+    spent.spend("b", deadline=500.0, now=10.0 + KEPT_LONGER_S)
+    assert "a" in spent and "b" in spent
+    spent.spend("c", deadline=500.0, now=10.1 + KEPT_LONGER_S)
+    assert "a" not in spent and "b" in spent
+
+
+def test_so_many_used_tickets_are_kept_and_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.node.records.spent_tickets.MAX_SPENT", 3)
+    spent: SpentTickets[int] = SpentTickets()
+    for number in range(5):
+        spent.spend(number, deadline=100.0, now=0.0)
+    assert len(spent) == 3 and [number for number in range(5) if number in spent] == [2, 3, 4]
+
+
+def test_leases_are_numbered_apart_in_each_epoch() -> None:
+    first, second = Leases(7), Leases(8)
+    numbers = [leases.next() for leases in (first, second) for _ in range(3)]
+    assert len(set(numbers)) == 6 and [number >> 32 for number in numbers] == [7, 7, 7, 8, 8, 8]
+    assert Leases((1 << 40) + 5).next() < 1 << 64, "a lease is 64 bits on the wire"

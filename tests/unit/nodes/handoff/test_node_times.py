@@ -90,16 +90,6 @@ def test_a_wait_for_memory_is_no_cost_of_a_hand_off() -> None:
     assert out["handoff_seconds"][0] > heard_installed - heard_grant
 
 
-def test_a_hand_off_costs_what_comes_behind_the_last_chunk() -> None:
-    clock = Clockwork()
-    key = clock.net.generate(clock.prefill, job(1, 120, 4), clock.decode)
-    while not clock.net.router.ends[key]:
-        clock.round()
-    clock.round()
-    out = clock.observations("p0")
-    assert out["handoff_cost_seconds"] == out["handoff_seconds"]
-
-
 def test_what_pages_take_longer_than_their_record_is_the_tail() -> None:
     clock = Clockwork()
     net, sent = clock.net, clock.sent

@@ -6,13 +6,18 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from decode_node.groups_in import Fetched
+from decode_node.handoff_in import HandoffIn
+from decode_node.side import DecodeSide
 from shared.core.sampling_params import SamplingParams
 from shared.device.events import Event
 from shared.node.loop.node import Node
+from shared.node.records.page_ranges import PageRanges
 from shared.wire.messages import Failed, Grant, Installed, Key, Prebuilt, Ready
+from shared.wire.peers import peer_name
 from tests.support.cores.core_rig import CoreKnobs, Job
 from tests.support.cores.hand_driven import HandDriven
 from tests.support.worlds.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of
@@ -25,21 +30,20 @@ def job(rid: int, length: int = 70) -> Job:
     return Job(rid, tuple(rng.randrange(95) for _ in range(length)), LONG, rid + 7)
 
 
-def pair(**changes: object) -> tuple[Node, Node, HandDriven]:
+def linked(**changes: object) -> tuple[Net, Node, Node, HandDriven]:
     """The decode node's transfer stream is in the test's hand."""
     knobs = replace(CoreKnobs(chunk_size=32), **changes)
     p, d = make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs)
     stream = HandDriven()
     core = d.ctx.core
     core.streams = core.engine.streams = replace(core.streams, transfer=stream)
-    return p, d, stream
+    return Net([p, d]), p, d, stream
 
 
 @pytest.mark.rule("H1")
 def test_a_pull_waits_for_the_newest_launched_step() -> None:
     """A granted page may have belonged to a request whose last step still runs and writes into it."""
-    p, d, stream = pair()
-    net = Net([p, d])
+    net, p, d, stream = linked()
     key = net.generate(p, job(0), d)
     net.run(until=lambda: bool(net.messages(Grant)))
     running = Event("last step of somebody else")
@@ -58,8 +62,7 @@ def test_a_pull_waits_for_the_newest_launched_step() -> None:
 @pytest.mark.rule("H34")
 @pytest.mark.parametrize("how", ["abort", "deadline", "death", "bad record"])
 def test_pages_are_held_until_the_pull_into_them_is_over(how: str) -> None:
-    p, d, stream = pair()
-    net = Net([p, d])
+    net, p, d, stream = linked()
     key = net.generate(p, job(0), d, remaining_ms=5_000)
     stream.open = False
     net.hold = lambda src, dst, message: isinstance(message, Prebuilt)
@@ -96,8 +99,7 @@ def end_it(net: Net, p: Node, d: Node, key: Key, how: str) -> None:
 @pytest.mark.rule("H39")
 def test_held_pages_are_not_given_to_the_next_request() -> None:
     """The row and pages of an aborted hand-off come back only after its pull; the next one waits for them."""
-    p, d, stream = pair(num_pages=11, prefix_cache=False)
-    net = Net([p, d])
+    net, p, d, stream = linked(num_pages=11, prefix_cache=False)
     stream.open = False
     first = net.generate(p, job(0), d)
     net.run()
@@ -124,8 +126,7 @@ def held_pages(node: Node) -> list[int]:
 
 @pytest.mark.rule("H30")
 def test_a_retracted_grant_runs_here_and_frees_the_prefill_node() -> None:
-    p, d, stream = pair()
-    net = Net([p, d])
+    net, p, d, stream = linked()
     stream.open = False
     key = net.generate(p, job(0), d)
     net.run()
@@ -146,8 +147,7 @@ def test_a_retracted_grant_runs_here_and_frees_the_prefill_node() -> None:
 
 def test_a_complete_hand_off_survives_the_death_of_its_source() -> None:
     """All pages are claimed and the record is here: the pull in flight needs nobody any more, however long it takes."""
-    p, d, stream = pair()
-    net = Net([p, d])
+    net, p, d, stream = linked()
     stream.open = False
     key = net.generate(p, job(0), d)
     net.run()
@@ -163,20 +163,17 @@ def test_a_complete_hand_off_survives_the_death_of_its_source() -> None:
     assert_clean(d)
 
 
-def test_a_source_that_says_nothing_for_a_lease_is_given_up() -> None:
-    p, d, _ = pair()
-    net = Net([p, d])
-    net.drop = lambda src, dst, message: isinstance(message, Ready | Prebuilt)
-    key = net.generate(p, job(0), d)
-    net.run()
-    net.at(LEASE_S)
+def test_a_decode_node_gives_up_a_hand_off_that_brings_nothing() -> None:
+    """Its prefill node lives, and its loop hangs: no word of it ends the hand-off, nor does its connection close."""
+    net, p, d, _ = linked()
+    net.drop = lambda src, dst, message: isinstance(message, Prebuilt | Ready)
+    net.generate(p, job(1, 40), d)
+    net.run(until=lambda: bool(d.ctx.core.queues.granted))
+    net.at(LEASE_S + 1)
     net.tick(name_of(d))
-    assert not net.router.ends[key], "a whole lease"
-    net.at(1.0)
     net.tick(name_of(d))
-    assert "was silent about it" in net.router.end(key).error_message
-    net.run()
-    assert_clean(p, d)
+    assert d.idle and len(net.messages(Failed)) == 1
+    assert d.ctx.core.kv.rows.num_free == d.ctx.core.kv.rows.num_total
 
 
 def test_pages_of_an_ended_request_hold_back_no_later_ones() -> None:
@@ -195,65 +192,11 @@ def test_pages_of_an_ended_request_hold_back_no_later_ones() -> None:
     assert_clean(p, d)
 
 
-# ---- the prefill node's half
-
-
-def granted_and_not_begun(**changes: object) -> tuple[Net, Node, Node, HandDriven, Key]:
-    """The prefill node has a grant, computes nothing until `go_on`, and its transfer stream is in the test's hand."""
-    knobs = replace(CoreKnobs(chunk_size=32), **changes)
-    p, d = make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs)
-    stream, core = HandDriven(), p.ctx.core
-    core.streams = core.engine.streams = replace(core.streams, transfer=stream)
-    core.loop.step = lambda block=False: False  # type: ignore[method-assign]
-    net = Net([p, d])
-    key = net.generate(p, job(0), d)
-    net.run()
-    assert len(net.messages(Grant)) == 1 and p.side.inflight.granted
-    return net, p, d, stream, key
-
-
-def go_on(node: Node) -> None:
-    del node.ctx.core.loop.step
-
-
-def test_layers_go_ahead_of_each_step_begun_after_the_grant() -> None:
-    net, p, d, _, key = granted_and_not_begun(layer_ends=(1,))
-    go_on(p)
-    net.run()
-    ahead = [message for message in net.messages(Ready) if message.num_layers == 1]
-    pages = [page for message in ahead for page in range(message.first_page, message.first_page + len(message.pages))]
-    assert sorted(pages) == [0, 1, 2, 3, 4]
-    assert net.router.streams[key] == expected(job(0))
-    assert_clean(p, d)
-
-
-def test_the_record_is_a_sign_of_life_while_pages_are_described() -> None:
-    """The next one, that it is not forgotten, is due a quarter of a lease later."""
-    net, p, d, stream, key = granted_and_not_begun()
-    stream.open = False
-    net.at(0.2 * LEASE_S)
-    go_on(p)
-    net.run()
-    assert net.messages(Prebuilt) and stream.items
-    net.at(0.2 * LEASE_S)
-    net.run()
-    assert not net.messages(Ready), "0.2 of a lease after the record"
-    net.at(0.1 * LEASE_S)
-    net.run()
-    assert [message.pages for message in net.messages(Ready)] == [[]]
-    stream.open = True
-    stream.run()
-    net.run()
-    assert net.router.streams[key] == expected(job(0))
-    assert_clean(p, d)
-
-
 # ---- what goes wrong
 
 
 def test_a_pull_that_raises_leaves_the_stream_alive() -> None:
-    p, d, stream = pair()
-    net = Net([p, d])
+    net, p, d, stream = linked()
     receiver = d.side.transfers.copies.receivers["zmq"]
     plain = receiver.pull
     calls = iter([OSError("disk on fire")])
@@ -269,3 +212,17 @@ def test_a_pull_that_raises_leaves_the_stream_alive() -> None:
     assert {end.error_code for end in net.router.ends[bad]} == {"handoff_failed"}
     assert net.router.streams[good] == expected(job(1))
     assert_clean(p, d)
+
+
+def handoff_of(source: str) -> HandoffIn:
+    request = Job(1, (1, 2, 3), SamplingParams(max_tokens=4), 7).request()
+    return HandoffIn(request, source, "gloo", 1, 1, PageRanges(np.ones(1, np.int32), 0), 0.0, 0.0, False)
+
+
+def test_a_revoked_hand_off_leaves_nothing_behind() -> None:
+    """A prefill node has another name in each of its lives: each left a key behind with its first revoked hand-off."""
+    side = make_node("decode", "d0", CoreKnobs()).side
+    assert isinstance(side, DecodeSide)
+    for life in range(1, 100):
+        side.transfers.groups.forget(handoff_of(peer_name("p0", life)))
+    assert not side.transfers.groups._waiting

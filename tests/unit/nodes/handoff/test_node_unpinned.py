@@ -9,7 +9,7 @@ from prefill_node.side import PrefillSide
 from shared.node.loop.node import Node
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Key
-from tests.support.worlds.faulty_pair import ends_of, job, pair
+from tests.support.worlds.faulty_pair import ends_of, job, linked
 from tests.support.worlds.node_pair import Net, assert_clean, expected, name_of
 
 LENGTH = 100  # 20 chunks, 10 ticks, 7 pages: memory for one prompt only
@@ -26,8 +26,7 @@ def test_a_late_grant_finds_only_what_the_second_life_computed(layer_ends: tuple
 
 def granted_after(rounds: int, layer_ends: tuple[int, ...]) -> int:
     """Return how many tokens were computed again when the grant came."""
-    p, d = pair(num_pages=12, chunk_size=5, prefix_cache=False, layer_ends=layer_ends)
-    net = Net([p, d])
+    net, p, d = linked(num_pages=12, chunk_size=5, prefix_cache=False, layer_ends=layer_ends)
     net.hold = lambda source, target, message: isinstance(message, Grant)
     one = job(1, LENGTH)
     key = net.generate(p, one, d)

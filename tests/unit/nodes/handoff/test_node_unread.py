@@ -51,6 +51,14 @@ def hold_pages(net: Net, *nodes: Node) -> None:
     net.hold = lambda src, dst, message: isinstance(message, Ready) and bool(message.pages) and dst in names
 
 
+def lending_to_slow(wake: Callable[[], None] = do_nothing) -> tuple[Net, Node, Node]:
+    """With a decode node that reads nothing of pages."""
+    p, slow = lending_node(SHARES, wake), make_node("decode", "d0", KNOBS)
+    net = Net([p, slow])
+    hold_pages(net, slow)
+    return net, p, slow
+
+
 @pytest.mark.parametrize("per_peer", [1, 2])
 def test_a_peer_that_reads_nothing_leaves_others_their_blocks(per_peer: int) -> None:
     p, slow, good = (
@@ -76,9 +84,7 @@ def test_a_peer_that_reads_nothing_leaves_others_their_blocks(per_peer: int) -> 
 
 
 def test_what_waits_for_a_request_that_has_ended_is_forgotten() -> None:
-    p, slow = lending_node(SHARES), make_node("decode", "d0", KNOBS)
-    net = Net([p, slow])
-    hold_pages(net, slow)
+    net, p, slow = lending_to_slow()
     key = net.generate(p, job(0), slow)
     net.run()
     assert len(net.kept) == 1 and p.side.inflight.queue._waiting
@@ -114,9 +120,7 @@ def test_peers_holding_all_blocks_never_stop_the_transfer_thread() -> None:
 def test_a_peer_that_reads_wakes_the_loop() -> None:
     """Nothing else may happen on the node for long."""
     wakes: list[None] = []
-    p, slow = lending_node(SHARES, lambda: wakes.append(None)), make_node("decode", "d0", KNOBS)
-    net = Net([p, slow])
-    hold_pages(net, slow)
+    net, p, slow = lending_to_slow(lambda: wakes.append(None))
     net.generate(p, job(0), slow)
     net.run()
     num_wakes = len(wakes)
@@ -148,9 +152,7 @@ def test_a_peer_that_reads_nothing_for_a_lease_is_given_up(is_lending: bool) -> 
 
 def test_a_peer_that_reads_slowly_is_not_given_up() -> None:
     """Each block that it reads makes room for a set, which is a sign of life."""
-    p, slow = lending_node(SHARES), make_node("decode", "d0", KNOBS)
-    net = Net([p, slow])
-    hold_pages(net, slow)
+    net, p, slow = lending_to_slow()
     key = net.generate(p, job(0), slow)
     net.run()
     num_turns = 0
@@ -232,24 +234,6 @@ def test_a_large_page_set_is_not_overtaken(monkeypatch: pytest.MonkeyPatch) -> N
     assert [net.router.streams[key] for key in keys] == [expected(one) for one in jobs]
     net.run()
     assert_clean(p, other, d)
-
-
-def test_what_a_request_had_on_the_way_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefill_node.unread.UNTAKEN_BYTES", 1)
-    p, slow = make_node("prefill", "p0", KNOBS), make_node("decode", "d0", KNOBS)
-    net = Net([p, slow])
-    hold_pages(net, slow)
-    first, second = (net.generate(p, job(rid), slow) for rid in (0, 1))
-    net.run()
-    assert [action.message.key for _, _, action in net.kept] == [first]
-    net.abort(p, first)
-    net.run()
-    assert [action.message.key for _, _, action in net.kept] == [first, second]
-    net.hold = lambda src, dst, message: False
-    net.release_held()
-    net.run()
-    assert net.router.streams[second] == expected(job(1))
-    assert_clean(p, slow)
 
 
 @pytest.mark.parametrize("change", ["longer", "one more", "to a transport without frames"])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from shared.wire.messages import Key, Offer, Refuse, Wait
+from shared.wire.messages import Key, Refuse, Wait
 from tests.support.cores.core_rig import CoreKnobs
 from tests.support.worlds.faulty_pair import ends_of, job
-from tests.support.worlds.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of, sibling
+from tests.support.worlds.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of
 
 STEPS_PER_LEASE = 8
 
@@ -96,17 +94,6 @@ def waits_of(net: Net) -> dict[Key, int]:
     return counts
 
 
-def test_an_offer_that_is_over_is_not_told_to_wait(rig: FullDecodeNode) -> None:
-    first, second = rig.offer(2)
-    rig.net.abort(rig.p, first)
-    rig.net.run()
-    rig.pass_leases(1)
-    assert waits_of(rig.net) == {first: 1, second: 5}
-    rig.net.abort(rig.p, second)
-    rig.go_on()
-    assert_clean(rig.p, rig.d)
-
-
 def test_a_lease_of_silence_gives_an_offer_up(rig: FullDecodeNode) -> None:
     """Counted from the last word, not from the offer."""
     (key,) = rig.offer(1)
@@ -117,32 +104,6 @@ def test_a_lease_of_silence_gives_an_offer_up(rig: FullDecodeNode) -> None:
     rig.pass_leases(0.5)
     assert ends_of(rig.net, key) == [("error", "handoff_failed")]
     rig.go_on()
-    assert_clean(rig.p, rig.d)
-
-
-def test_an_offer_that_never_arrives_is_given_up_after_a_lease() -> None:
-    p, d = make_node("prefill", "p0", CoreKnobs(chunk_size=32)), make_node("decode", "d0", CoreKnobs())
-    net = Net([p, d])
-    net.drop = lambda source, target, message: isinstance(message, Offer)
-    key = net.generate(p, job(), d)
-    net.run()
-    net.at(LEASE_S)
-    net.run()
-    assert not ends_of(net, key)
-    net.at(1.0)
-    net.run()
-    assert ends_of(net, key) == [("error", "handoff_failed")]
-    assert_clean(p, d)
-
-
-def test_siblings_offered_late_have_a_lease_of_their_own(rig: FullDecodeNode) -> None:
-    """Their leader waited longer than that."""
-    key = rig.net.generate(rig.p, replace(job(1), prompt=job(1).prompt[:20]), rig.d, num_sequences=2)
-    rig.net.run()
-    rig.pass_leases(2)
-    rig.go_on()
-    for index in range(2):
-        assert ends_of(rig.net, sibling(key, index)) == [("length", "")]
     assert_clean(rig.p, rig.d)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from prefill_node.send_queue import Sending, SendQueue
-from prefill_node.unread import UNTAKEN_BYTES, Unread
+from prefill_node.unread import Unread
 from shared.core.errors import HandoffFailed
 from shared.device.cpu import do_nothing
 from shared.kv.layout import PlaneSpec
@@ -71,44 +71,6 @@ def test_pages_are_described_in_sets_that_fit_a_message() -> None:
     rig.queue.add_pages(one, 4, pages(7))
     assert rig.queue.launch() == [one] * 3 and one.sending.num_describing == 3 and not len(rig.queue)
     assert rig.done() == [("a", 4, 3), ("a", 7, 3), ("a", 10, 1)] and one.sending.num_describing == 0
-
-
-def test_a_peer_that_takes_nothing_gets_so_much_and_others_go_on() -> None:
-    """A set of any size goes to a peer without frames on their way."""
-    rig = Rig()
-    slow, good = rig.begin("a"), rig.begin("b", "d1@1")
-    num_sets = UNTAKEN_BYTES // (3 * PAGE_BYTES)
-    rig.queue.add_pages(slow, 0, pages(3 * num_sets + 4))
-    rig.queue.add_pages(good, 0, pages(1))
-    assert rig.queue.launch() == [slow] * num_sets + [good]
-    assert len(rig.queue) == 2 and not rig.queue.launch()
-    assert slow.sending.take_oldest() and rig.queue.launch() == [slow]
-    assert slow.sending.take_oldest() and rig.queue.launch() == [slow] and not len(rig.queue)
-
-
-def test_a_small_set_does_not_overtake_a_large_one_of_its_peer() -> None:
-    rig = Rig()
-    first, large, small = (rig.begin(name) for name in "abc")
-    rig.queue.add_pages(first, 0, pages(3 * (UNTAKEN_BYTES // (3 * PAGE_BYTES)) - 2))
-    rig.queue.launch()
-    rig.queue.add_pages(large, 0, pages(3))
-    rig.queue.add_pages(small, 0, pages(1))
-    assert rig.queue.launch() == [] and len(rig.queue) == 2
-    first.sending.take_oldest()
-    assert rig.queue.launch() == [large, small]
-
-
-def test_what_has_ended_is_neither_described_nor_returned() -> None:
-    rig = Rig()
-    described, waiting, other = (rig.begin(name) for name in "abc")
-    rig.queue.add_pages(described, 0, pages(1))
-    rig.queue.launch()
-    for one in (waiting, other):
-        rig.queue.add_pages(one, 0, pages(1))
-    del rig.open["a"], rig.open["b"]
-    rig.begin("b")  # another one by this key
-    assert rig.queue.launch() == [other] and rig.done() == [("c", 0, 1)]
-    assert described.sending.num_describing == 0
 
 
 def test_pages_that_cannot_be_described_return_the_error() -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from shared.wire.messages import Lent, Message, Pull, Ready
-from shared.wire.peers import Received
+from prefill_node import loans
+from shared.core.page_identity import KEY_BYTES, ROOT, identities
+from shared.kv.group_cache import Cache, GroupCache
+from shared.kv.prefix_cache import PrefixCache
+from shared.kv.window_cache import WindowCache
+from shared.wire.messages import Lent, Pull, Ready
 from tests.support.cores.core_rig import CoreKnobs
 from tests.support.worlds.node_pair import expected, name_of
 from tests.support.worlds.prefix_pulls import PullPair, job
@@ -26,14 +32,6 @@ def lending(knobs: CoreKnobs = TIGHT) -> PullPair:
     return rig
 
 
-def say(rig: PullPair, message: Message) -> Lent:
-    before = len(rig.net.seen)
-    assert isinstance(message, Pull)
-    rig.net.inboxes[name_of(rig.s)].append(Received(name_of(rig.p), message))
-    rig.net.tick(name_of(rig.s))
-    return next(answer for _, _, answer in rig.net.seen[before:] if isinstance(answer, Lent))
-
-
 def test_pages_that_prompts_wait_for_are_not_lent() -> None:
     rig = PullPair(s_knobs=TIGHT)
     rig.warm(job(1))
@@ -45,7 +43,7 @@ def test_pages_that_prompts_wait_for_are_not_lent() -> None:
     rig.net.run(until=lambda: bool(rig.net.router.streams[first]))
     rig.net.generate(rig.s, job(8, tokens=300, seed=4))
     rig.net.run(until=lambda: bool(rig.s.ctx.core.queues.waiting))
-    lent = say(rig, pull.message)
+    lent = rig.say(pull.message)
     assert not lent.num_pages and "its own requests" in lent.reason and rig.s.ctx.core.queues.waiting
     rig.net.at(2.0)
     rig.rest()
@@ -121,3 +119,37 @@ def test_no_peer_gets_all_that_may_be_lent() -> None:
     assert first.num_pages == 5 and not second.num_pages and "to one node" in second.reason
     rig.net.at(2.0)
     rig.rest()
+
+
+NAME_PAGE, NUM_PAGES = 4, 6
+KEYS = np.arange(NAME_PAGE * NUM_PAGES, dtype=np.int64)
+
+
+def filled(cache: Cache, num_pages: int) -> Cache:
+    """The cache with the first pages of KEYS."""
+    lock = cache.match(KEYS, 0).lock
+    pages = np.arange(1, 1 + num_pages * len(cache.windows), dtype=np.int32)
+    lock, _ = cache.insert(KEYS, pages, lock)
+    cache.unlock(lock)
+    return cache
+
+
+@pytest.mark.parametrize("num_cached", [0, 2, NUM_PAGES])
+@pytest.mark.parametrize(
+    "cache", [lambda: PrefixCache(NAME_PAGE), lambda: WindowCache(NAME_PAGE, 6), lambda: GroupCache(NAME_PAGE, (0, 6))]
+)
+def test_only_what_is_not_cached_is_hashed(
+    cache: Callable[[], Cache], num_cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = []
+
+    def counted(keys: bytes, page_size: int, parent: bytes = ROOT) -> Iterator[bytes]:
+        hashed.append(len(keys) // (page_size * KEY_BYTES))
+        return identities(keys, page_size, parent)
+
+    lender = filled(cache(), num_cached)
+    found = lender.find(KEYS, len(KEYS))
+    monkeypatch.setattr(loans, "identities", counted)
+    *_, last = identities(KEYS.tobytes(), NAME_PAGE)
+    assert loans.last_name(lender, found, KEYS) == last
+    assert hashed == [NUM_PAGES - num_cached]

@@ -66,12 +66,6 @@ def follows(grammar: str, text: str) -> bool:
     return matcher.consume_tokens([VOCABULARY.tokens.index(c.encode()) for c in text]) and matcher.is_accepting()
 
 
-def test_a_thought_is_told_apart_and_counted() -> None:
-    delta, choice = read(plan_of("qwen3"), "<think>let me see</think>Oslo")
-    assert whole_answer(delta.parts) == WholeAnswer("Oslo", "let me see", ()) and not delta.text
-    assert len("<think>let me see") - 12 <= choice.num_reasoning <= len("<think>let me see</think>")
-
-
 def test_the_prompt_may_have_opened_the_thought() -> None:
     delta, choice = read(plan_of("opens"), "let me see</think>Oslo")
     assert whole_answer(delta.parts) == WholeAnswer("Oslo", "let me see", ()) and choice.num_reasoning >= 10
@@ -90,17 +84,6 @@ def test_a_grammar_begins_behind_the_thought() -> None:
     opened = plan_of("opens", **JSON).sampling.grammar
     assert follows(opened, 'so</think>{"a": 1}') and not follows(opened, '{"a": 1}')
     assert follows(plan_of("qwen3", enable_thinking=False, **JSON).sampling.grammar, '{"a": 1}')
-
-
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_calls_may_follow_a_thought(choice: str) -> None:
-    plan = plan_of("qwen3", tools=[TOOL], tool_choice=choice)
-    text = '<think>it can</think><tool_call> {"name": "f", "arguments": {}} </tool_call>'
-    assert follows(plan.sampling.grammar, text)
-    assert follows(plan.sampling.grammar, "just text") is (choice == "auto")
-    delta, _ = read(plan, text)
-    answer = whole_answer(delta.parts)
-    assert answer.reasoning == "it can" and [call.name for call in answer.calls] == ["f"] and delta.has_calls
 
 
 def test_a_forced_call_ignores_the_response_format() -> None:
@@ -164,19 +147,6 @@ def test_the_table_has_each_field_of_a_grammar() -> None:
     assert YES.keys() == MAKERS.keys()
 
 
-def test_a_stop_string_ends_what_was_held_back() -> None:
-    """The reader waits, for `<tool` may begin a call; the stop ends the answer, and the text is content."""
-    delta, choice = read(plan_of("plain", tools=[TOOL], stop=["!"]), "see <tool! and more")
-    assert whole_answer(delta.parts).content == "see <tool" and choice.finish_reason is FinishReason.STOP
-
-
-def test_an_answer_that_is_cut_ends_within_its_call() -> None:
-    plan = plan_of("plain", tools=[TOOL])
-    delta, _ = read(plan, '<tool_call> {"name": "f", "arguments": {"a', FinishReason.LENGTH)
-    (call,) = whole_answer(delta.parts).calls
-    assert call.arguments.startswith("{") and delta.finish_reason is FinishReason.LENGTH
-
-
 def test_a_chunk_has_each_call_once() -> None:
     """A client may merge only entries of different chunks."""
     plan = plan_of("plain", tools=[TOOL])
@@ -191,14 +161,6 @@ def test_a_chunk_has_each_call_once() -> None:
     ]
     (later,) = shape.chunk(0, Delta(parts=[CallArguments(1, '{"a"'), CallArguments(1, ": 1}")])).delta.tool_calls
     assert json.loads(msgspec.json.encode(later)) == {"index": 1, "function": {"arguments": '{"a": 1}'}}
-
-
-def test_a_stop_within_a_call_leaves_the_call_whole() -> None:
-    """A program that reads `tool_calls` would run half of one."""
-    plan = plan_of("plain", tools=[TOOL], stop=["}}"])
-    delta, _ = read(plan, '<tool_call> {"name": "f", "arguments": {"a": {"b": 1}}} </tool_call>')
-    assert delta.finish_reason is FinishReason.STOP and delta.has_calls
-    assert [call.arguments for call in whole_answer(delta.parts).calls] == ['{"a": {"b": 1}}']
 
 
 def test_a_schema_that_goes_too_deep_is_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.answer.blocks import Block, BlockBegun, BlockEnded, BlockGrew, BlockKind, Blocks, whole_blocks
+from router.api.answer.blocks import Block, BlockKind, whole_blocks
 from router.api.answer.choice_text import Delta
 from router.api.answer.generation_plan import AnswerForm
 from router.api.answer.writer import AnswerFacts
@@ -53,24 +53,6 @@ def shown(blocks: Sequence[Block]) -> list[tuple[BlockKind, str, str, bool]]:
 
 
 # ---- blocks
-
-
-@given(TEXTS, st.lists(st.integers(0, 500), max_size=20), st.sampled_from(REASONS))
-def test_any_split_gives_the_same_blocks(text: str, places: list[int], reason: FinishReason) -> None:
-    total = Delta()
-    for delta in deltas_of([text], reason=reason, thought=OPEN):
-        total.add(delta)
-    expected = shown(whole_blocks(total))
-    blocks, events = Blocks(), []
-    deltas = deltas_of(cut(text, places), reason=reason, thought=OPEN)
-    for delta in deltas:
-        events += list(blocks.feed(delta))
-    events += list(blocks.finish())
-    assert shown(blocks.all) == expected
-    assert [event.block.index for event in events if isinstance(event, BlockBegun)] == list(range(len(expected)))
-    assert [event.block.index for event in events if isinstance(event, BlockEnded)] == list(range(len(expected)))
-    said = [[e.text for e in events if isinstance(e, BlockGrew) and e.block.index == i] for i in range(len(expected))]
-    assert ["".join(texts) for texts in said] == [text for _, _, text, _ in expected]
 
 
 def test_space_between_blocks_goes_and_an_answer_of_space_stays() -> None:

@@ -147,11 +147,6 @@ def test_a_stop_string_ends_the_text_around_calls() -> None:
     assert answer == WholeAnswer(" ", "", (PARIS,)) and delta.stopped_by == "Do" and delta.has_calls
 
 
-def test_texts_around_a_call_make_no_stop_string_together() -> None:
-    answer, delta = said(f"ab{CALL}cd", ["bc"])
-    assert answer == WholeAnswer("abcd", "", (PARIS,)) and not delta.stopped_by
-
-
 def test_a_stop_string_ends_a_thought_and_may_be_its_tag() -> None:
     answer, delta = said("I see</think>Hi", ["see"], thought=OPEN)
     assert answer == WholeAnswer("", "I ", ()) and delta.stopped_by == "see"
@@ -168,11 +163,6 @@ def test_a_stop_string_is_found_in_text_that_was_held_back() -> None:
     assert answer == WholeAnswer("a ", "", ()) and delta.finish_reason is FinishReason.STOP
     answer, delta = said("a <tool! b", ["!"], keeps_stop=True)
     assert answer == WholeAnswer("a <tool!", "", ()) and delta.ids == [ord(char) + 1 for char in "a <tool!"]
-
-
-def test_half_a_stop_string_is_shown_at_the_end() -> None:
-    answer, delta = said("so EN", ["END"], reason=FinishReason.LENGTH)
-    assert answer == WholeAnswer("so EN", "", ()) and delta.finish_reason is FinishReason.LENGTH
 
 
 PIECES = [

@@ -87,16 +87,6 @@ def test_a_template_of_no_use_stops_no_router(tmp_path: Path) -> None:
     assert [more for _, _, more in heard] == [{"thoughts": True, "calls": True}]
 
 
-def test_thoughts_are_told_apart_with_and_without_tools(tmp_path: Path) -> None:
-    speech = folder_speech(tmp_path, SPEC)
-    answer, choice = read(plan_of(speech), f"<t>so</t>Hm {CALL}")
-    assert answer.content.startswith("Hm <call=f>") and answer.reasoning == "so" and 2 <= choice.num_reasoning <= 9
-    plan = plan_of(speech, tools=[TOOL])
-    assert not plan.sampling.grammar
-    answer, choice = read(plan, "<t>so</t>Hm")
-    assert answer == WholeAnswer("Hm", "so", ()) and not choice.has_calls
-
-
 def test_the_prompt_may_open_the_thought(tmp_path: Path) -> None:
     answer, choice = read(plan_of(folder_speech(tmp_path, SPEC, "<bot><t>")), "so</t>Hm")
     assert answer == WholeAnswer("Hm", "so", ()) and choice.num_reasoning >= 2

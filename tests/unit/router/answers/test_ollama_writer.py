@@ -13,20 +13,13 @@ from hypothesis import strategies as st
 
 from router.api.answer.writer import AnswerFacts, Times
 from router.api.ollama.ollama_writer import Loading, OllamaWriter, PartWriter, chat_part, generate_part
-from router.tools.reasoning import THINK, Thought
 from shared.core.errors import Overloaded
 from shared.core.states import FinishReason
 from shared.wire.messages import TokenLogprob
 from tests.support.web.written_answers import COUNTS, deltas_of, facts_of, streamed, whole
+from tests.unit.router.answers.test_answer_writers import CALL, OPEN, REASONS, TEXTS, cut
 
 Json = dict[str, Any]
-OPEN = Thought(THINK, is_open=True)
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-PIECES = [
-    *("<tool_call>", '{"name": "stop", ', '"arguments": {}}', "</tool_call>", "</think>", " ", "\n", "a", "é", CALL)
-]
-TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
-REASONS = [FinishReason.STOP, FinishReason.LENGTH]
 
 
 def writer(
@@ -46,11 +39,6 @@ def joined(lines: Sequence[Json]) -> Json:
     text, thought = ("".join(one.get(name, "") for one in messages) for name in ("content", "thinking"))
     calls = [call for one in messages for call in one.get("tool_calls", [])]
     return {"role": "assistant", "content": text, "thinking": thought, "tool_calls": calls}
-
-
-def cut(text: str, places: Sequence[int]) -> list[str]:
-    marks = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
-    return [text[a:b] for a, b in zip(marks, marks[1:], strict=False)]
 
 
 @given(TEXTS, st.lists(st.integers(0, 500), max_size=20), st.sampled_from(REASONS))

@@ -99,11 +99,6 @@ def test_a_stop_token_that_is_kept_is_text() -> None:
     assert choice([], stop_ids=(0,), keeps_stop=True, shows_special=True).feed(list(b"a\0"), []).text == "a\0"
 
 
-def test_special_tokens_are_shown_when_asked_for() -> None:
-    assert choice([], stop_ids=(9,)).feed(list(b"a\0b"), []).text == "ab"
-    assert choice([], stop_ids=(9,), shows_special=True).feed(list(b"a\0b"), []).text == "a\0b"
-
-
 def test_no_stop_string_before_min_tokens() -> None:
     mine = choice(["a"], min_tokens=3)
     assert mine.feed(list(b"aaaa"), []).text == "aaa"

@@ -72,11 +72,6 @@ def test_a_client_s_name_of_a_request_comes_back(given: bytes, returned: bytes) 
     assert Exchange(answer, (b"x-request-id", given)).headers[b"x-request-id"] == returned
 
 
-def test_a_request_without_a_name_gets_one() -> None:
-    first, second = (Exchange(answer).headers[b"x-request-id"] for _ in range(2))
-    assert first.startswith(b"req-") and first != second
-
-
 @pytest.mark.parametrize("error", [HandoffFailed("the peer is gone"), Overloaded("full")])
 def test_our_failures_are_logged_by_name_and_overloads_are_not(error: BatonError) -> None:
     async def fail(connection: Connection) -> None:
@@ -148,13 +143,6 @@ def token() -> Update:
 def done(choice: int = 0) -> Update:
     key = Key("r", 1, "r", 0, choice)
     return Update("r", choice, [65], [], SequenceEnd(key, "stop", 1, 1, "", ""))
-
-
-def test_a_stream_whose_prompt_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "PING_S", 0.01)
-    exchange = stream(Waiting((2, done())))
-    assert exchange.sent[0]["status"] == 200 and exchange.parts[0] == COMMENT
-    assert exchange.parts.count(COMMENT) >= 2 and exchange.parts[-1].endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("start", [None, StreamStart("TOKEN", "t0", 1)])

@@ -20,7 +20,6 @@ from router.api.answer import answer_span
 from router.api.answer.answer_span import BodyTimes, begin_answer
 from router.api.answer.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.answer.writer import Counts, Times
-from router.http.kept_answers import name_of_request
 from router.requests.journey import UNTRACED
 from router.requests.new_request import NewRequest
 from shared.config.settings.trace_settings import TraceConfig
@@ -31,7 +30,7 @@ from shared.core.trace_context import is_sampled
 from shared.node.loop.node import Node
 from shared.node.records.request_spans import MOST_TRACED, RequestSpans
 from shared.observe.log import Logger
-from shared.wire.messages import Generate, Message, Offer
+from shared.wire.messages import Offer
 from shared.wire.peers import PeerClosed
 from tests.support.cores.core_rig import CoreKnobs, Job
 from tests.support.machine.patience import HANG_GUARD_S
@@ -196,17 +195,6 @@ def test_a_refused_request_has_one_span_with_its_code(
 
 
 @needs_otel
-@pytest.mark.parametrize(("key", "code"), [(b"k" * 256, "invalid_request_error"), (b"k", "idempotency_key_reused")])
-def test_a_refused_idempotency_key_has_a_span(key: bytes, code: str) -> None:
-    spans, site = kept(), Site()
-    site.generation._tracer = spans.tracer
-    site.generation._kept._entries[name_of_request(("", ""), "k")] = MagicMock(ends_at=float("inf"))
-    ask_once(site, GOOD_BODY, (b"idempotency-key", key))
-    (span,) = spans.close()
-    assert span.name == "text_completion" and span.attributes["error.type"] == code
-
-
-@needs_otel
 @pytest.mark.parametrize("key", [(), ((b"idempotency-key", b"k"),)])
 def test_a_request_that_nodes_refuse_has_its_answer_s_span(key: tuple[tuple[bytes, bytes], ...]) -> None:
     """And no second one for the refusal."""
@@ -259,43 +247,20 @@ def test_a_request_that_is_not_sampled_has_no_spans(share: float, given: str) ->
 
 
 @needs_otel
-def test_who_is_not_sampled_by_its_client_is_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    spans = kept()
-    monkeypatch.setattr(spans.tracer, "_tracer", MagicMock(start_span=MagicMock(side_effect=AssertionError)))
-    assert spans.tracer.begin_span("chat", UNSAMPLED, 0.0) is None
-    assert spans.close() == []
-
-
-class Sent:
-    endpoint = "tcp://127.0.0.1:1"
-
-    def __init__(self) -> None:
-        self.generates: list[Generate] = []
-        self.peer = ""
-
-    def send(self, peer: str, message: Message) -> bool:
-        if isinstance(message, Generate):
-            self.generates.append(message)
-            self.peer = peer
-        return True
-
-
-@needs_otel
-def test_a_resumed_attempt_is_linked_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_attempt_is_linked_and_says_why() -> None:
     from router.requests.journey import Journey
 
-    spans, story, sent = kept(), Story(max_attempts=3), Sent()
-    monkeypatch.setattr(story.gateway, "_link", sent)
+    spans, story = kept(), Story(max_attempts=3)
     asked = NewRequest(
         [1, 2, 3], 1, SamplingParams(max_tokens=5), 7, trace=SAMPLED, journey=Journey(spans.tracer, SAMPLED)
     )
     mailbox = story.gateway.open([asked])
-    story.gateway.handle(PeerClosed(sent.peer))
+    story.gateway.handle(PeerClosed(story.link.generates[-1][0]))
     story.gateway.close(mailbox)
     found = by_name(spans.close())
     assert {name: len(found[name]) for name in found} == {"attempt": 2, "placement": 2, "queue": 1}
     first, second = found["attempt"]
-    assert [one.trace for one in sent.generates] == [
+    assert [one.trace for _, one in story.link.generates] == [
         f"00-{TRACE_ID}-{span.context.span_id:016x}-01" for span in (first, second)
     ]
     assert not first.links and [link.context.span_id for link in second.links] == [first.context.span_id]
@@ -304,11 +269,10 @@ def test_a_resumed_attempt_is_linked_and_says_why(monkeypatch: pytest.MonkeyPatc
     assert {f"{span.parent.span_id:016x}" for one in found.values() for span in one} == {SPAN_ID}
 
 
-def test_a_request_without_spans_takes_its_client_s_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    story, sent = Story(), Sent()
-    monkeypatch.setattr(story.gateway, "_link", sent)
+def test_a_request_without_spans_takes_its_client_s_trace() -> None:
+    story = Story()
     story.gateway.open([NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), 7, trace=UNSAMPLED, journey=UNTRACED)])
-    assert [one.trace for one in sent.generates] == [UNSAMPLED]
+    assert [one.trace for _, one in story.link.generates] == [UNSAMPLED]
 
 
 def traced_pair(spans: Any, *, prefill: bool = True) -> tuple[Node, Node]:

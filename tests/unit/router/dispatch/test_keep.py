@@ -10,7 +10,7 @@ import pytest
 from router.requests.answered import Answered, AnswerKind
 from router.requests.returns import ASSUMED_S
 from shared.core.sampling_params import SamplingParams
-from shared.wire.messages import Abort, Keep, Key, Message
+from shared.wire.messages import Keep, Key, Message
 from tests.support.cores.core_rig import CoreKnobs, Job
 from tests.support.worlds.node_pair import ROUTER_EPOCH, ROUTER_ID, Net, assert_clean, make_node
 from tests.support.worlds.router_rig import RouterRig
@@ -45,15 +45,6 @@ def test_a_stop_string_ends_an_answer_too() -> None:
     assert len(said(rig, Answered(generate.key.rid, AnswerKind.CALLS), [])) == 1
 
 
-def test_who_hangs_up_is_not_expected_back() -> None:
-    rig = RouterRig(local_tokens=1000)
-    decode = rig.join("decode", "d")
-    (generate,) = rig.open(PROMPT)
-    rig.run(decode, generate.key, 0, [1])
-    sends = said(rig, Answered(generate.key.rid, AnswerKind.CALLS), [generate.key.rid])
-    assert [type(message) for _, message in sends] == [Abort]
-
-
 def test_an_ended_answer_is_forgotten_when_its_client_goes() -> None:
     rig = RouterRig(local_tokens=1000)
     decode = rig.join("decode", "d")
@@ -62,22 +53,6 @@ def test_an_ended_answer_is_forgotten_when_its_client_goes() -> None:
     rig.end(decode, generate.key, 1)
     rig.dispatcher.close([generate.key.rid], [], rig.now)
     assert said(rig, Answered(generate.key.rid, AnswerKind.CALLS), []) == []
-
-
-def test_the_next_prompt_of_a_conversation_is_its_return() -> None:
-    rig = RouterRig(local_tokens=1000)
-    decode = rig.join("decode", "d")
-    for turn in range(20):
-        rig.now += 200.0
-        (generate,) = rig.open([turn, *PROMPT])
-        rig.run(decode, generate.key, 0, [1])
-        rig.end(decode, generate.key, 1)
-        told = said(rig, Answered(generate.key.rid, AnswerKind.CALLS), [])
-        rig.now += 4.0
-        (after,) = rig.open([turn, *PROMPT, 1, 2, 3])
-        rig.run(decode, after.key, 0, [1])
-        rig.end(decode, after.key, 1)
-    assert [word.keep_ms for _, word in told if isinstance(word, Keep)] == [4000]
 
 
 def test_the_nodes_hear_that_a_session_left_a_branch() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import time
 from dataclasses import replace
 
@@ -11,41 +10,24 @@ import pytest
 
 from router.api.answer.generation_plan import PromptJob
 from router.api.site.generation import DEADLINE, Generation
-from router.dispatch.gateway import Gateway
 from router.http.connection import Connection
 from router.text.hashlm import HashTokenizer
-from shared.observe.log import Logger
-from shared.observe.metrics import ClusterMetrics, RequestMetrics
-from shared.wire.messages import Begun, Generate, Message
+from shared.observe.metrics import RequestMetrics
+from shared.wire.messages import Begun
 from shared.wire.peers import PeerClosed, Received
+from tests.support.worlds.gateway_rig import GatewayRig
 from tests.support.worlds.router_rig import RouterRig
 from tests.unit.router.answers.test_router_exchange import PLAN, CollectorRegistry, written
 
 PROMPTS = ([1, 2, 3, 4], [5, 6])
 
 
-class Link:
-    endpoint = "here"
-
-    def __init__(self) -> None:
-        self.sent: list[Generate] = []
-
-    async def receive(self) -> list[Received]:
-        return []
-
-    def send(self, peer: str, message: Message) -> bool:
-        self.sent += [message] if isinstance(message, Generate) else []
-        return True
-
-
-class Answer:
+class Answer(GatewayRig):
     """An answer to two prompts, from one decode node. The node begins only the first `num_begun` of them."""
 
     def __init__(self, num_begun: int, *headers: tuple[bytes, bytes]) -> None:
-        self.rig, self.link = RouterRig(), Link()
+        super().__init__(RouterRig())
         self.node = self.rig.join("decode", "d")
-        parts = (self.rig.registry, self.rig.dispatcher, self.link, ClusterMetrics(CollectorRegistry()))
-        self.gateway = Gateway(("r", 9), *parts, Logger("r", io.StringIO()), lambda: self.rig.now)
         plan = replace(PLAN, jobs=tuple(PromptJob(ids, 0, "") for ids in PROMPTS))
         metrics = RequestMetrics(CollectorRegistry())
         self.generation = Generation(plan, written, HashTokenizer(), self.gateway, metrics, time.monotonic())
@@ -55,7 +37,7 @@ class Answer:
     async def run(self, ends: str) -> None:
         task = asyncio.create_task(self.generation.run(self._connection))
         await asyncio.sleep(0)
-        keys = [generate.key for generate in self.link.sent[: self._num_begun]]
+        keys = [generate.key for _, generate in self.link.generates[: self._num_begun]]
         self.gateway.handle(Received(self.node.peer, Begun("d", 1, keys)))
         if ends == "hangs up":
             task.cancel()

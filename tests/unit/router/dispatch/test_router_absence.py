@@ -2,54 +2,29 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from router.dispatch.attempts import MAX_EXCUSED
-from router.dispatch.gateway import TICK_S, Gateway
+from router.dispatch.gateway import TICK_S
 from router.requests.mailbox import Mailbox
 from router.requests.new_request import NewRequest
 from shared.config.settings.silence import link_silence
 from shared.core.errors import Aborted
 from shared.core.sampling_params import SamplingParams
-from shared.observe.log import Logger
-from shared.observe.metrics import ClusterMetrics
-from shared.wire.messages import Generate, Message
 from shared.wire.peers import PeerClosed, Received, peer_name
+from tests.support.worlds.gateway_rig import GatewayRig
 from tests.support.worlds.router_rig import RouterRig, hello
 
 NODES = ("a", "b", "c")
 
 
-class Link:
-    endpoint = "tcp://127.0.0.1:1"
-
-    def __init__(self) -> None:
-        self.generates: list[str] = []
-
-    def send(self, peer: str, message: Message) -> bool:
-        if isinstance(message, Generate):
-            self.generates.append(peer)
-        return True
-
-    async def receive(self) -> list[Received]:
-        return []
-
-
-class Story:
+class Story(GatewayRig):
     """Three decode nodes; as a rule, one attempt for each request."""
 
     def __init__(self, max_attempts: int = 1, silence_s: float = 5.0) -> None:
-        self.rig = RouterRig(max_attempts=max_attempts, resume_wait_s=5.0, silence_s=silence_s)
-        self.link, self.lines = Link(), io.StringIO()
-        self.shown = CollectorRegistry()
-        log, metrics = Logger("r", self.lines), ClusterMetrics(self.shown)
-        self.gateway = Gateway(
-            ("r", 9), self.rig.registry, self.rig.dispatcher, self.link, metrics, log, lambda: self.rig.now
-        )
+        super().__init__(RouterRig(max_attempts=max_attempts, resume_wait_s=5.0, silence_s=silence_s))
         self.say_hello(1)
         self.tick(4)
 
@@ -70,10 +45,10 @@ class Story:
         return self.gateway.open([NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), seed=7)])
 
     def has_been_away(self) -> bool:
-        return "was frozen" in self.lines.getvalue()
+        return "was frozen" in self.log.getvalue()
 
     def lose_the_first(self) -> None:
-        self.gateway.handle(PeerClosed(self.link.generates[-1]))
+        self.gateway.handle(PeerClosed(self.link.generates[-1][0]))
 
 
 def test_what_a_frozen_router_missed_costs_no_attempt() -> None:
@@ -86,7 +61,7 @@ def test_what_a_frozen_router_missed_costs_no_attempt() -> None:
     for _ in NODES:
         story.lose_the_first()
         story.tick(1)
-    assert len(set(story.link.generates)) == 3 and not mailbox._news
+    assert len({peer for peer, _ in story.link.generates}) == 3 and not mailbox._news
     story.tick(2)
     story.say_hello(2)
     story.tick(1)
@@ -132,7 +107,7 @@ def test_a_router_without_its_cable_does_not_count_each_node() -> None:
     for _ in NODES:
         story.lose_the_first()
         story.tick(1)
-    assert len(set(story.link.generates)) == 3 and not mailbox._news
+    assert len({peer for peer, _ in story.link.generates}) == 3 and not mailbox._news
     story.tick(4)
     story.say_hello(2)
     story.tick(1)
@@ -160,7 +135,7 @@ def test_what_takes_mute_nodes_along_ends_all_the_same() -> None:
     mailbox = story.open()
     for connection in range(2, 4 + MAX_EXCUSED):
         assert not mailbox._news
-        lost = story.link.generates[-1]
+        lost, _ = story.link.generates[-1]
         story.tick(6)
         story.lose_the_first()
         story.say_hello(connection, [lost.partition("@")[0]])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from router.fleet.registry import RegisteredNode
-from router.queue.admission import AdmissionQueue
 from router.queue.pace import MIN_STARTED, Pace
+from router.requests.answer_lengths import FIRST_GUESS, AnswerLengths
 from router.requests.effects import Failure
-from router.requests.journal import Journal, OpenRequest
+from router.requests.journal import OpenRequest
 from router.requests.new_request import NewRequest
-from router.tenants.tenant import Tenant
+from router.tenants.tenant import EVERYBODY, Tenant
 from shared.core.errors import DeadlineExceeded, DeadlineUnreachable, QueueFull
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Drain, Generate, Heartbeat, Key, NodeLoad
@@ -202,15 +202,6 @@ def test_room_is_refused_early_only_to_who_gets_none() -> None:
     assert queued.waiting == {"a": 4}, "asking changes nothing"
 
 
-def test_an_urgent_request_pushes_out_and_goes_first() -> None:
-    queued = Queued(max_queued=2)
-    queued.open(A, 2)
-    queued.open(URGENT)
-    assert queued.waiting == {"a": 1, "urgent": 1}
-    (started,) = queued.end(queued.held.pop().key)
-    assert queued.waiting == {"a": 1} and started.key.rid == queued.rig.journal.all()[-1].rid
-
-
 def test_retry_after_of_a_full_queue_is_when_the_next_has_begun() -> None:
     queued = Queued(max_queued=5)
     queued.open(num=5)
@@ -257,19 +248,6 @@ def test_what_can_t_end_in_time_is_refused_at_once() -> None:
     late_s = failed.value.retry_after_s
     assert late_s is not None and 9.0 <= late_s <= 12.0
     assert queued.open(within_s=5.0 + late_s + 0.1) == [] and queued.waiting == {"a": 21}
-
-
-def test_coming_back_at_retry_after_works_and_earlier_does_not() -> None:
-    queued = paced()
-    with pytest.raises(DeadlineUnreachable) as failed:
-        queued.open(within_s=10.0)
-    late_s = failed.value.retry_after_s
-    assert late_s is not None
-    queued.pass_time(late_s - 0.7, round(2 * (late_s - 0.7)))
-    with pytest.raises(DeadlineUnreachable):
-        queued.open(within_s=10.0)
-    queued.pass_time(1.5, 3)
-    queued.open(within_s=10.0)
 
 
 @pytest.mark.parametrize("limit", [100, 32_768])
@@ -389,6 +367,51 @@ def test_durations_count_per_token_that_was_used() -> None:
     assert pace.service_s(210) == pytest.approx(3.5, rel=0.1)
 
 
-def test_the_queue_of_a_router_without_requests_is_empty() -> None:
+# ---- how long an answer is expected to be
+
+
+def ended(tenant: Tenant, *lengths: int) -> OpenRequest:
+    asked = NewRequest([1], len(lengths), SamplingParams(max_tokens=1000), 0, tenant=tenant)
+    request = OpenRequest("r", asked, 60.0)
+    for sequence, length in zip(request.sequences, lengths, strict=True):
+        sequence.ids = [1] * length
+    return request
+
+
+def test_a_tenant_s_own_answers_count_or_else_those_of_all() -> None:
+    lengths = AnswerLengths()
+    assert lengths.expected(A) == FIRST_GUESS
+    lengths.ended(ended(A, 50, 150))
+    assert lengths.expected(A) == lengths.expected(B) == 100.0
+    lengths.ended(ended(B, 1000))
+    assert (lengths.expected(A), lengths.expected(B)) == (100.0, 1000.0)
+    assert lengths.expected(Tenant("new")) == pytest.approx(190.0)
+
+
+def test_nodes_can_tell_tenants_apart() -> None:
     rig = RouterRig()
-    assert AdmissionQueue(rig.registry, Journal(lambda: "n"), 1, 1).next(0.0) is None
+    rig.join("decode", "d")
+    numbers = [rig.open(tenant=tenant)[0].tenant for tenant in (A, B, A, EVERYBODY)]
+    assert numbers[0] == numbers[2] and len(set(numbers)) == 3 and numbers[3] == 0
+
+
+def test_a_request_costs_what_its_tenant_s_answers_took() -> None:
+    rig = RouterRig()
+    node = rig.join("decode", "d")
+    (first,) = rig.open(max_tokens=2000)
+    assert rig.journal.all()[0].cost == 3 + FIRST_GUESS
+    rig.run(node, first.key, 0, [1] * 20)
+    rig.end(node, first.key, 20)
+    for max_tokens, expected in ((2000, 20), (5, 5)):
+        rig.open(n=2, max_tokens=max_tokens)
+        assert rig.journal.all()[-1].cost == 3 + 2 * expected
+
+
+def test_an_answer_that_was_broken_off_says_nothing_of_lengths() -> None:
+    rig = RouterRig()
+    node = rig.join("decode", "d")
+    (first,) = rig.open(max_tokens=2000)
+    rig.run(node, first.key, 0, [1])
+    rig.dispatcher.cancel([first.key.rid], rig.now)
+    rig.open(max_tokens=2000)
+    assert rig.journal.all()[-1].cost == 3 + FIRST_GUESS

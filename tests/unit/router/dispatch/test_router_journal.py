@@ -13,45 +13,11 @@ def end(count: int) -> SequenceEnd:
     return SequenceEnd(Key("r", 1, "x", 0, 0), "length", count, 0, "", "")
 
 
-def test_tokens_are_taken_only_at_the_next_position() -> None:
-    journal = SequenceJournal(max_tokens=10)
-    assert journal.take_tokens(0, [5, 6], []).ids == [5, 6]
-    assert journal.take_tokens(3, [8], []).ids == []  # waits for position 2
-    assert journal.take_tokens(1, [6, 7], []).ids == [7, 8]
-    assert journal.ids == [5, 6, 7, 8]
-
-
-def test_a_duplicate_must_be_equal() -> None:
-    journal = SequenceJournal(max_tokens=10)
-    journal.take_tokens(0, [5, 6], [])
-    assert not journal.take_tokens(0, [5, 6], []).conflict
-    differing = journal.take_tokens(1, [9, 7], [])
-    assert differing.conflict and differing.ids == [7]
-    assert journal.ids == [5, 6, 7]
-
-
 def test_tokens_beyond_the_request_are_not_taken() -> None:
     journal = SequenceJournal(max_tokens=2)
     assert list(journal.take_tokens(0, [1, 2, 3], []).ids) == [1, 2]
     assert journal.take_tokens(1, [2, 3], []).ids == []
     assert journal.take_tokens(1000, [3], []).ids == [] and journal.ids == [1, 2]
-
-
-def test_an_end_waits_for_its_tokens() -> None:
-    journal = SequenceJournal(max_tokens=9)
-    journal.take_tokens(1, [2], [])
-    journal.end = end(2)
-    assert not journal.has_all
-    journal.take_tokens(0, [1], [])
-    assert journal.has_all
-
-
-def test_a_new_attempt_forgets_what_was_sent_ahead() -> None:
-    journal = SequenceJournal(max_tokens=9)
-    journal.take_tokens(0, [1], [])
-    journal.take_tokens(2, [99], [])
-    journal.restart()
-    assert journal.take_tokens(1, [2], []).ids == [2] and journal.ids == [1, 2]
 
 
 @settings(max_examples=300)

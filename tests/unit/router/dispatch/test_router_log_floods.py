@@ -71,12 +71,3 @@ def test_a_node_that_refuses_us_fills_no_log() -> None:
     for number in range(TIMES):
         talker.says(Unwelcome("evil", 1, f"tcp://{number}" + "x" * 8 * KIB))
     assert len(lines(cluster)) == 1 and len(lines(cluster)[0]) < KIB
-
-
-def test_the_first_line_about_each_node_comes_at_once() -> None:
-    cluster = Cluster()
-    for number in range(TIMES):
-        cluster.hello("decode", f"d{number}", FINGERPRINT)
-        cluster.gone(f"d{number}")
-    told = cluster.log.getvalue()
-    assert (told.count("node is here"), told.count("node is lost")) == (TIMES, TIMES)

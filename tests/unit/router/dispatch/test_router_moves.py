@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -44,14 +46,6 @@ def test_cached_pages_are_room(rig: RouterRig) -> None:
     assert LeastLoad().pick([cached, busy], Wanted(20)).node is cached
 
 
-def test_room_is_for_this_request(rig: RouterRig) -> None:
-    small, busy = rig.join("decode", "a"), rig.join("decode", "b")
-    pages(small, 2)
-    pages(busy, 99, running=7)
-    assert LeastLoad().pick([small, busy], Wanted(2 * PAGE)).node is small
-    assert LeastLoad().pick([small, busy], Wanted(2 * PAGE + 1)).node is busy
-
-
 def test_pages_that_a_node_keeps_are_no_room(rig: RouterRig) -> None:
     """The node would not admit the request: it keeps pages for the growth of answers under way."""
     small, busy = rig.join("decode", "a"), rig.join("decode", "b")
@@ -88,13 +82,6 @@ def test_a_node_without_a_free_row_has_no_room(rig: RouterRig) -> None:
     pages(busy, 99, running=7)
     busy.ours.open_sequences = 20
     assert LeastLoad().pick([full, busy], Wanted(20)).node is busy
-
-
-def test_where_all_are_full_the_least_loaded_is_picked(rig: RouterRig) -> None:
-    one, other = rig.join("decode", "a"), rig.join("decode", "b")
-    pages(one, 0, running=7)
-    pages(other, 0, running=2)
-    assert LeastLoad().pick([one, other], Wanted(20)).node is other
 
 
 def test_the_dispatcher_says_what_the_request_needs(rig: RouterRig) -> None:
@@ -175,9 +162,24 @@ def test_a_large_node_may_have_a_quarter_of_its_rows_ahead() -> None:
     assert sequences_in(large, 800) == 1000 and sequences_in(load(running=8), 8) == 10
 
 
-def test_who_has_begun_stays(rig: RouterRig) -> None:
+def leave(story: Waiting) -> None:
+    story.b.leaving = Leaving(By.NODE)
+
+
+STAYS: dict[str, Callable[[Waiting], object]] = {
+    "its node has begun": lambda story: story.rig.run(story.a, story.key, 0, [5]),
+    "its node has room, and is only slow": lambda story: pages(story.a, 3, waiting=1),
+    "nobody waits at its node": lambda story: pages(story.a, 0),
+    "the other has room for its 3 pages, not for twice as many": lambda story: story.report(room=4),
+    "others wait at the other": lambda story: pages(story.b, 99, waiting=1),
+    "the other leaves": leave,
+}
+
+
+@pytest.mark.parametrize("why", STAYS)
+def test_who_stays(rig: RouterRig, why: str) -> None:
     story = Waiting(rig)
-    rig.run(story.a, story.key, 0, [5])
+    STAYS[why](story)
     assert not story.tick(10)
 
 
@@ -215,14 +217,6 @@ def test_who_is_not_computed_stays(rig: RouterRig) -> None:
     assert [generate.key.rid for generate in story.tick(10)] == [story.key.rid]
 
 
-def test_a_decode_node_with_room_is_only_slow(rig: RouterRig) -> None:
-    story = Waiting(rig)
-    pages(story.a, 3, waiting=1)
-    assert not story.tick(10)
-    pages(story.a, 0, waiting=0)
-    assert not story.tick(10), "nobody waits there"
-
-
 def test_waiting_counts_from_the_last_moment_with_room(rig: RouterRig) -> None:
     story = Waiting(rig)
     for _ in range(5):
@@ -230,20 +224,6 @@ def test_waiting_counts_from_the_last_moment_with_room(rig: RouterRig) -> None:
         pages(story.a, 50, waiting=3)
         assert not story.tick(0.25)
         story.report()
-
-
-@pytest.mark.parametrize("room", [3, 4])
-def test_the_other_node_has_room_to_spare(rig: RouterRig, room: int) -> None:
-    """33 tokens are 3 pages; twice that is asked for."""
-    story = Waiting(rig)
-    story.report(room)
-    assert not story.tick(10)
-
-
-def test_nobody_is_sent_where_others_wait(rig: RouterRig) -> None:
-    story = Waiting(rig)
-    pages(story.b, 99, waiting=1)
-    assert not story.tick(10)
 
 
 def test_a_node_is_not_flooded_by_one_report(rig: RouterRig) -> None:
@@ -283,12 +263,6 @@ def test_nothing_goes_to_and_fro(rig: RouterRig) -> None:
         story.report()
     assert len(moved) == MAX_MOVES
     assert all(node.ours.open_sequences <= 1 for node in (story.a, story.b))
-
-
-def test_a_node_that_leaves_is_no_way_out(rig: RouterRig) -> None:
-    story = Waiting(rig)
-    story.b.leaving = Leaving(By.NODE)
-    assert not story.tick(10)
 
 
 def test_nobody_is_moved_to_where_a_suspect_runs_alone(rig: RouterRig) -> None:

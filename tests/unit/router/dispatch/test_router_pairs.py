@@ -180,17 +180,6 @@ def prefill_of(rig: RouterRig, generate: Generate) -> str:
     return request.attempt.prefill.node_id
 
 
-def test_the_client_hears_that_a_node_was_lost() -> None:
-    rig = RouterRig(max_attempts=1)
-    p = rig.join("prefill", "p")
-    for name in "abcdefgh":
-        rig.join("decode", name)
-    generate = open_one(rig)
-    for _ in range(4):
-        generate = only(cut(rig, p, generate.key))
-    assert failures(rig.end(p, generate.key, 0, "error", "peer_unreachable")) == ["node_lost"]
-
-
 # ---- what is told of it
 
 
@@ -211,15 +200,6 @@ def test_it_is_told_a_tick_later_and_once_for_each_failure(rig: RouterRig) -> No
     told = rig.dispatcher.tick(rig.now).alarms
     assert [(alarm.kind, alarm.subject) for alarm in told] == [(ALARM, "p -> d")]
     assert not rig.dispatcher.tick(rig.now).alarms
-
-
-def test_each_of_several_broken_pairs_is_told_once(rig: RouterRig) -> None:
-    p = rig.join("prefill", "p")
-    for name in "de":
-        rig.join("decode", name)
-    for key in [open_one(rig).key for _ in range(2)]:
-        rig.end(p, key, 0, "error", "peer_unreachable")
-    assert len(rig.dispatcher.tick(rig.now).alarms) == 2 and not rig.dispatcher.tick(rig.now).alarms
 
 
 def test_a_node_that_has_died_is_no_broken_pair(rig: RouterRig) -> None:

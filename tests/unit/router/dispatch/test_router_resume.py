@@ -12,9 +12,13 @@ from router.policy.placement import NODES_AWAY_S
 from router.requests.attempt import Attempt
 from router.requests.effects import Effects, Failure, Update
 from router.requests.new_request import NewRequest
+from router.requests.tickets import Tickets, deadline_ms
 from shared.core.errors import NoNodes
 from shared.core.sampling_params import SamplingParams
+from shared.wire.codec import key_of
 from shared.wire.messages import Drain, Generate, Key
+from shared.wire.ranges import MAX_MS
+from shared.wire.tickets import is_genuine
 from tests.support.worlds.router_rig import RouterRig, aborts, failures, generates, ids_of, sibling
 
 
@@ -91,14 +95,6 @@ def test_what_the_attempt_before_sent_ahead_is_not_trusted(rig: RouterRig) -> No
     assert ids_of(rig.run(spare, again.key, 1, [2])) == [2]
     effects = rig.run(spare, again.key, 2, [3])
     assert ids_of(effects) == [3] and [news.end for news in effects.news if isinstance(news, Update)] == [None]
-
-
-def test_what_the_lost_decode_node_had_is_not_at_the_next_one(rig: RouterRig) -> None:
-    prefill, decode, key = begun(rig)
-    rig.join("decode", "e")
-    again = only(lose(rig, decode))
-    assert again.decode_node == "e" and rig.journal.find(key.rid).attempt.prefill is prefill  # type: ignore[union-attr]
-    assert len(generates(lose(rig, prefill))) == 1  # nothing has arrived there yet
 
 
 @pytest.mark.parametrize(("last", "reason"), [(5, "length"), (2, "stop")])
@@ -206,24 +202,6 @@ def test_a_new_request_waits_a_moment_while_all_nodes_dial_anew() -> None:
         rig.open()
 
 
-def test_but_not_for_ever() -> None:
-    rig = RouterRig(max_attempts=3, resume_wait_s=10.0)
-    decode = rig.join("decode", "d")
-    rig.open()
-    lose(rig, decode)
-    assert failures(rig.dispatcher.tick(10.0)) == ["no_nodes"]
-    rig.check_quiet()
-
-
-def test_a_request_that_waits_for_a_node_can_be_cancelled() -> None:
-    rig = RouterRig(max_attempts=3, resume_wait_s=10.0)
-    decode = rig.join("decode", "d")
-    key = rig.open()[0].key
-    lose(rig, decode)
-    assert not rig.dispatcher.cancel([key.rid], rig.now).sends
-    rig.check_quiet()
-
-
 def test_leaving_draining_nodes_costs_no_attempt(rig: RouterRig) -> None:
     """A rolling restart may move one request more often than anything may fail."""
     nodes = [rig.join("decode", name) for name in "abcdef"]
@@ -277,3 +255,52 @@ def test_a_probe_that_is_moved_lets_another_one_go(rig: RouterRig) -> None:
     prefill.leaving = Leaving(By.NODE)  # so that it does not get the next attempt
     rig.end(decode, key, 1, "error", "step_failed")
     assert prefill.breaker.allows(rig.now)
+
+
+def test_the_nodes_of_an_attempt_are_told_when_it_is_over() -> None:
+    """Not when they speak of it again: a prefill node may have it in its queue for long."""
+    rig = RouterRig(max_attempts=3)
+    prefill, decode, other = rig.join("prefill", "p"), rig.join("decode", "d"), rig.join("decode", "e")
+    (generate,) = rig.open()
+    target, spare = (decode, other) if generate.decode_node == "d" else (other, decode)
+    effects = rig.dispatcher.node_lost(target, "test", rig.now)
+    assert (prefill.peer, 0, True) in aborts(effects)
+    assert spare.ours.open_sequences == 1
+
+
+# ---- tickets
+
+
+def test_a_handed_over_request_has_a_ticket_for_its_two_nodes() -> None:
+    rig = RouterRig()
+    p, d = rig.join("prefill", "p"), rig.join("decode", "d")
+    rig.now = 7.0
+    (generate,) = rig.open(prompt=(1, 2, 3), n=2, max_tokens=5)
+    tickets, ticket, key = rig.dispatcher.tickets, generate.ticket, key_of(generate.key)
+    assert ticket is not None and is_genuine(tickets.key_of(d.peer), key, p.peer, ticket)
+    assert is_genuine(tickets.key_of(d.peer), key.sibling(1), p.peer, ticket)
+    assert not is_genuine(tickets.key_of(d.peer), key.sibling(2), p.peer, ticket)
+    assert not is_genuine(tickets.key_of(p.peer), key, p.peer, ticket), "a prefill node's own key makes none"
+    assert (ticket.num_sequences, ticket.most_tokens, ticket.deadline_ms) == (2, 8, 67_000)
+
+
+def test_each_router_s_life_has_keys_of_its_own() -> None:
+    one, other = Tickets(), Tickets()
+    assert one.key_of("d@1") == one.key_of("d@1") != other.key_of("d@1")
+    assert one.key_of("d@1") != one.key_of("d@2")
+
+
+def test_each_attempt_has_a_ticket_of_its_own() -> None:
+    rig = RouterRig(max_attempts=3)
+    rig.join("prefill", "p")
+    nodes = {node.node_id: node for node in (rig.join("decode", "d0"), rig.join("decode", "d1"))}
+    (first,) = rig.open()
+    effects = rig.dispatcher.node_lost(nodes[first.decode_node], "test", rig.now)
+    rig.registry.remove(nodes[first.decode_node])
+    effects.sends += rig.dispatcher.tick(rig.now).sends
+    again = [message for _, message in effects.sends if hasattr(message, "ticket")]
+    assert again and again[-1].ticket != first.ticket and again[-1].key.attempt == 1
+
+
+def test_a_deadline_of_no_end_fits_the_wire() -> None:
+    assert deadline_ms(float("inf")) == MAX_MS and deadline_ms(-1.0) == 0 and deadline_ms(1.5) == 1500

@@ -10,7 +10,7 @@ from router.requests.journal import OpenRequest
 from router.requests.suspects import CLEARED_AFTER
 from shared.config.settings.silence import link_silence
 from shared.wire.messages import Begun, Drain, Generate, Key
-from tests.support.worlds.router_rig import RouterRig, failures, generates, sibling
+from tests.support.worlds.router_rig import RouterRig, failures, generates
 
 
 @pytest.fixture
@@ -74,17 +74,6 @@ def test_a_request_that_kills_two_nodes_ends(rig: RouterRig, with_tokens: bool) 
     rig.check_quiet()
 
 
-def test_a_request_runs_until_its_last_sequence_ends(rig: RouterRig) -> None:
-    prefill, decode = rig.join("prefill", "p"), rig.join("decode", "d")
-    key = rig.open(n=2, max_tokens=90)[0].key
-    keys = [sibling(key, index) for index in range(2)]
-    for key in keys:
-        rig.run(prefill, key, 0, [1])
-        rig.run(decode, key, 1, [2])
-    rig.end(decode, keys[0], 2)
-    assert found(rig, keys[1]).runs_on(decode)
-
-
 def test_who_only_waited_on_two_dead_nodes_is_no_suspect(rig: RouterRig) -> None:
     for name in "abcde":
         rig.join("decode", name)
@@ -128,18 +117,6 @@ def test_a_suspect_gets_a_node_for_itself(rig: RouterRig) -> None:
     assert alone not in found(rig, busy).attempt.nodes and alone.ours.open_sequences == 1
     for _ in range(6):
         assert alone not in found(rig, one(rig).key).attempt.nodes
-
-
-def test_each_of_two_suspects_has_its_node_for_itself(rig: RouterRig) -> None:
-    a = rig.join("decode", "a")
-    bad = [one(rig).key for _ in range(2)]
-    begin(rig, a, *bad)
-    for name in "bcd":
-        rig.join("decode", name)
-    effects = die(rig, a)
-    apart = {node_of(rig, again(effects, key)).node_id for key in bad}
-    others = {node_of(rig, one(rig).key).node_id for _ in range(6)}
-    assert len(apart) == 2 and others == set("bcd") - apart
 
 
 def test_where_none_is_idle_it_goes_where_fewest_would_suffer(rig: RouterRig) -> None:

@@ -126,17 +126,6 @@ def test_a_refused_router_gets_the_nodes_once_the_first_is_gone() -> None:
     assert second.nodes() == ["d0"]
 
 
-def test_a_refused_router_back_with_a_new_name_is_welcome() -> None:
-    site = Site()
-    first = site.router(A, "r", 1)
-    site.node("decode", "d0")
-    site.router(B, "r", 2)
-    site.run(3.0)
-    renamed = site.router(B, "s", 3)
-    site.run(1.0)
-    assert first.nodes() == renamed.nodes() == ["d0"]
-
-
 def said(site: Site, router: Router, prompt: tuple[int, ...]) -> tuple[str, list[int], int]:
     """(the node, the answer, cached tokens) of a prompt, when it has ended."""
     mailbox = router.open(Job(0, prompt, SamplingParams(max_tokens=40, temperature=0.0), 0))

@@ -99,12 +99,6 @@ def test_every_node_gets_the_order_and_has_its_row() -> None:
     assert answer["nodes"][1]["why"] == "no such folder"
 
 
-def test_the_path_is_the_name_if_none_is_given() -> None:
-    site = Site(p0=LOADED)
-    site.load()
-    assert site.sent[0][1].path == "sql"  # type: ignore[union-attr]
-
-
 def test_if_no_node_loads_it_the_error_names_each() -> None:
     site = Site(p0=REFUSED, d0=says("refused", why="no --lora-dir"))
     with pytest.raises(Conflict, match="p0 refuses: no such folder; d0 refuses: no --lora-dir"):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
 import router.fleet.registry
+from router.api.site.generation import MAX_SESSION_CHARS, session_of
 from router.fleet.prefix_index import ComingPages, PageIndex, PromptPages
 from router.fleet.registry import RegisteredNode, Registry
+from router.http.connection import Connection
 from router.policy.interface import Reason, Wanted
 from router.policy.prefix_aware import PrefixAware
+from router.requests.new_request import NewRequest
 from shared.core.page_identity import identities, prefix_keys
+from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import CacheEvents, CacheReplay, Heartbeat
 from shared.wire.peers import peer_name
 from tests.support.worlds.router_rig import RouterRig, hello, load
@@ -111,12 +116,6 @@ def test_the_cached_part_of_a_prompt_is_found(count: int, has_window: bool) -> N
     index.take_events(events(1, [*names[max(0, count - 2) if has_window else 0 : count], name(1)], cleared=True))
     told = msgspec.structs.replace(hello("prefill", "a"), has_window=has_window)
     assert PromptPages(PROMPT, "", 0).cached_tokens(index, told) == PAGE * count
-
-
-def test_one_token_is_left_to_compute() -> None:
-    index, prompt = PageIndex(), PROMPT[: 2 * PAGE]
-    index.take_events(events(1, names_of(prompt), cleared=True))
-    assert PromptPages(prompt, "", 0).cached_tokens(index, hello("prefill", "a")) == 2 * PAGE - 1
 
 
 @pytest.mark.parametrize("adapter, lookahead, salt", [("", 0, 0), ("x", 0, 0), ("x", 1, 0), ("", 1, 7)])
@@ -249,16 +248,6 @@ def test_what_a_node_computes_counts_until_its_prompt_is_done() -> None:
     rig.check_quiet()
 
 
-def test_what_a_lost_node_computes_is_forgotten() -> None:
-    rig = RouterRig(policy="prefix_aware", max_attempts=2)
-    p, d = rig.join("prefill", "p"), rig.join("decode", "d")
-    rig.open(LONG)
-    again = rig.join("prefill", "p", epoch=2)
-    rig.dispatcher.node_lost(p, "made up", rig.now)
-    assert not len(p.pages.computing)
-    assert len(again.pages.computing) + len(d.pages.computing) == len(LONG) // PAGE, "its request runs elsewhere"
-
-
 def test_two_prompts_with_one_page_both_hold_it() -> None:
     coming = ComingPages()
     coming.update([name(2), name(1)])
@@ -267,3 +256,36 @@ def test_two_prompts_with_one_page_both_hold_it() -> None:
     assert name(1) in coming and name(2) not in coming and len(coming) == 2
     coming.remove([name(3), name(1)])
     assert not len(coming)
+
+
+# ---- sessions
+
+
+async def nothing(*_: Any) -> Any:
+    raise AssertionError("nothing is read or written")
+
+
+@pytest.mark.parametrize(
+    ("headers", "session"),
+    [
+        ({}, ""),
+        ({"x-session-id": "s"}, "s"),
+        ({"x-correlation-id": "c"}, "c"),
+        ({"x-correlation-id": "c", "x-session-id": "s"}, "s"),
+        ({"x-session-id": "s" * 1000}, "s" * MAX_SESSION_CHARS),
+    ],
+)
+def test_a_session_is_what_a_header_calls_it(headers: dict[str, str], session: str) -> None:
+    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    assert session_of(Connection({"type": "http", "headers": sent}, nothing, nothing, 1.0)) == session
+
+
+def test_a_request_carries_its_session_and_its_picks_are_told() -> None:
+    rig = RouterRig()
+    rig.join("prefill", "p")
+    rig.join("decode", "d")
+    new = NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), seed=7, affinity="s")
+    _, effects = rig.dispatcher.open([new], 0.0)
+    (request,) = rig.journal.all()
+    assert request.asked.affinity == "s" and request.pages is not None
+    assert sorted(effects.picks) == [("decode", "only"), ("prefill", "only")]

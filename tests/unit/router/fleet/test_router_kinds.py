@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import random
 import sys
 from collections.abc import Callable
 from types import FrameType
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
-from router.dispatch.gateway import Gateway
 from router.fleet.registry import RegisteredNode, Registry, fitting
 from router.fleet.strangers import FORGET_S, MAX_STRANGERS
-from shared.observe.log import Logger
-from shared.observe.metrics import ClusterMetrics
 from shared.wire.fitting import misfit
-from shared.wire.messages import PROTOCOL_VERSION, Fingerprint, Message
+from shared.wire.messages import PROTOCOL_VERSION, Fingerprint
 from shared.wire.peers import PeerClosed, Received, peer_name
+from tests.support.worlds.gateway_rig import GatewayRig
 from tests.support.worlds.router_rig import FINGERPRINT, RouterRig, hello
 
 ROLES = ("prefill", "decode")
@@ -47,27 +43,11 @@ def calls_of(function: Callable[..., object], work: Callable[[], object]) -> int
     return count
 
 
-class Link:
-    endpoint = "tcp://127.0.0.1:1"
+class Cluster(GatewayRig):
+    """Nodes say Hello to it."""
 
     def __init__(self) -> None:
-        self.sent: list[Message] = []
-
-    async def receive(self) -> list[Received]:
-        return []
-
-    def send(self, peer: str, message: Message) -> bool:
-        self.sent.append(message)
-        return True
-
-
-class Cluster:
-    """A gateway that nodes say Hello to."""
-
-    def __init__(self) -> None:
-        self.rig, self.log, self.link = RouterRig(), io.StringIO(), Link()
-        parts = (self.rig.registry, self.rig.dispatcher, self.link, ClusterMetrics(CollectorRegistry()))
-        self.gateway = Gateway(("r", 9), *parts, Logger("r", self.log), lambda: self.rig.now)
+        super().__init__(RouterRig())
 
     def hello(self, role: str, node_id: str, fingerprint: Fingerprint) -> None:
         self.gateway.handle(Received(peer_name(node_id, 1), hello(role, node_id, fingerprint=fingerprint)))
