@@ -310,6 +310,11 @@ class Net:
         for source, _, action in kept:
             self.deliver(source, action)
 
+    def let_go(self) -> None:
+        """Deliver what was held back, and hold nothing any more."""
+        self.hold = lambda src, dst, message: False
+        self.release_held()
+
     def run(self, budget: int = 5000, until: Callable[[], bool] | None = None) -> None:
         """Until nothing moves (or `until` holds)."""
         quiet = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from shared.node.loop.node import Node
-from shared.node.records.mail import Dial, HangUp, Outgoing
+from shared.node.records.mail import HangUp, Outgoing
 from shared.wire.messages import (
     Abort,
     Failed,
@@ -19,11 +19,10 @@ from shared.wire.messages import (
     Offer,
     Prebuilt,
     Ready,
-    Refuse,
     Wait,
     Welcome,
 )
-from shared.wire.peers import PeerClosed, PeerUp, Received
+from shared.wire.peers import PeerClosed, Received
 from tests.support.worlds.faulty_pair import RELAY, counters, ends_of, job, linked, pair
 from tests.support.worlds.node_pair import LEASE_S, ROUTER, ROUTER_ID, Net, assert_clean, expected, name_of, sibling
 
@@ -64,16 +63,6 @@ def test_a_router_s_new_life_ends_the_requests_of_its_old_one() -> None:
     late = net.generate(p, job(2), d)  # of epoch 1
     net.run()
     assert not net.router.streams[late] and [end.error_code for end in net.router.ends[late]] == ["overloaded"]
-    assert_clean(p, d)
-
-
-def test_an_offer_of_an_old_life_of_the_router_is_refused() -> None:
-    net, p, d = linked()
-    net.tick(name_of(d))
-    net.to_node(name_of(d), Welcome(ROUTER_ID, 2, 1))
-    net.generate(p, job(), d)
-    net.run()
-    assert not net.messages(Grant) and "restarted" in net.messages(Refuse)[0].reason
     assert_clean(p, d)
 
 
@@ -126,13 +115,6 @@ def retract_granted(node: Node) -> None:
     scheduler = node.ctx.core.scheduler
     for req in list(scheduler.queues.granted.values()):
         scheduler.queues.retract(req)
-
-
-def test_messages_for_a_closed_router_do_not_go_to_the_next() -> None:
-    p, _ = pair()
-    assert p.tick([PeerClosed(ROUTER)], 0.0) == [], "not up yet: the link keeps trying"
-    p.tick([PeerUp(ROUTER), Received(ROUTER, Welcome(ROUTER_ID, 1, 1))], 0.0)
-    assert p.tick([PeerClosed(ROUTER)], 0.0) == [HangUp(ROUTER), Dial(ROUTER, ROUTER)]
 
 
 # ---- time

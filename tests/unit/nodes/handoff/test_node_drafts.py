@@ -130,11 +130,3 @@ def test_a_draft_beyond_the_vocabulary_fails_its_request_only(draft: int) -> Non
     assert forged and "beyond the vocabulary" in net.router.end(keys[0]).error_message
     assert net.router.streams[keys[1]] == expected(jobs[1])
     assert_clean(p, d)
-
-
-@pytest.mark.parametrize(("prefill", "decode"), [({"spec": "none"}, {"spec": "ngram"}), ({"width": 2}, {"width": 6})])
-def test_what_a_node_does_alone_keeps_nobody_apart(prefill: dict, decode: dict) -> None:
-    """N-gram drafts need nothing from the prefill node, and each node has its own width."""
-    p, d = nodes(prefill, decode)
-    carry(p, d, [job(rid) for rid in range(3)])
-    assert d.ctx.metrics.counters()[METRIC] == 0

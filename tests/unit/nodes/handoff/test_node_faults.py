@@ -208,8 +208,7 @@ def test_an_answer_of_one_token_is_no_failed_hand_off() -> None:
     net.run()
     late = [entry for entry in net.kept if not isinstance(entry[2].message, Ready)]
     net.kept = [entry for entry in net.kept if entry not in late]
-    net.release_held()
-    net.hold = lambda src, dst, message: False
+    net.let_go()
     net.run()
     assert not net.router.ends[key]
     assert "generation" in net.messages(Failed)[0].reason

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
-from shared.kv.layout import PlaneSpec, layer_ends
 from shared.model.math.interface import ModelInputs, ModelOutput
 from shared.node.loop.node import Node
 from shared.wire.messages import Grant, Installed, Ready
@@ -113,24 +111,6 @@ def test_the_first_layer_is_there_while_the_second_is_computed(close: list[Node]
     net.settle(p, d)
 
 
-def test_layers_are_announced_at_once_when_nothing_else_happens(close: list[Node]) -> None:
-    """The grant is long here, and no step ends: only the layer itself says that it is there."""
-    net, p, d = linked(close, backend="cpu")
-    slow = p.ctx.core.model.forward = SlowSecondLayer(p.ctx.core.model.forward)  # type: ignore[method-assign]
-    slow.armed = False
-    one = job(length=360)
-    key = net.generate(p, one, d)
-    until(net, lambda: bool(net.messages(Grant)) and bool(parts(net)))
-    slow.armed = True
-    until(net, lambda: slow.behind is not None)
-    page = -(-slow.behind // p.ctx.core.settings.page_size)  # type: ignore[operator]
-    until(net, lambda: any(first <= page < first + count and layers == 1 for first, count, _, layers in parts(net)))
-    slow.go_on.set()
-    net.run_until_ended([key])
-    assert net.router.streams[key] == expected(one)
-    net.settle(p, d)
-
-
 def test_a_step_failing_before_its_first_layer_announces_nothing(close: list[Node]) -> None:
     net, p, d = linked(close)
 
@@ -157,10 +137,3 @@ def test_a_step_failing_before_its_first_layer_announces_nothing(close: list[Nod
     assert net.router.end(key).error_code == "step_failed"
     assert not parts(net) and not net.messages(Installed)
     assert_clean(p, d)
-
-
-@pytest.mark.parametrize(
-    ("layers", "parts", "ends"), [(30, 6, (5, 11, 17, 23, 29)), (2, 6, (1,)), (1, 6, ()), (30, 1, ())]
-)
-def test_parts_are_about_equal_and_the_last_is_one_layer(layers: int, parts: int, ends: tuple[int, ...]) -> None:
-    assert layer_ends((PlaneSpec("kv", (layers, 2, 4, 8), torch.float32),), parts) == ends

@@ -7,10 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from shared.core.sampling_params import SamplingParams
-from shared.wire.messages import Grant, Installed, Ready, Wait
-from tests.support.cores.core_rig import CoreKnobs, draw_jobs
-from tests.support.worlds.faulty_pair import job, linked
+from shared.core.keys import RequestKey
+from shared.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from shared.node.records.convert import MESSAGE_BYTES, request_of, scores_of
+from shared.sched.steps.events import Scored
+from shared.wire.codec import encode
+from shared.wire.messages import Grant, Installed, Offer, Ready, TokenLogprob, Wait
+from tests.support.cores.core_rig import CoreKnobs, Job, draw_jobs
+from tests.support.wire.wire_samples import MESSAGES
+from tests.support.worlds.faulty_pair import LONG, job, linked
 from tests.support.worlds.node_pair import Net, assert_clean, expected, make_node, sibling
 
 
@@ -73,41 +78,6 @@ def test_several_sequences_share_the_prompt(prefix_cache: bool, width: int) -> N
     assert_clean(p, d)
 
 
-def test_siblings_of_a_one_token_leader_are_offered() -> None:
-    net, p, d = linked()
-    one = job(0, 70, SamplingParams(max_tokens=9, temperature=0.8))
-    stops = tuple({expected(one)[0]} - {expected(one, 1)[0]})
-    one = replace(one, sampling=replace(one.sampling, stop_token_ids=stops))
-    assert stops and len(expected(one)) == 1
-    key = net.generate(p, one, d, num_sequences=2)
-    net.run()
-    assert [net.router.streams[sibling(key, i)] for i in range(2)] == [expected(one), expected(one, 1)]
-    assert_clean(p, d)
-
-
-def test_an_attempt_goes_on_where_the_one_before_stopped() -> None:
-    net, p, d = linked()
-    said = expected(job())[:5]
-    key = net.generate(p, job(), d, output_ids=[said], attempt=1)
-    net.router.streams[key].extend(said)
-    net.run()
-    assert net.router.streams[key] == expected(job())
-    assert net.router.end(key).num_output_tokens == len(expected(job()))
-    assert_clean(p, d)
-
-
-def test_logprobs_of_the_first_token_come_from_both_nodes_alike() -> None:
-    net, p, d = linked()
-    key = net.generate(p, job(sampling=SamplingParams(max_tokens=4, temperature=0.0, num_logprobs=2)), d)
-    first = []
-    net.on_message = lambda src, dst, m: first.extend(
-        run.logprobs[0] for run in getattr(m, "runs", []) if run.first_pos == 0
-    )
-    net.run()
-    assert len(first) == 2 and first[0] == first[1] and len(first[0].top_ids) == 2
-    assert len(net.router.logprobs[key]) == 4
-
-
 def test_offers_wait_for_a_full_decode_node_and_keep_their_order() -> None:
     knobs = CoreKnobs()
     p = make_node("prefill", "p0", knobs)
@@ -121,3 +91,43 @@ def test_offers_wait_for_a_full_decode_node_and_keep_their_order() -> None:
     assert [message.key for message in net.messages(Grant)] == keys
     assert [net.router.streams[key] for key in keys] == [expected(one) for one in jobs]
     assert_clean(p, d)
+
+
+# ---- how likely a prompt was
+
+
+LENGTH = 70
+
+
+def scored(num_top: int = 2) -> Job:
+    return job(1, LENGTH, replace(LONG, prompt_logprobs=num_top))
+
+
+@pytest.mark.parametrize(("role", "num_sequences"), [("prefill", 3), ("decode", 1)])
+def test_one_node_scores_a_prompt_once_for_all_its_sequences(role: str, num_sequences: int) -> None:
+    """The net asserts their order, and that no token of the same sequence comes first."""
+    node = make_node(role, "n0", CoreKnobs(chunk_size=32))
+    net = Net([node])
+    key = net.generate(node, scored(), num_sequences=num_sequences)
+    net.run()
+    assert {of: len(entries) for of, entries in net.router.scores.items()} == {key: LENGTH - 1}
+    assert all(len(own.top_ids) == 2 for own in net.router.scores[key])
+    for index in range(num_sequences):
+        assert net.router.streams[sibling(key, index)] == expected(scored(), index)
+    assert_clean(node)
+
+
+def test_a_decode_node_does_not_rescore_a_recomputed_prompt() -> None:
+    offer = next(message for message in MESSAGES if isinstance(message, Offer))
+    assert offer.sampling.prompt_logprobs >= 0 and request_of(offer, 0, 0.0).first_unscored is None
+
+
+@pytest.mark.parametrize("num_top", [0, MAX_TOP_LOGPROBS])
+def test_no_message_is_large(num_top: int) -> None:
+    worst = TokenLogprob(-1.25e-9, (2**31 - 1,) * num_top, (-3.3e38,) * num_top)
+    event = Scored(RequestKey("r" * 200, 2**64 - 1, "x" * 200, 0, 0), 1, (worst,) * 8192)
+    messages = scores_of(event, "n" * 200, 2**64 - 1)
+    assert max(len(encode(message)) for message in messages) <= MESSAGE_BYTES + 2048
+    assert sum(len(message.logprobs) for message in messages) == 8192
+    edges = [message.first_pos for message in messages] + [8193]
+    assert [edge + len(one.logprobs) for edge, one in zip(edges, messages, strict=False)] == edges[1:]

@@ -69,8 +69,7 @@ def test_nobody_waits_for_pages_from_another_node() -> None:
     keys.append(net.generate(idle, asked[1], d))
     net.run()
     assert net.router.streams[keys[1]] == expected(asked[1]), "the other node's pages are not needed"
-    net.hold = lambda src, dst, message: False
-    net.release_held()
+    net.let_go()
     net.run()
     for key, job in zip(keys, asked, strict=True):
         assert net.router.streams[key] == expected(job)

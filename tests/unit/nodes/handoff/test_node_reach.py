@@ -103,16 +103,3 @@ def test_a_round_that_comes_late_is_our_own_absence() -> None:
     assert not reach.overdue(10.0)
     assert not reach.overdue(12.4)
     assert reach.overdue(12.5) == ["d@1"]
-
-
-def test_an_answer_is_for_the_life_of_a_link() -> None:
-    reach = Reach(5.0)
-    reach.dialled("d@1", 0.0)
-    reach.up("d@1")
-    for second in range(20):
-        assert not reach.overdue(float(second))
-    reach.gone("d@1")
-    reach.up("d@1")  # a late word of a link that was hung up
-    reach.dialled("d@1", 20.0)
-    found = [reach.overdue(20.0 + second) for second in range(6)]
-    assert found == [[], [], [], [], [], ["d@1"]]

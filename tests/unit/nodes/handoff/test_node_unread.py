@@ -75,8 +75,7 @@ def test_a_peer_that_reads_nothing_leaves_others_their_blocks(per_peer: int) -> 
     net.run()
     assert [net.router.streams[key] for key in others] == [expected(job(rid)) for rid in (2, 3)]
     assert len(net.kept) == per_peer
-    net.hold = lambda src, dst, message: False
-    net.release_held()
+    net.let_go()
     net.run()
     assert [net.router.streams[key] for key in first] == [expected(job(rid)) for rid in (0, 1)]
     assert_clean(p, slow, good)
@@ -87,10 +86,10 @@ def test_what_waits_for_a_request_that_has_ended_is_forgotten() -> None:
     net, p, slow = lending_to_slow()
     key = net.generate(p, job(0), slow)
     net.run()
-    assert len(net.kept) == 1 and p.side.inflight.queue._waiting
+    assert len(net.kept) == 1 and len(p.side.inflight.queue)
     net.abort(p, key)
     net.run()
-    assert not p.side.inflight.queue._waiting
+    assert not len(p.side.inflight.queue)
     net.kept.clear()
     net.run()
     assert not p.side.inflight.queue._unread._num, "its connection was closed, and the frames are gone with it"
@@ -109,9 +108,8 @@ def test_peers_holding_all_blocks_never_stop_the_transfer_thread() -> None:
     assert len(net.kept) == SHARES
     keys.append(net.generate(p, job(SHARES), good))
     net.run()
-    assert p.side.inflight.queue._waiting and not any(net.router.ends[key] for key in keys)
-    net.hold = lambda src, dst, message: False
-    net.release_held()
+    assert len(p.side.inflight.queue) and not any(net.router.ends[key] for key in keys)
+    net.let_go()
     net.run()
     assert [net.router.streams[key] for key in keys] == [expected(job(rid)) for rid in range(len(keys))]
     assert_clean(p, *slow, good)
@@ -140,13 +138,13 @@ def test_a_peer_that_reads_nothing_for_a_lease_is_given_up(is_lending: bool) -> 
     hold_pages(net, slow)
     keys = [net.generate(p, job(rid, 100), slow) for rid in (0, 1)]
     net.run()
-    assert bool(p.side.inflight.queue._waiting) is is_lending
+    assert bool(len(p.side.inflight.queue)) is is_lending
     net.at(LEASE_S * 0.9)
     net.run()
     assert len(p.side.inflight.granted) == 2, "it has a lease"
     net.at(LEASE_S * 0.2)
     net.run()
-    assert not p.side.inflight.granted and not p.side.inflight.queue._waiting
+    assert not p.side.inflight.granted and not len(p.side.inflight.queue)
     assert all(net.router.ends[key] for key in keys)
 
 
@@ -184,8 +182,7 @@ def test_few_pages_are_on_the_way_to_a_slow_node(monkeypatch: pytest.MonkeyPatch
     net.run()
     assert [len(action.message.pages) for _, _, action in net.kept] == [2, 2], "a third set of two would be six pages"
     assert net.router.streams[keys[3]] == expected(job(3)), "another node's pages don't wait"
-    net.hold = lambda src, dst, message: False
-    net.release_held()
+    net.let_go()
     net.run()
     assert [net.router.streams[key] for key in keys] == [expected(job(rid)) for rid in range(4)]
     assert_clean(p, slow, good)
@@ -228,8 +225,7 @@ def test_a_large_page_set_is_not_overtaken(monkeypatch: pytest.MonkeyPatch) -> N
         keys.append(net.generate(p, one, d))
         net.run()
     assert {action.message.key for _, _, action in net.kept} == {keys[0]}, "the second does not fit, so the third waits"
-    net.hold = lambda src, dst, message: False
-    net.release_held()
+    net.let_go()
     net.run_until_ended(keys)
     assert [net.router.streams[key] for key in keys] == [expected(one) for one in jobs]
     net.run()

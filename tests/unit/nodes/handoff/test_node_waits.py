@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shared.wire.messages import Key, Refuse, Wait
+from prefill_node.handoff_out import HandoffOut
+from prefill_node.side import PrefillSide
+from shared.node.loop.node import Node
+from shared.wire.codec import key_of
+from shared.wire.messages import Grant, Key, Refuse, Wait
 from tests.support.cores.core_rig import CoreKnobs
-from tests.support.worlds.faulty_pair import ends_of, job
+from tests.support.worlds.faulty_pair import ends_of, job, linked
 from tests.support.worlds.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of
 
 STEPS_PER_LEASE = 8
@@ -120,3 +124,52 @@ def test_an_offer_whose_deadline_passes_is_refused(rig: FullDecodeNode) -> None:
     rig.go_on()
     assert set(ends_of(rig.net, key)) == {("error", "deadline_exceeded")}
     assert_clean(rig.p, rig.d)
+
+
+# ---- prompts that gave their memory away
+
+
+LENGTH = 100  # 20 chunks, 10 ticks, 7 pages: memory for one prompt only
+MAX_ROUNDS = 60  # by then it has been computed again
+
+
+@pytest.mark.parametrize("layer_ends", [(), (1,)])
+def test_a_late_grant_finds_only_what_the_second_life_computed(layer_ends: tuple[int, ...]) -> None:
+    """Nothing of the first life may go out: not its record, no layers, and no page that is not full again."""
+    computed = [granted_after(rounds, layer_ends) for rounds in range(MAX_ROUNDS)]
+    assert computed[0] == 0 and computed[-1] == LENGTH, "from its beginning to its end"
+    assert any(num_tokens % 16 for num_tokens in computed[1:-1]), "in the middle of a page too"
+
+
+def granted_after(rounds: int, layer_ends: tuple[int, ...]) -> int:
+    """Return how many tokens were computed again when the grant came."""
+    net, p, d = linked(num_pages=12, chunk_size=5, prefix_cache=False, layer_ends=layer_ends)
+    net.hold = lambda source, target, message: isinstance(message, Grant)
+    one = job(1, LENGTH)
+    key = net.generate(p, one, d)
+    net.run()
+    give_way(net, p, key)
+    for _ in range(rounds):
+        net.tick(name_of(p))
+    num_tokens = handoff_of(p, key).num_final_tokens
+    net.let_go()
+    net.run()
+    assert ends_of(net, key) == [("length", "")], f"granted after {rounds} rounds"
+    assert net.router.streams[key] == expected(one)
+    assert_clean(p, d)
+    return num_tokens
+
+
+def give_way(net: Net, p: Node, key: Key) -> None:
+    """To a prompt that stays at the prefill node."""
+    handoff = handoff_of(p, key)
+    assert handoff.record is not None
+    net.generate(p, job(2, LENGTH), None)
+    net.run(until=lambda: handoff.request.incarnation == 1)
+
+
+def handoff_of(p: Node, key: Key) -> HandoffOut:
+    assert isinstance(p.side, PrefillSide)
+    handoff = p.side.bootstrap.find_handoff(key_of(key))
+    assert handoff is not None
+    return handoff

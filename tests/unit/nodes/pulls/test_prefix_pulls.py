@@ -185,8 +185,7 @@ def test_pages_are_told_of_when_all_were_checked(monkeypatch: pytest.MonkeyPatch
     assert pull.ranges is not None and pull.ranges.num_whole == 4
     assert not told and not rig.p.ctx.core.kv.cache.num_cached
     rig.s.ctx.core.pool.page_view(int(rig.net.kept[0][2].message.pages[0]))[0] ^= 1  # type: ignore[attr-defined]
-    rig.net.hold = lambda source, target, message: False
-    rig.net.release_held()
+    rig.net.let_go()
     rig.net.run(until=lambda: not rig.asker.pulls.open)
     assert rig.count("pull.failed") == 1 and not told
     rig.finish(key, ONE)
@@ -200,8 +199,7 @@ def test_an_answer_of_another_node_is_dropped(rig: PullPair) -> None:
     rig.net.inboxes[name_of(rig.p)].append(Received(name_of(rig.d), held[0]))
     rig.net.run()
     assert not next(iter(rig.asker.pulls.open.values())).row
-    rig.net.release_held()
-    rig.net.hold = lambda source, target, message: False
+    rig.net.let_go()
     rig.finish(key, ONE)
 
 
@@ -479,18 +477,6 @@ def test_a_prompt_that_is_cached_here_is_not_pulled(rig: PullPair) -> None:
     rig.net.run_until_ended([rig.net.generate(rig.p, first)])
     rig.finish(rig.ask(ONE), ONE)
     assert rig.count("pull.cached_here") == 1 and not rig.said(Pull, rig.p)
-
-
-def test_a_late_answer_fits_no_pull(rig: PullPair) -> None:
-    rig.net.hold = lambda source, target, message: isinstance(message, Lent | Ready)
-    key = rig.ask(ONE)
-    rig.net.run()
-    rig.net.at(1.1)
-    rig.net.run()
-    rig.net.hold = lambda source, target, message: False
-    rig.net.release_held()
-    rig.finish(key, ONE)
-    assert rig.count("pull.late") == 1
 
 
 def test_a_wrong_answer_raises_nothing(rig: PullPair) -> None:

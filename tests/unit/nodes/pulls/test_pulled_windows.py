@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shared.kv.group_cache import by_group
@@ -68,7 +67,7 @@ def test_only_missing_pages_of_each_group_travel(tokens: int, num_full: int, num
     assert rig.num_computed == tokens + 100 - ASKED * PAGE
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["whole below", "state below"])
 def test_lent_pages_are_pinned_in_each_group(name: str) -> None:
     rig = WindowedPair(name)
     rig.net.drop = lambda source, target, message: isinstance(message, Ready)
@@ -97,8 +96,7 @@ def test_a_loan_that_gives_way_leaves_no_window_behind() -> None:
     assert rig.s.ctx.core.queues.end_loan()
     windowed = by_group(kv.cache)[1]
     kv.allocator.free(windowed.flush())
-    rig.net.hold = lambda source, target, message: False
-    rig.net.release_held()
+    rig.net.let_go()
     rig.finish(key, one)
     assert rig.count("pull.pulled") == 0 and rig.num_computed == 100
     assert windowed.num_cached == 0
@@ -117,23 +115,6 @@ def test_a_source_without_a_later_window_lends_an_earlier_one() -> None:
     assert rig.num_computed == 100 - 40
 
 
-def test_a_pull_into_page_groups_takes_what_it_brings() -> None:
-    """It counts among the pages that pulls may reserve, and comes back if the pull is given up."""
-    rig = WindowedPair("whole below")
-    rig.net.drop = lambda source, target, message: isinstance(message, Ready)
-    one = rig.job(2)
-    key = rig.ask(one, rig.source(one, ASKED))
-    free = rig.p.ctx.core.kv.num_available
-    rig.net.run()
-    (pull,) = rig.asker.pulls.open.values()
-    assert pull.ranges is not None
-    assert pull.ranges.num_wanted == free - rig.p.ctx.core.kv.num_available == sum(rig.needed)
-    assert np.count_nonzero(rig.p.ctx.core.kv.rows.pages_of(pull.row)) == pull.ranges.num_wanted
-    rig.net.at(1.1)
-    rig.finish(key, one)
-    assert rig.count("pull.late") == 1
-
-
 @pytest.mark.parametrize(("tokens", "num_followers"), [(60, 0), (83, 1)])
 def test_only_a_prompt_with_the_whole_prefix_waits(tokens: int, num_followers: int) -> None:
     """A pull brings the last window alone: what leaves the prompt before could not begin with these pages."""
@@ -143,8 +124,7 @@ def test_only_a_prompt_with_the_whole_prefix_waits(tokens: int, num_followers: i
     keys = [rig.ask(one, rig.source(one, ASKED)), rig.net.generate(rig.p, other)]
     rig.net.run()
     assert [key in rig.net.router.ends for key in keys] == [False, not num_followers]
-    rig.net.hold = lambda source, target, message: False
-    rig.net.release_held()
+    rig.net.let_go()
     rig.finish(keys[0], one)
     rig.finish(keys[1], other)
     assert rig.num_computed == 20 + tokens - num_followers * ASKED * PAGE
@@ -159,8 +139,7 @@ def test_a_prompt_waits_for_a_part_that_is_all_there() -> None:
     keys = [rig.ask(one, rig.source(one, ASKED)), rig.net.generate(rig.p, other)]
     rig.net.run()
     assert not any(rig.net.router.ends[key] for key in keys)
-    rig.net.hold = lambda source, target, message: False
-    rig.net.release_held()
+    rig.net.let_go()
     rig.finish(keys[0], one)
     rig.finish(keys[1], other)
     assert rig.num_computed == 65 + 20 + 77 - 76

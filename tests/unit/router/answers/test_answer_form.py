@@ -77,15 +77,6 @@ def test_a_model_that_does_not_think_shows_tags_as_they_are() -> None:
         assert (delta.text, delta.parts, choice.num_reasoning) == ("<think>x</think>y", [], 0)
 
 
-def test_a_grammar_begins_behind_the_thought() -> None:
-    grammar = plan_of("qwen3", **JSON).sampling.grammar
-    assert follows(grammar, '<think>a { b</think> {"a": 1}') and follows(grammar, '{"a": 1}')
-    assert not follows(grammar, '<think>x</think> no {"a": 1}') and not follows(grammar, "no")
-    opened = plan_of("opens", **JSON).sampling.grammar
-    assert follows(opened, 'so</think>{"a": 1}') and not follows(opened, '{"a": 1}')
-    assert follows(plan_of("qwen3", enable_thinking=False, **JSON).sampling.grammar, '{"a": 1}')
-
-
 def test_a_forced_call_ignores_the_response_format() -> None:
     """instructor and others send both."""
     for choice in ("required", {"type": "function", "function": {"name": "f"}}):
@@ -96,18 +87,16 @@ def test_a_forced_call_ignores_the_response_format() -> None:
             plan_of("plain", tools=[TOOL], tool_choice=choice, guided_regex="a")
 
 
-@pytest.mark.parametrize("template", ["plain", "qwen3"])
-def test_an_answer_is_a_call_or_follows_the_schema(template: str) -> None:
+def test_an_answer_is_a_call_or_follows_the_schema() -> None:
     """Agents with tools and a typed answer send both; text of another kind is neither."""
-    plan = plan_of(template, tools=[TOOL], tool_choice="auto", **JSON)
+    plan = plan_of("qwen3", tools=[TOOL], tool_choice="auto", **JSON)
     call = '<tool_call> {"name": "f", "arguments": {}} </tool_call>'
     for said in (call, call + call, '{"a": 1}'):
         assert follows(plan.sampling.grammar, said), said
     for said in ("so: " + call, "text", '{"a": 1}' + call, '{"a": "x"}', call + '{"a": 1}', ""):
         assert not follows(plan.sampling.grammar, said), said
-    if template == "qwen3":
-        assert follows(plan.sampling.grammar, '<think>hm</think> {"a": 1}')
-        assert follows(plan.sampling.grammar, "<think>hm</think>" + call)
+    assert follows(plan.sampling.grammar, '<think>hm</think> {"a": 1}')
+    assert follows(plan.sampling.grammar, "<think>hm</think>" + call)
     delta, _ = read(plan, call)
     assert [one.name for one in whole_answer(delta.parts).calls] == ["f"] and delta.has_calls
     delta, _ = read(plan, '{"a": 1}')

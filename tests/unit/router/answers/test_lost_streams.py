@@ -200,6 +200,15 @@ def test_what_is_no_id_is_refused(header: str) -> None:
         read_id(header)
 
 
+def test_the_token_holds_neither_text_nor_ids() -> None:
+    asked = Asked("completions", ("abc",))
+    short, long = (
+        read(replace(asked, prompt=prompt), [1], Signer(KEY)).events[0].id.partition("/")[0]
+        for prompt in ((1,), tuple(range(90)))
+    )
+    assert len(short) == len(long) == 130
+
+
 def test_a_stream_of_too_many_choices_has_no_ids() -> None:
     most, more = (Asked("completions", ("a",) * number) for number in (MAX_CHOICES, MAX_CHOICES + 1))
     whole = read(most, [1], Signer(KEY)).events

@@ -19,7 +19,7 @@ from router.requests.effects import Effects, ScoredPrompt
 from router.text.hashlm import HashTokenizer
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Key, Scores, TokenLogprob
-from tests.support.worlds.router_rig import RouterRig, generates, ids_of, sibling
+from tests.support.worlds.router_rig import RouterRig, generates, ids_of
 
 PROMPT = [10, 11, 12, 13]
 SCORED = SamplingParams(max_tokens=2, prompt_logprobs=1)
@@ -97,14 +97,6 @@ def test_a_token_or_end_ahead_of_scores_shows_that_they_are_lost(has_tokens: boo
     assert not effects.news and again.scored == 2 and again.output_ids == [[]]
     assert values_of(say(rig, node, again.key, 2, [-2.0, -3.0])) == [-2.0, -3.0]
     assert ids_of(rig.run(node, again.key, 0, [20])) == [20]
-
-
-def test_another_sequence_may_speak_before_the_prompt_is_scored() -> None:
-    rig = RouterRig(max_attempts=2)
-    node = rig.join("prefill", "p")
-    key = rig.open(PROMPT, n=2, sampling=SCORED)[0].key
-    assert ids_of(rig.run(node, sibling(key, 1), 0, [20])) == [20]
-    assert len(values_of(say(rig, node, key, 1, [-1.0, -2.0, -3.0]))) == 3
 
 
 def test_a_prompt_of_one_token_has_nothing_to_be_scored(rig: RouterRig) -> None:

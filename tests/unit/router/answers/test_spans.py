@@ -16,11 +16,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from router.api.answer import answer_span
 from router.api.answer.answer_span import BodyTimes, begin_answer
 from router.api.answer.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.answer.writer import Counts, Times
-from router.requests.journey import UNTRACED
 from router.requests.new_request import NewRequest
 from shared.config.settings.trace_settings import TraceConfig
 from shared.core import extras
@@ -195,21 +193,6 @@ def test_a_refused_request_has_one_span_with_its_code(
 
 
 @needs_otel
-@pytest.mark.parametrize("key", [(), ((b"idempotency-key", b"k"),)])
-def test_a_request_that_nodes_refuse_has_its_answer_s_span(key: tuple[tuple[bytes, bytes], ...]) -> None:
-    """And no second one for the refusal."""
-    spans, site = kept(), Site()
-    site.generation._tracer = spans.tracer
-    ask_once(site, GOOD_BODY, *key, (b"x-request-id", b"mine"))
-    assert site.sent[0]["status"] == 503
-    found = by_name(spans.close())
-    assert sorted(found) == ["receive", "text_completion hashlm", "tokenize"]
-    (root,) = found["text_completion hashlm"]
-    assert root.attributes["error.type"] == "no_nodes" and root.status.status_code.name == "ERROR"
-    assert root.attributes["baton.request_id"] == "mine"
-
-
-@needs_otel
 def test_a_request_that_fails_unexpectedly_ends_its_span() -> None:
     spans, site = kept(), Site()
     site.generation._tracer = spans.tracer
@@ -218,24 +201,6 @@ def test_a_request_that_fails_unexpectedly_ends_its_span() -> None:
     assert site.sent[0]["status"] == 500
     (root,) = by_name(spans.close())["text_completion hashlm"]
     assert root.attributes["error.type"] == "internal_error" and root.status.status_code.name == "ERROR"
-
-
-@needs_otel
-def test_an_unsampled_request_s_facts_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    spans, site, made = kept(0.0), Site(), list[str]()
-    site.generation._tracer = spans.tracer
-    asked = answer_span.asked
-
-    def counted(*given: Any) -> Any:
-        made.append("facts")
-        return asked(*given)
-
-    monkeypatch.setattr(answer_span, "asked", counted)
-    ask_once(site, GOOD_BODY)
-    ask_once(site, b"{")
-    assert [message["status"] for message in site.sent if "status" in message] == [503, 400] and not made
-    ask_once(site, GOOD_BODY, (b"traceparent", SAMPLED.encode()))
-    assert made == ["facts"] and len(spans.close()) == 3
 
 
 @needs_otel
@@ -267,12 +232,6 @@ def test_a_resumed_attempt_is_linked_and_says_why() -> None:
     assert first.attributes["error.type"] == second.attributes["baton.resume.reason"] == "node_lost"
     assert first.attributes["baton.decode_node"] != second.attributes["baton.decode_node"]
     assert {f"{span.parent.span_id:016x}" for one in found.values() for span in one} == {SPAN_ID}
-
-
-def test_a_request_without_spans_takes_its_client_s_trace() -> None:
-    story = Story()
-    story.gateway.open([NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), 7, trace=UNSAMPLED, journey=UNTRACED)])
-    assert [one.trace for _, one in story.link.generates] == [UNSAMPLED]
 
 
 def traced_pair(spans: Any, *, prefill: bool = True) -> tuple[Node, Node]:
@@ -314,16 +273,6 @@ def test_both_nodes_write_spans_below_the_attempt() -> None:
     assert decode.attributes["baton.output_tokens"] == 9 and decode.attributes["baton.finish_reason"] == "length"
     assert decode.attributes["baton.steps"] >= 8
     assert not p.ctx.spans.is_tracing and not d.ctx.spans.is_tracing
-
-
-@needs_otel
-def test_a_trace_passes_a_node_that_writes_none() -> None:
-    spans = kept()
-    p, d = traced_pair(spans, prefill=False)
-    net = Net([p, d])
-    net.generate(p, a_job(), d, trace=SAMPLED)
-    net.run()
-    assert sorted(by_name(spans.close())) == ["decode", "install", "memory", "transfer"]
 
 
 @needs_otel

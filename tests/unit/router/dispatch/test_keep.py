@@ -159,16 +159,6 @@ def test_a_word_about_an_unknown_request_does_nothing() -> None:
     assert_clean(site.node)
 
 
-def test_nodes_with_windows_ignore_it() -> None:
-    site = OneNode(window=32)
-    jobs = [replace(one, window=32) for one in (FIRST, *CROWD, NEXT)]
-    for one in jobs:
-        site.ask(one)
-        site.keep(one.rid, 60)
-    assert site.saved == 0
-    assert_clean(site.node)
-
-
 def test_a_prefill_node_keeps_the_prompt_it_handed_over() -> None:
     p, d = make_node("prefill", "p0", CoreKnobs(num_pages=4 * WHOLE + 1)), make_node("decode", "d0", CoreKnobs())
     net = Net([p, d])

@@ -74,14 +74,6 @@ def test_calls_are_kept_until_all_others_were_back() -> None:
     assert site.turn(prompt(), Answered("", CALLS)) == [2.0], "only the latest count"
 
 
-def test_few_answers_say_nothing_yet() -> None:
-    site = Site()
-    site.learn([1.0] * (ENOUGH - 1), CALLS)
-    assert site.turn(prompt(), Answered("", CALLS)) == [ASSUMED_S]
-    site.learn([1.0], CALLS)
-    assert site.turn(prompt(), Answered("", CALLS)) == [1.0]
-
-
 def test_a_tenant_and_a_session_are_judged_by_their_own() -> None:
     site = Site()
     site.learn([2.0] * ENOUGH, CALLS, tenant=1)

@@ -183,15 +183,3 @@ def test_the_excuse_ends() -> None:
         story.nodes_speak()
     story.lose_the_first()
     assert [type(item).__name__ for item in mailbox._news] == ["Failure"]
-
-
-def test_the_end_of_a_former_life_takes_nothing_from_the_next() -> None:
-    """A host froze; its connection is seen to close when its next life is here already."""
-    story = Story()
-    for name in NODES:
-        story.gateway.handle(Received(peer_name(name, 2), hello("decode", name, epoch=2)))
-    mailbox = story.open()
-    for name in NODES:
-        story.gateway.handle(PeerClosed(peer_name(name, 1)))
-    assert {node.node_id for node in story.rig.registry} == set(NODES)
-    assert len(story.link.generates) == 1 and not mailbox._news

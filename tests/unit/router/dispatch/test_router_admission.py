@@ -147,18 +147,6 @@ def test_prompts_wait_while_nodes_have_many_before_them() -> None:
     assert len(generates(rig.run(prefill, keys[0], 0, [1]))) == 1, "its first token is here"
 
 
-def test_one_prefill_node_with_room_for_prompts_is_enough() -> None:
-    rig = RouterRig()
-    nodes = [rig.join("prefill", "p"), rig.join("prefill", "q"), rig.join("decode", "d")]
-    for node in nodes:
-        report(rig, node)
-    assert [len(rig.open([1] * 5000)) for _ in range(4)] == [1, 1, 1, 1]
-    assert {node.ours.open_prompt_tokens for node in nodes[:2]} == {10_000}
-    assert not rig.open([1] * 5000)
-    key = Key("r", 9, next(one.rid for one in rig.journal.all() if one.attempt.prefill is nodes[0]), 0, 0)
-    assert len(generates(rig.run(nodes[0], key, 0, [1]))) == 1, "the other is as full as before"
-
-
 def test_without_reports_and_without_nodes_nothing_waits() -> None:
     rig = RouterRig(local_tokens=1000)
     node = rig.join("decode", "d")
@@ -274,23 +262,6 @@ def test_what_was_guessed_before_the_first_answer_ends_nobody() -> None:
     assert request.started_at is not None and queued.rig.journal.find(request.rid) is request
 
 
-def test_an_urgent_request_is_not_refused_for_those_behind_it() -> None:
-    queued = paced()
-    assert queued.open(URGENT, within_s=6.0) == [] and queued.waiting["urgent"] == 1
-
-
-def test_a_low_rank_is_not_refused_for_the_ranks_behind_it() -> None:
-    queued = paced()
-    assert queued.open(rank=-1, within_s=6.0) == [] and queued.waiting["a"] == 21
-    with pytest.raises(DeadlineUnreachable):
-        queued.open(rank=0, within_s=6.0)
-
-
-def test_while_nobody_waits_any_deadline_may_be_tried() -> None:
-    queued = Queued(room=1)
-    assert len(queued.open(within_s=0.001)) == 1
-
-
 def test_a_deadline_that_is_over_is_told_at_once() -> None:
     with pytest.raises(DeadlineExceeded):
         Queued().open(within_s=-0.1)
@@ -345,17 +316,6 @@ def test_few_starts_tell_no_pace() -> None:
     assert pace.seconds(100) == pytest.approx(2.0, rel=0.1)
 
 
-def test_a_stall_makes_it_slower() -> None:
-    pace = Pace()
-    pace.note(0.0, 0, is_backed_up=True)
-    for second in range(1, 10):
-        pace.note(float(second), 100, is_backed_up=True)
-    before = pace.seconds(100)
-    pace.note(30.0, 0, is_backed_up=True)
-    after = pace.seconds(100)
-    assert before is not None and after is not None and after > 3 * before
-
-
 def test_durations_count_per_token_that_was_used() -> None:
     """The limits are equal, and so a mean of each request's own ratio would be far too high."""
     pace = Pace()
@@ -405,13 +365,3 @@ def test_a_request_costs_what_its_tenant_s_answers_took() -> None:
     for max_tokens, expected in ((2000, 20), (5, 5)):
         rig.open(n=2, max_tokens=max_tokens)
         assert rig.journal.all()[-1].cost == 3 + 2 * expected
-
-
-def test_an_answer_that_was_broken_off_says_nothing_of_lengths() -> None:
-    rig = RouterRig()
-    node = rig.join("decode", "d")
-    (first,) = rig.open(max_tokens=2000)
-    rig.run(node, first.key, 0, [1])
-    rig.dispatcher.cancel([first.key.rid], rig.now)
-    rig.open(max_tokens=2000)
-    assert rig.journal.all()[-1].cost == 3 + FIRST_GUESS

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router.fleet.registry import RegisteredNode
 from router.requests.effects import Alarm, Update
+from router.requests.journal import Journal, OpenRequest, SequenceJournal
 from router.requests.new_request import NewRequest
-from shared.core.errors import NoNodes, QueueFull
+from shared.core.errors import IntegrityError, NoNodes, QueueFull
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Key, SequenceEnd, TokenLogprob, TokenRun, Tokens
 from tests.support.worlds.router_rig import RouterRig, aborts, failures, generates, ids_of, sibling
@@ -22,6 +25,19 @@ def rig() -> RouterRig:
 
 def pair(rig: RouterRig) -> tuple[RegisteredNode, RegisteredNode]:
     return rig.join("prefill", "p"), rig.join("decode", "d")
+
+
+def test_the_first_token_comes_from_prefill_the_rest_from_decode(rig: RouterRig) -> None:
+    prefill, decode = pair(rig)
+    key = rig.open()[0].key
+    assert prefill.ours.open_prompt_tokens == 3
+    assert ids_of(rig.run(prefill, key, 0, [10])) == [10]
+    assert prefill.ours.open_prompt_tokens == 0
+    assert ids_of(rig.run(decode, key, 0, [10, 11])) == [11]
+    effects = rig.end(decode, key, 2)
+    (update,) = effects.news
+    assert isinstance(update, Update) and update.end is not None and not effects.sends
+    rig.check_quiet()
 
 
 def test_an_end_may_overtake_tokens_before_it(rig: RouterRig) -> None:
@@ -42,16 +58,6 @@ def test_two_nodes_that_disagree_raise_an_alarm(rig: RouterRig) -> None:
     effects = rig.run(decode, key, 0, [99, 11])
     assert [alarm.kind for alarm in effects.alarms] == ["two nodes disagree on a token"]
     assert ids_of(effects) == [11]
-
-
-@pytest.mark.parametrize(("role", "count"), [("decode", 3), ("prefill", 3)])
-def test_one_kind_of_node_is_enough(rig: RouterRig, role: str, count: int) -> None:
-    node = rig.join(role, "only")
-    (generate,) = rig.open()
-    assert generate.decode_node == "" and generate.decode_endpoint == ""
-    rig.run(node, generate.key, 0, range(count))
-    assert rig.end(node, generate.key, count).news
-    rig.check_quiet()
 
 
 def test_no_node_and_too_many_requests_change_nothing() -> None:
@@ -154,20 +160,6 @@ def test_a_failed_sequence_fails_its_request(rig: RouterRig, reason: str, code: 
     rig.check_quiet()
 
 
-def test_a_lost_node_fails_its_requests_and_no_other(rig: RouterRig) -> None:
-    prefill, decode = pair(rig)
-    other = rig.join("decode", "e")
-    keys = [generate.key for generate in rig.open(rounds=4)]
-    mine = [key.rid for key in keys if rig.journal.find(key.rid).attempt.decode is decode]  # type: ignore[union-attr]
-    assert 0 < len(mine) < 4
-    rig.registry.remove(decode)
-    effects = rig.dispatcher.node_lost(decode, "gone", 1.0)
-    assert sorted(news.rid for news in effects.news) == sorted(mine) and set(failures(effects)) == {"node_lost"}
-    assert ("p@1", 0, True) in aborts(effects)
-    assert {request.attempt.decode for request in rig.journal.all()} == {other}
-    assert prefill.ours.open_prompt_tokens == 3 * len(rig.journal)
-
-
 def test_a_prefill_node_may_go_once_decode_has_begun(rig: RouterRig) -> None:
     prefill, decode = pair(rig)
     begun, waiting = (generate.key for generate in rig.open(rounds=2))
@@ -178,34 +170,6 @@ def test_a_prefill_node_may_go_once_decode_has_begun(rig: RouterRig) -> None:
     effects = rig.dispatcher.node_lost(prefill, "gone", 1.0)
     assert [news.rid for news in effects.news] == [waiting.rid]
     assert ids_of(rig.run(decode, begun, 1, [2])) == [2]
-
-
-def test_a_refused_generate_fails_at_once(rig: RouterRig) -> None:
-    pair(rig)
-    generate = rig.open()[0]
-    effects = rig.dispatcher.send_refused("p@1", generate, 0.0)
-    assert failures(effects) == ["node_lost"]
-    assert not rig.dispatcher.send_refused("p@1", generate, 0.0).news
-    rig.check_quiet()
-
-
-def test_an_attempt_that_never_left_costs_none() -> None:
-    """The router slept, and all of its nodes have hung up: it learns so one by one, while it tries them in turn."""
-    rig = RouterRig(max_attempts=2, resume_wait_s=10.0)
-    _, decode = pair(rig)
-    for name in ("e", "f"):
-        rig.join("decode", name)
-    key = rig.open(n=1)[0].key
-    rig.registry.remove(decode)
-    effects = rig.dispatcher.node_lost(decode, "gone", 0.0)
-    for moment in range(5):
-        generate = generates(effects)[0]
-        assert generate.key.rid == key.rid and generate.key.attempt == moment + 1
-        refused = rig.dispatcher.send_refused("p@1", generate, float(moment))
-        assert not failures(refused) and not generates(refused)  # at once it would meet the same
-        effects = rig.dispatcher.tick(moment + 0.25)
-    assert rig.dispatcher.tick(60.0).news, "a deadline ends it"
-    rig.check_quiet()
 
 
 def test_an_attempt_that_never_left_waits_for_nodes() -> None:
@@ -220,27 +184,6 @@ def test_an_attempt_that_never_left_waits_for_nodes() -> None:
     rig.registry.remove(other)
     assert not rig.dispatcher.node_lost(other, "gone", 1.0).news and not rig.dispatcher.tick(10.5).news
     assert failures(rig.dispatcher.tick(11.0)) == ["no_nodes"]
-    rig.check_quiet()
-
-
-def test_a_prefill_node_s_death_costs_who_is_not_all_handed_over() -> None:
-    rig = RouterRig(max_attempts=2)
-    prefill, decode = pair(rig)
-    key = rig.open(n=2)[0].key
-    for index in range(2):
-        rig.run(prefill, sibling(key, index), 0, [1])
-    rig.run(decode, key, 1, [2])
-    rig.registry.remove(prefill)
-    (again,) = generates(rig.dispatcher.node_lost(prefill, "gone", 1.0))
-    assert again.output_ids == [[1, 2], [1]]
-
-
-def test_deadlines(rig: RouterRig) -> None:
-    pair(rig)
-    rig.open()
-    assert not rig.dispatcher.tick(59.9).news
-    effects = rig.dispatcher.tick(60.0)
-    assert failures(effects) == ["deadline_exceeded"] and len(aborts(effects)) == 2
     rig.check_quiet()
 
 
@@ -317,3 +260,48 @@ def test_random_lives_leave_nothing_behind(seed: int) -> None:
     rig.dispatcher.cancel([request.rid for request in rig.journal.all()], rig.now)
     rig.check_quiet()
     assert all(node.ours.open_sequences == 0 and node.ours.open_prompt_tokens == 0 for node in nodes.values())
+
+
+# ---- the position rule
+
+
+def end_of(count: int) -> SequenceEnd:
+    return SequenceEnd(Key("r", 1, "x", 0, 0), "length", count, 0, "", "")
+
+
+def test_tokens_beyond_the_request_are_not_taken() -> None:
+    journal = SequenceJournal(max_tokens=2)
+    assert list(journal.take_tokens(0, [1, 2, 3], []).ids) == [1, 2]
+    assert journal.take_tokens(1, [2, 3], []).ids == []
+    assert journal.take_tokens(1000, [3], []).ids == [] and journal.ids == [1, 2]
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_order_of_runs_gives_the_stream(data: st.DataObject) -> None:
+    stream = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=20))
+    wants_logprobs = data.draw(st.booleans())
+    spans = st.tuples(st.integers(0, len(stream)), st.integers(0, len(stream)))
+    cuts = [(min(s), max(s)) for s in data.draw(st.lists(spans, max_size=15))]
+    journal = SequenceJournal(max_tokens=len(stream))
+    got: list[int] = []
+    got_logprobs: list[float] = []
+    for first, last in [*cuts, (0, len(stream))]:
+        logprobs = [TokenLogprob(float(i), (), ()) for i in range(first, last)] if wants_logprobs else []
+        taken = journal.take_tokens(first, stream[first:last], logprobs)
+        assert not taken.conflict
+        got += taken.ids
+        got_logprobs += [entry.logprob for entry in taken.logprobs]
+        assert got == stream[: len(got)] == journal.ids
+    assert got == stream
+    assert got_logprobs == ([float(i) for i in range(len(stream))] if wants_logprobs else [])
+
+
+def test_a_finished_request_in_the_journal_is_a_leak() -> None:
+    journal = Journal(lambda: "n")
+    request = OpenRequest(journal.new_rid(), NewRequest([1], 1, SamplingParams(max_tokens=1), 0), 1.0)
+    journal.add_request(request)
+    journal.check_requests()
+    request.sequences[0].is_closed = True
+    with pytest.raises(IntegrityError, match=request.rid):
+        journal.check_requests()

@@ -76,23 +76,6 @@ def test_beside_an_older_node_kept_pages_do_not_count(rig: RouterRig) -> None:
     assert rooms()[0] == 5 and prefill.is_there, "only nodes of one role are compared"
 
 
-def test_a_node_without_a_free_row_has_no_room(rig: RouterRig) -> None:
-    full, busy = rig.join("decode", "a"), rig.join("decode", "b")
-    pages(full, 99, running=8)
-    pages(busy, 99, running=7)
-    busy.ours.open_sequences = 20
-    assert LeastLoad().pick([full, busy], Wanted(20)).node is busy
-
-
-def test_the_dispatcher_says_what_the_request_needs(rig: RouterRig) -> None:
-    rig.join("prefill", "p")
-    small, busy = rig.join("decode", "a"), rig.join("decode", "b")
-    pages(small, 2)
-    pages(busy, 99, running=7)
-    assert rig.open([1] * 32)[0].decode_node == "a"
-    assert rig.open([1] * 33)[0].decode_node == "b"
-
-
 # ---- who moves
 
 
@@ -157,11 +140,6 @@ def test_where_several_have_room_the_roomiest_is_taken(rig: RouterRig) -> None:
     assert moved.decode_node == "c"
 
 
-def test_a_large_node_may_have_a_quarter_of_its_rows_ahead() -> None:
-    large = msgspec.structs.replace(load(running=800), rows_total=800)
-    assert sequences_in(large, 800) == 1000 and sequences_in(load(running=8), 8) == 10
-
-
 def leave(story: Waiting) -> None:
     story.b.leaving = Leaving(By.NODE)
 
@@ -181,6 +159,11 @@ def test_who_stays(rig: RouterRig, why: str) -> None:
     story = Waiting(rig)
     STAYS[why](story)
     assert not story.tick(10)
+
+
+def test_a_large_node_may_have_a_quarter_of_its_rows_ahead() -> None:
+    large = msgspec.structs.replace(load(running=800), rows_total=800)
+    assert sequences_in(large, 800) == 1000 and sequences_in(load(running=8), 8) == 10
 
 
 def test_who_waits_behind_a_sibling_that_has_ended_goes(rig: RouterRig) -> None:
@@ -206,15 +189,6 @@ def test_who_waits_behind_a_sibling_that_has_ended_goes(rig: RouterRig) -> None:
     rig.now += MOVE_AFTER_S
     (moved,) = generates(rig.dispatcher.tick(rig.now))
     assert (moved.decode_node, moved.output_ids, moved.ended) == ("b", [[], [5]], [0])
-
-
-def test_who_is_not_computed_stays(rig: RouterRig) -> None:
-    story = Waiting(rig)
-    pages(story.a, 99)
-    pages(story.b, 0)
-    assert rig.open([1] * 32)[0].decode_node == "a"
-    story.report()
-    assert [generate.key.rid for generate in story.tick(10)] == [story.key.rid]
 
 
 def test_waiting_counts_from_the_last_moment_with_room(rig: RouterRig) -> None:

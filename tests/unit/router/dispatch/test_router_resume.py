@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 
-from router.fleet.leaving import By, Leaving
 from router.fleet.registry import RegisteredNode
 from router.policy.placement import NODES_AWAY_S
-from router.requests.attempt import Attempt
 from router.requests.effects import Effects, Failure, Update
 from router.requests.new_request import NewRequest
-from router.requests.tickets import Tickets, deadline_ms
+from router.requests.tickets import Tickets
 from shared.core.errors import NoNodes
 from shared.core.sampling_params import SamplingParams
 from shared.wire.codec import key_of
 from shared.wire.messages import Drain, Generate, Key
-from shared.wire.ranges import MAX_MS
 from shared.wire.tickets import is_genuine
 from tests.support.worlds.router_rig import RouterRig, aborts, failures, generates, ids_of, sibling
 
@@ -67,17 +62,6 @@ def test_tokens_of_the_attempt_before_are_nobodys(rig: RouterRig) -> None:
     again = rig.journal.find(key.rid)
     assert again is not None and again.sequences[0].ids == [1]
     assert ids_of(rig.run(spare, newer(key), 1, [2])) == [2]
-
-
-def test_nothing_of_an_attempt_stays_in_the_next(rig: RouterRig) -> None:
-    prefill, decode, key = begun(rig)
-    request = rig.journal.find(key.rid)
-    assert request is not None and request.attempt.nodes == (prefill, decode)
-    first = request.attempt
-    first.has_begun, first.is_alone, first.waits_since, first.waits_for_prefill = True, True, 0.0, True
-    request.begin_next_attempt()
-    fresh = Attempt(request.asked, request.pages, number=1, ran_on="p@1")
-    assert all(getattr(request.attempt, one.name) == getattr(fresh, one.name) for one in fields(Attempt))
 
 
 def newer(key: Key) -> Key:
@@ -151,15 +135,6 @@ def test_what_no_other_node_can_do_better_is_not_tried_again(rig: RouterRig, cod
     rig.join("decode", "e")
     effects = rig.end(decode, key, 1, "error", code)
     assert failures(effects) == [code] and not generates(effects)
-
-
-def test_a_hand_off_that_fails_is_tried_elsewhere(rig: RouterRig) -> None:
-    prefill, _, key = begun(rig)
-    rig.join("prefill", "q")
-    rig.join("decode", "e")
-    again = only(rig.end(prefill, key, 0, "error", "handoff_failed"))
-    assert again.decode_node == "e"
-    assert rig.journal.find(key.rid).attempt.prefill.node_id == "q"  # type: ignore[union-attr]
 
 
 def test_with_one_pair_the_decode_node_goes_on_alone(rig: RouterRig) -> None:
@@ -242,21 +217,6 @@ def test_a_draining_prefill_node_s_hand_offs_stay_where_they_are(rig: RouterRig)
     assert not effects.sends and effects.num_resumed == 0
 
 
-def test_a_probe_that_is_moved_lets_another_one_go(rig: RouterRig) -> None:
-    _, decode, key = begun(rig)
-    rig.join("decode", "e")
-    prefill = rig.registry.find("p", 1)
-    assert prefill is not None
-    for _ in range(3):
-        prefill.breaker.failed(rig.now)
-    rig.now = 5.0
-    prefill.breaker.sent()
-    assert not prefill.breaker.allows(rig.now)
-    prefill.leaving = Leaving(By.NODE)  # so that it does not get the next attempt
-    rig.end(decode, key, 1, "error", "step_failed")
-    assert prefill.breaker.allows(rig.now)
-
-
 def test_the_nodes_of_an_attempt_are_told_when_it_is_over() -> None:
     """Not when they speak of it again: a prefill node may have it in its queue for long."""
     rig = RouterRig(max_attempts=3)
@@ -288,19 +248,3 @@ def test_each_router_s_life_has_keys_of_its_own() -> None:
     one, other = Tickets(), Tickets()
     assert one.key_of("d@1") == one.key_of("d@1") != other.key_of("d@1")
     assert one.key_of("d@1") != one.key_of("d@2")
-
-
-def test_each_attempt_has_a_ticket_of_its_own() -> None:
-    rig = RouterRig(max_attempts=3)
-    rig.join("prefill", "p")
-    nodes = {node.node_id: node for node in (rig.join("decode", "d0"), rig.join("decode", "d1"))}
-    (first,) = rig.open()
-    effects = rig.dispatcher.node_lost(nodes[first.decode_node], "test", rig.now)
-    rig.registry.remove(nodes[first.decode_node])
-    effects.sends += rig.dispatcher.tick(rig.now).sends
-    again = [message for _, message in effects.sends if hasattr(message, "ticket")]
-    assert again and again[-1].ticket != first.ticket and again[-1].key.attempt == 1
-
-
-def test_a_deadline_of_no_end_fits_the_wire() -> None:
-    assert deadline_ms(float("inf")) == MAX_MS and deadline_ms(-1.0) == 0 and deadline_ms(1.5) == 1500

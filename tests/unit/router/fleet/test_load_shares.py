@@ -85,14 +85,6 @@ def test_other_routers_are_taken_to_send_as_much_as_we_do() -> None:
     assert LeastLoad().pick([empty, busy], Wanted()).node is empty, "what it reports is what they sent"
 
 
-def test_other_routers_are_taken_to_send_such_prompts_too() -> None:
-    rig = RouterRig()
-    x, y = rig.join("prefill", "x"), rig.join("prefill", "y")
-    rig.registry.heartbeat(Heartbeat("x", 1, load(), False, others=OthersLoad(2, 0, 0, 0)), 0.0)
-    x.ours.open_prompt_tokens = x.ours.open_prompt_work = x.ours.sent_prompt_work = 100
-    assert (x.prompt_tokens, y.prompt_tokens) == (300, 0)
-
-
 def test_routers_begin_with_different_nodes() -> None:
     """Each began with the first by name, which got three times its share of whatever came at once."""
     firsts = set()

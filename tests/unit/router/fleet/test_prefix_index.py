@@ -16,9 +16,7 @@ from router.fleet.registry import RegisteredNode, Registry
 from router.http.connection import Connection
 from router.policy.interface import Reason, Wanted
 from router.policy.prefix_aware import PrefixAware
-from router.requests.new_request import NewRequest
 from shared.core.page_identity import identities, prefix_keys
-from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import CacheEvents, CacheReplay, Heartbeat
 from shared.wire.peers import peer_name
 from tests.support.worlds.router_rig import RouterRig, hello, load
@@ -278,14 +276,3 @@ async def nothing(*_: Any) -> Any:
 def test_a_session_is_what_a_header_calls_it(headers: dict[str, str], session: str) -> None:
     sent = [(name.encode(), value.encode()) for name, value in headers.items()]
     assert session_of(Connection({"type": "http", "headers": sent}, nothing, nothing, 1.0)) == session
-
-
-def test_a_request_carries_its_session_and_its_picks_are_told() -> None:
-    rig = RouterRig()
-    rig.join("prefill", "p")
-    rig.join("decode", "d")
-    new = NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), seed=7, affinity="s")
-    _, effects = rig.dispatcher.open([new], 0.0)
-    (request,) = rig.journal.all()
-    assert request.asked.affinity == "s" and request.pages is not None
-    assert sorted(effects.picks) == [("decode", "only"), ("prefill", "only")]

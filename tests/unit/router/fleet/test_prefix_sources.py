@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from router.dispatch.dispatcher import DispatchLimits
-from router.fleet.figures import FRESH_S, PullFigures
+from router.fleet.figures import FRESH_S
 from router.fleet.leaving import By, Leaving
 from router.fleet.registry import RegisteredNode
 from router.policy.sources import PrefixSources
@@ -87,22 +87,9 @@ def test_a_few_pages_are_not_worth_the_messages() -> None:
     assert site.choose() is not None
 
 
-def test_a_token_is_left_to_compute() -> None:
-    site = Site(6)
-    site.b.pages._names.update(names_of(PROMPT[:96]))
-    assert len(PROMPT) == 100
-    source = site.choose()
-    assert source is not None and source.num_pages == 6
-
-
 def test_nothing_is_named_before_computing_was_measured() -> None:
     site = Site(token_s=None)
     assert site.choose() is None and site.effects.sought == ["unmeasured"]
-
-
-def test_what_is_computed_in_no_time_is_not_pulled() -> None:
-    site = Site(token_s=1e-5)
-    assert site.choose() is None and site.effects.sought == ["quickly_computed"]
 
 
 def test_where_pulls_were_slower_lately_the_node_computes() -> None:
@@ -207,13 +194,3 @@ def test_a_router_that_is_told_so_names_nobody() -> None:
         site.b.ours.open_prompt_tokens = site.b.ours.open_prompt_work = 10_000
         generates += site.open(PROMPT)
     assert [generate.source is not None for generate in generates] == [True, False]
-
-
-def test_figures_pass_over_nonsense() -> None:
-    figures = PullFigures()
-    assert figures.token_s(0.0) is None
-    figures.learn({"pulled_tokens": 10.0, "pull_seconds": 1.0}, 0.0)
-    assert figures.token_s(0.0) == 0.1
-    figures.learn({"pulled_tokens": 5.0, "pull_seconds": 0.5}, 1.0)
-    figures.learn({"pulled_tokens": 1e30, "pull_seconds": 9.0}, 1.0)
-    assert figures.token_s(1.0) == 0.1

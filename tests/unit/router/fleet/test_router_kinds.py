@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 
 import msgspec
 
+from router.dispatch.gateway import NODE_LINES
 from router.fleet.registry import RegisteredNode, Registry, fitting
 from router.fleet.strangers import FORGET_S, MAX_STRANGERS
 from shared.wire.fitting import misfit
-from shared.wire.messages import PROTOCOL_VERSION, Fingerprint
+from shared.wire.messages import PROTOCOL_VERSION, Fingerprint, Goodbye, Hello, Message, Unwelcome
 from shared.wire.peers import PeerClosed, Received, peer_name
 from tests.support.worlds.gateway_rig import GatewayRig
 from tests.support.worlds.router_rig import FINGERPRINT, RouterRig, hello
@@ -72,14 +74,6 @@ def test_hellos_compare_kinds_and_not_nodes() -> None:
     assert calls_of(misfit, sixty_nodes) <= 2 * 6 * 6
 
 
-def test_who_does_not_fit_is_known_without_comparing_again() -> None:
-    """/ready shows it to anybody who asks, without a key."""
-    registry = sixty_nodes().rig.registry
-    assert calls_of(misfit, registry.misfits) == 0
-    named = {name for one in registry.misfits() for name in one[:2]}
-    assert named == {"n0"} | {f"n{number}" for number in range(60) if number % 6}, "six kinds; the first is no odd one"
-
-
 def test_two_kinds_that_do_not_fit_are_one_line() -> None:
     cluster = Cluster()
     for number in range(20):
@@ -89,19 +83,6 @@ def test_two_kinds_that_do_not_fit_are_one_line() -> None:
     assert len(cluster.told) == 1 and "differs=page_size" in cluster.told[0]
     cluster.hello("prefill", "other", OTHERS[1])
     assert len(cluster.told) == 3, "with the decode nodes, and with the odd ones"
-
-
-def test_each_of_the_smaller_kind_is_named_with_one_of_the_other() -> None:
-    registry = Registry(5.0)
-    for name in ("d0", "d1", "d2"):
-        registry.hello(f"{name}@1", hello("decode", name), 0.0)
-    for name in ("odd0", "odd1"):
-        registry.hello(f"{name}@1", hello("prefill", name, fingerprint=OTHERS[2]), 0.0)
-    assert registry.misfits() == [("d0", "odd0", "page_size"), ("d0", "odd1", "page_size")]
-    registry.remove(node_named(registry, "d0"))
-    assert registry.misfits() == [("d1", "odd0", "page_size"), ("d1", "odd1", "page_size")], "as many: the later ones"
-    registry.remove(node_named(registry, "d1"))
-    assert registry.misfits() == [("d2", "odd0", "page_size")]
 
 
 def node_named(registry: Registry, node_id: str) -> RegisteredNode:
@@ -194,3 +175,68 @@ def test_strangers_are_bounded() -> None:
         cluster.hello("decode", f"n{number}", NEWER)
     known = [one["node"] for one in cluster.rig.registry.strangers.shown(cluster.rig.now)]
     assert known == [f"n{number}" for number in range(MAX_STRANGERS, 2 * MAX_STRANGERS)]
+
+
+# ---- one node does not fill the log
+
+
+TIMES = 100
+KIB = 1024
+
+
+@dataclass
+class Talker:
+    """A node that says what it likes, and often."""
+
+    cluster: Cluster
+    node_id: str = "evil"
+
+    def says(self, message: Message, epoch: int = 1) -> None:
+        self.cluster.gateway.handle(Received(peer_name(self.node_id, epoch), message))
+
+    def hello(self, number: int, model: str = "m") -> Hello:
+        fingerprint = msgspec.structs.replace(FINGERPRINT, weights=model)
+        return hello("prefill", self.node_id, number, fingerprint, connection=number)
+
+
+def lines(cluster: Cluster) -> list[str]:
+    return cluster.log.getvalue().splitlines()
+
+
+def test_a_node_that_comes_and_goes_fills_no_log() -> None:
+    cluster = Cluster()
+    talker = Talker(cluster)
+    for number in range(1, TIMES):
+        talker.says(talker.hello(number), number)
+        if number % 3 == 0:
+            talker.says(Goodbye("evil", number), number)
+        elif number % 3 == 1:
+            cluster.gateway.handle(PeerClosed(peer_name("evil", number)))
+    assert len(lines(cluster)) <= 3 * NODE_LINES, "it is here, it is lost, it is gone"
+    assert not len(cluster.rig.registry), "its last word was a Goodbye"
+
+
+def test_each_loss_of_a_node_that_flaps_is_logged() -> None:
+    cluster = Cluster()
+    for _ in range(NODE_LINES):
+        cluster.hello("decode", "d", FINGERPRINT)
+        cluster.gone("d")
+    told = cluster.log.getvalue()
+    assert told.count("node is here") == told.count("node is lost") == NODE_LINES
+
+
+def test_a_node_of_ever_new_kinds_fills_no_log() -> None:
+    cluster = Cluster()
+    cluster.hello("decode", "d", FINGERPRINT)
+    talker = Talker(cluster)
+    for number in range(TIMES):
+        talker.says(talker.hello(1, f"model {number}"))
+    assert len(cluster.told) == 1
+
+
+def test_a_node_that_refuses_us_fills_no_log() -> None:
+    cluster = Cluster()
+    talker = Talker(cluster)
+    for number in range(TIMES):
+        talker.says(Unwelcome("evil", 1, f"tcp://{number}" + "x" * 8 * KIB))
+    assert len(lines(cluster)) == 1 and len(lines(cluster)[0]) < KIB

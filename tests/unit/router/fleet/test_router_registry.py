@@ -12,7 +12,6 @@ from router.policy.interface import Policy, Wanted
 from router.policy.least_load import LeastLoad
 from router.policy.placement import Placer
 from router.policy.round_robin import RoundRobin
-from shared.core.errors import NoNodes
 from shared.wire.fitting import REPORTED_ONLY, misfit
 from shared.wire.messages import Fingerprint, Heartbeat
 from tests.support.worlds.router_rig import FINGERPRINT, RouterRig, hello, load
@@ -72,15 +71,6 @@ def test_a_drain_lasts_and_a_list_may_change() -> None:
         leaving = leaving_after(leaving, Heartbeat("d", 1, load(), draining, leaves=leaves), 0.0)
         assert (None if leaving is None else leaving.by) == by
     assert leaving_after(Leaving(By.LIST), Heartbeat("d", 1, load(), False), 0.0) is None
-
-
-def test_a_draining_node_gets_nothing_new() -> None:
-    rig = RouterRig()
-    rig.join("decode", "d")
-    rig.registry.heartbeat(Heartbeat("d", 1, load(), True), 0.0)
-    rig.registry.heartbeat(Heartbeat("d", 1, load(), False), 0.1)
-    with pytest.raises(NoNodes):
-        rig.open()
 
 
 def test_the_largest_node_sets_the_context_and_gets_long_prompts() -> None:
@@ -160,24 +150,6 @@ def test_half_open_lets_one_probe_through() -> None:
     breaker.sent()
     breaker.succeeded()
     assert breaker.allows(7.0) and breaker.allows(7.0)
-
-
-def test_a_success_forgets_how_often_a_breaker_was_open() -> None:
-    breaker = Breaker(max_faults=1, open_s=2.0)
-    for now in (0.0, 10.0, 20.0):
-        breaker.failed(now)
-    assert not breaker.allows(27.9), "the third time in a row, so four times as long"
-    breaker.succeeded()
-    breaker.failed(100.0)
-    assert not breaker.allows(101.9) and breaker.allows(102.0)
-
-
-def test_requests_that_fail_together_open_a_breaker_once() -> None:
-    """A node that loses twenty streams at once is tried again as soon as one that loses three."""
-    breaker = Breaker(max_faults=3, open_s=2.0)
-    for i in range(20):
-        breaker.failed(i / 100)
-    assert breaker.allows(2.1)
 
 
 def test_a_failing_node_is_left_alone_unless_it_is_the_last() -> None:

@@ -55,13 +55,6 @@ def test_a_tenant_s_lower_ranks_start_first() -> None:
     assert [requests.index(queue.take_next()) for _ in requests] == [3, 5, 0, 2, 1, 4]
 
 
-def test_a_full_queue_drops_the_highest_rank() -> None:
-    queue, requests = FairQueue(), [request(A, rank=rank) for rank in (0, 5, 0)]
-    for one in requests:
-        queue.push(one)
-    assert queue.heaviest(B, 10, 2) == [requests[1], requests[2]]
-
-
 def test_only_lower_and_equal_ranks_are_ahead() -> None:
     queue = FairQueue()
     for rank in (0, 5, -5):
@@ -263,13 +256,6 @@ def test_what_all_started_elsewhere_gives_a_newcomer_no_lead() -> None:
     for _ in range(100):
         queue.push(request(C, 1000))
     assert 9 <= started(queue, 30).count("c") <= 11
-
-
-def test_a_priority_pays_nothing_for_another() -> None:
-    queue = filled((HIGH, 3, 1000), (A, 100, 1000), (B, 100, 1000))
-    queue.started_elsewhere("a", 10_000)
-    queue.started_elsewhere("high", 50_000)
-    assert started(queue, 13) == ["high"] * 3 + ["b"] * 10
 
 
 def test_started_tokens_are_counted_less_the_unused() -> None:
