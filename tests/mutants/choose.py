@@ -4,7 +4,7 @@
 
 Each test is worth 1, and 1 more for every mutant that only it would notice among those chosen so far. What it costs was
 measured: `make test` and `make test-deep` leave each tier's seconds in build/seconds. The most valuable per second go
-first, until the tier's share of twelve minutes is used up; rules of the house always do. Of the rest, `tests/deep.txt`
+first, until the tier's share of ten minutes is used up; rules of the house always do. Of the rest, `tests/deep.txt`
 gets the most valuable in the same way, until CI's share is used up; `tests/long.txt` gets what remains, for `make
 test-long`. Both keep what was not measured. Another test that was not measured is new, and runs in `make test`.
 """
@@ -24,11 +24,11 @@ from catalogue import ROOT, find_tests, node_id, read_all
 SECONDS = ROOT / "build" / "seconds"
 # Seconds of tests, on one core each, in the first and in the deep part of a tier. Two cores share the first two tiers.
 SHARES_S = {
-    "unit": (505.0, 420.0),
-    "simulation": (120.0, 200.0),
-    "integration": (145.0, 320.0),
-    "chaos": (50.0, 130.0),
-    "drill": (50.0, 60.0),
+    "unit": (430.0, 800.0),
+    "simulation": (100.0, 220.0),
+    "integration": (125.0, 320.0),
+    "chaos": (45.0, 130.0),
+    "drill": (45.0, 60.0),
 }
 BIG_S = 8.0  # of a test's cases together, from which on they are chosen one by one
 # Files that are one thing: clusters are their fixtures, or a last test counts what the others did.
