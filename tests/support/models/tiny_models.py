@@ -14,6 +14,7 @@ from shared.kv.pool import KVPool
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
 from shared.model.math.interface import LayerMarks, Model, ModelInputs
+from tests.support.cores.draft_trees import depths, visible_bits
 
 VOCAB = 97
 
@@ -68,13 +69,19 @@ class Rows:
         adapters: dict[int, int] | None = None,
         layers: LayerMarks | None = None,
         encoder_lens: list[int] | None = None,
+        parents: list[int] | None = None,
     ) -> torch.Tensor:
-        """Appends chunks[row] to each row; logits of all tokens, or of those at `wanted`. `adapters`: slots by row."""
+        """Appends chunks[row] to each row; logits of all tokens, or of those at `wanted`. `adapters`: slots by row.
+        `parents`: the only chunk is a draft tree."""
         rows, ids = list(chunks), [i for chunk in chunks.values() for i in chunk]
         q_lens = torch.tensor([len(chunk) for chunk in chunks.values()])
         positions = [self.lens[row] + n for row in rows for n in range(len(chunks[row]))]
         for row in rows:
             self.lens[row] += len(chunks[row])
+        slots = visible = None
+        if parents is not None:
+            slots, visible = torch.tensor(positions), visible_bits(parents)
+            positions = [positions[0] + depth for depth in depths(parents)]
         inputs = ModelInputs(
             input_ids=torch.tensor(ids),
             positions=torch.tensor(positions),
@@ -88,6 +95,8 @@ class Rows:
             logits_idx=torch.arange(len(ids)) if wanted is None else torch.tensor(wanted, dtype=torch.long),
             adapters=self._slots(adapters or {}, chunks),
             layers=layers,
+            slots=slots,
+            visible=visible,
         )
         with torch.inference_mode():
             output = self.model.forward(inputs, self.pool)

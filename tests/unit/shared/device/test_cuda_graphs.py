@@ -83,7 +83,7 @@ def test_streams_are_the_cpu_s(name: str) -> None:
     assert (counts.h2d_async, counts.d2h_async) == (outcome.num_steps, outcome.num_steps), counts.told()
 
 
-@pytest.mark.parametrize("name", ["adapters", "grammars", "grammars, n-gram", "exact lengths", "int8 KV", "copies"])
+@pytest.mark.parametrize("name", ["adapters", "grammars, n-gram", "exact lengths", "int8 KV"])
 def test_other_kinds_are_the_cpu_s(name: str) -> None:
     """Adapters and grammars too: a graph ends at the logits, and knows nothing of what is sampled from them."""
     run_graphs(make_device("eager"), KINDS[name], asked_of(KINDS[name], 4))

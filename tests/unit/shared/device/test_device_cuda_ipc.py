@@ -71,47 +71,25 @@ def test_pages_come_from_another_pool(mode: str) -> None:
         assert not gpu.races
 
 
-def test_a_page_that_was_written_since_is_found_by_its_digest() -> None:
-    gpu = make_device("deferring", 2)
-    streams, source, target = make_streams("cuda", gpu=gpu), pool(gpu), pool(gpu)
-    sender, receiver = RemoteSender(source, CudaIpc(source, gpu)), RemoteReceiver(target, CudaIpc(target, gpu))
-    fill(streams, source, 1)
-    ready = described(streams, source, sender)
-    fill(streams, source, 9)
-    streams.transfer.wait(streams.forward.launch(lambda: None).done)
-    with pytest.raises(HandoffFailed, match="digest"):
-        streams.transfer.launch(lambda: receiver.pull(ready, (), [5, 1])).take(HANG_GUARD_S)
-    streams.stop()
+def ready_of(source: KVPool, gpu: VirtualGpu) -> Ready:
+    return RemoteSender(source, CudaIpc(source, gpu)).describe([2]).ready(KEY, 1, 0)
+
+
+def with_handle(ready: Ready, **changes: object) -> Ready:
+    handle = msgspec.structs.replace(msgspec.msgpack.decode(ready.handle, type=IpcHandle), **changes)
+    return msgspec.structs.replace(ready, handle=msgspec.msgpack.encode(handle))
 
 
 def test_a_block_that_is_none_and_a_process_that_is_gone() -> None:
     gpu = make_device()
     source, target = pool(gpu), pool(gpu)
-    handle = CudaIpc(source, gpu).export()
-    fields = msgspec.msgpack.decode(handle, type=IpcHandle)
-    receiver = RemoteReceiver(target, CudaIpc(target, gpu))
-    page = RemoteSender(source, CudaIpc(source, gpu)).describe([2]).ready(KEY, 1, 0)
-    strange = msgspec.msgpack.encode(msgspec.structs.replace(fields, storage=b"no such"))
+    receiver, ready = RemoteReceiver(target, CudaIpc(target, gpu)), ready_of(source, gpu)
     with pytest.raises(HandoffFailed, match="invalid resource handle"):
-        receiver.pull(msgspec.structs.replace(page, handle=strange), (), [1])
-    gone = msgspec.msgpack.encode(msgspec.structs.replace(fields, pid=2**22 + 1))
-    receiver.pull(msgspec.structs.replace(page, handle=gone), (), [1])
-    assert receiver.num_open == 1 and fields.pid == os.getpid()
+        receiver.pull(with_handle(ready, storage=b"no such"), (), [1])
+    receiver.pull(with_handle(ready, pid=2**22 + 1), (), [1])
+    assert receiver.num_open == 1
     receiver.forget_dead()
     assert receiver.num_open == 0
-
-
-def ready_of(source: KVPool, gpu: VirtualGpu) -> Ready:
-    return RemoteSender(source, CudaIpc(source, gpu)).describe([2]).ready(KEY, 1, 0)
-
-
-def handle_of(ready: Ready) -> IpcHandle:
-    return msgspec.msgpack.decode(ready.handle, type=IpcHandle)
-
-
-def with_handle(ready: Ready, **changes: object) -> Ready:
-    handle = msgspec.structs.replace(handle_of(ready), **changes)
-    return msgspec.structs.replace(ready, handle=msgspec.msgpack.encode(handle))
 
 
 def test_a_pool_is_opened_once_and_closed_when_replaced() -> None:

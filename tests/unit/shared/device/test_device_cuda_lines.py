@@ -1,12 +1,8 @@
-"""How much of what talks to a GPU runs here, on a virtual one, and that nothing else talks to a GPU."""
+"""One file talks to the GPU's runtime, and nothing else does."""
 
 from __future__ import annotations
 
 import ast
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,45 +12,10 @@ import torch
 from shared.core.errors import ConfigError
 from shared.device.streams import make_streams
 from shared.device.torch_cuda import TorchCuda
-from tests.support.virtual_gpu.lines import executable
 
 ROOT = Path(__file__).resolve().parents[4]
 PACKAGES = ("shared", "prefill_node", "decode_node", "deploy", "router")
 FACE = ROOT / "shared" / "device" / "torch_cuda.py"
-FILES = (
-    "shared/device/cuda.py",
-    "shared/device/cuda_thread.py",
-    "shared/device/clock.py",
-    "shared/transfer/cuda_ipc.py",
-    "shared/transfer/host_bytes.py",
-)
-TESTS = (
-    "device/test_device_streams.py",
-    "device/test_device_cuda_streams.py",
-    "device/test_device_cuda_ipc.py",
-    "transfer/test_transfer_libraries.py",
-    "transfer/test_transfer_pinned.py",
-)
-LEAST = 0.95
-
-
-def test_what_runs_without_a_gpu(tmp_path: Path) -> None:
-    """Prints the share of each file's lines that those tests run."""
-    report = tmp_path / "lines.json"
-    wanted = {"BATON_LINES_OF": ":".join(str(ROOT / file) for file in FILES), "BATON_LINES_TO": str(report)}
-    plugins = ["-p", "tests.support.virtual_gpu.lines", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", *plugins]
-    tests = [f"tests/unit/shared/{test}" for test in TESTS]
-    done = subprocess.run([*command, *tests], cwd=ROOT, env=os.environ | wanted, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:]
-    ran = json.loads(report.read_text())
-    shares, missed = {}, {}
-    for file in FILES:
-        lines, path = executable(str(ROOT / file)), str(ROOT / file)
-        missed[file] = sorted(lines - set(ran[path]))
-        shares[file] = 1 - len(missed[file]) / len(lines)
-        print(f"{file}: {100 * shares[file]:.1f} % of {len(lines)} lines, without {missed[file]}")
-    assert min(shares.values()) >= LEAST, missed
 
 
 def names_cuda(tree: ast.AST) -> Iterator[str]:

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from shared.core.errors import ConfigError
-from shared.device.clock import CudaClock
 from shared.device.cuda import CudaStream, draw_stream
 from shared.device.cuda_thread import ThreadedCudaStream
 from shared.device.events import Event, StreamSkipped
@@ -101,16 +100,6 @@ def test_a_wait_for_a_transfer_orders_too(writer: str, reader: str) -> None:
         assert not gpu.races
 
 
-def test_without_a_wait_the_race_is_seen() -> None:
-    gpu = make_device("deferring", 1)
-    streams = make_streams("cuda", gpu=gpu)
-    x = ready(gpu)
-    with gpu.held():
-        streams.forward.launch(lambda: x.add_(1))
-        assert "not ordered behind" in str(streams.copy.launch(lambda: x + 0).error)
-    streams.stop()
-
-
 @pytest.mark.parametrize("name", ["forward", "transfer"])
 def test_an_event_completes_when_the_device_got_there(name: str) -> None:
     gpu = lazy()
@@ -129,21 +118,6 @@ def test_an_event_completes_when_the_device_got_there(name: str) -> None:
     streams.stop()
     assert seen[-1] == [2, 3, 4, 5]
     assert seen[0] in (WANTED, [2, 3, 4, 5])
-
-
-def test_nothing_is_told_while_the_device_stands_still() -> None:
-    gpu = lazy()
-    streams, x, enqueued = make_streams("cuda", gpu=gpu), ready(gpu), threading.Event()
-    with gpu.held():
-        forward = streams.forward.launch(lambda: x + 1)
-        transfer = streams.transfer.launch(lambda: (x + 0, enqueued.set()))
-        assert enqueued.wait(HANG_GUARD_S)
-        for ticket in (forward, transfer):
-            assert not ticket.done.query()
-            with pytest.raises(TimeoutError):
-                ticket.done.synchronize(0.01)
-    forward.take(HANG_GUARD_S), transfer.take(HANG_GUARD_S)
-    streams.stop()
 
 
 def test_a_transfer_may_block_and_the_loop_goes_on() -> None:
@@ -213,16 +187,6 @@ def test_the_host_is_woken_for_what_it_waits_for_only() -> None:
             stream.launch(lambda: None).take(HANG_GUARD_S)
     streams.stop()
     assert sorted(calls) == ["marks-copy"] * 3 + ["stream-cold"] * 3 + ["stream-transfer"] * 3
-
-
-def test_the_clock_is_the_device_s() -> None:
-    gpu = lazy()
-    clock = CudaClock(gpu)
-    first, last = clock.mark(), clock.mark()
-    with pytest.raises(RuntimeError, match="not ready"):
-        clock.seconds(first, last)
-    gpu.synchronize(gpu.device)
-    assert 0 <= clock.seconds(first, last) < HANG_GUARD_S
 
 
 def test_a_device_fault_wakes_everybody(caplog: pytest.LogCaptureFixture) -> None:

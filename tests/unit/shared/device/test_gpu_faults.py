@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -30,14 +29,13 @@ from shared.node.loop.context import NodeContext
 from shared.node.records.core import NodeCore
 from shared.observe.log import Logger
 from shared.sched.loop import MOST_IN_A_ROW
-from tests.support.cores.core_rig import CoreKnobs, Job, Outcome, assert_whole, run_local
+from tests.support.cores.core_rig import Outcome, assert_whole, run_local
 from tests.support.gpus.cuda_core import Kind, make_core
 from tests.support.gpus.cuda_jobs import jobs
 from tests.support.gpus.cuda_node import on_virtual_gpu, parts_of
 from tests.support.machine.patience import HANG_GUARD_S
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
 from tests.support.virtual_gpu.failures import ILLEGAL
-from tests.support.worlds.node_pair import Net, make_node, name_of
 
 LASTING = ("launch", "kernel", "copy", "event", "stream", "wait")
 
@@ -185,35 +183,6 @@ def test_transfers_go_on_where_the_device_does() -> None:
     core.close()
 
 
-def unscored(job: Job) -> Job:
-    """Whoever resumes a request has its prompt's scores already."""
-    return replace(job, sampling=replace(job.sampling, prompt_logprobs=-1))
-
-
-def test_streams_of_a_lost_device_go_on_elsewhere() -> None:
-    """As routers do it: the node's connection closes, another node gets the prompt and what was said."""
-    gpu = make_device("eager")
-    knobs = CoreKnobs(page_size=16)
-    lost = make_node("decode", "d0", knobs, core=make_core(Kind(), gpu), gpu=gpu)
-    other = make_node("decode", "d1", knobs, epoch=2, core=make_core(Kind()))
-    net, three = Net([lost, other]), [unscored(job) for job in jobs(3)]
-    for job in three:
-        net.generate(lost, job)
-    gpu.failures.fail_next("kernel", 1500)
-    with pytest.raises(DeviceLost):
-        for _ in range(20_000):
-            net.tick(name_of(lost))
-    said = {key.rid: list(ids) for key, ids in net.router.streams.items()}
-    assert any(said.values()), "it said something before"
-    net.kill(lost)
-    close(lost.ctx.core)
-    keys = [net.generate(other, job, output_ids=[said.get(f"r{job.rid}", [])], attempt=1) for job in three]
-    net.router.streams |= {key: list(said.get(key.rid, [])) for key in keys}
-    net.run()
-    assert {key.rid: net.router.streams[key] for key in keys} == expected().streams
-    assert not [key for key in keys if net.router.end(key).error_code]
-
-
 class Process:
     """A whole node, by its settings: sockets, threads, streams. Two requests are there once it is warm."""
 
@@ -256,8 +225,7 @@ class Process:
         return not [thread for thread in left if thread.name.startswith(("marks-", "stream-"))]
 
 
-@pytest.mark.parametrize("place", ["kernel", "copy", "event"])
-@pytest.mark.parametrize("when", ["warm-up", "serving"])
+@pytest.mark.parametrize(("when", "place"), [("warm-up", "kernel"), ("serving", "copy"), ("serving", "event")])
 def test_the_process_ends_with_a_status_that_says_so(
     place: str, when: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

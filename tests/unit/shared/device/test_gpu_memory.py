@@ -18,7 +18,7 @@ from shared.config.device_defaults import CPU, GPU, with_device_defaults
 from shared.config.processes import NodeParts
 from shared.config.settings.settings import MemoryConfig, ModelConfig, SchedConfig
 from shared.core.errors import ConfigError
-from shared.device.gpu import GIB, MIB, Gpu, gib
+from shared.device.gpu import GIB, MIB, Gpu
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap
 from shared.engine.plan import StepPlan
@@ -193,13 +193,6 @@ def test_weights_that_can_not_fit_are_not_loaded(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConfigError, match=r"weights need 0.\d\d MiB, and 0.25 MiB of 0.25 MiB are free"):
         on_virtual_gpu(gpu, monkeypatch).core(parts_of(memory=ROWS))
     assert not gpu.memory_use(gpu.device).peak_bytes
-
-
-def test_small_sizes_are_told_in_mib() -> None:
-    assert gib(3 * GIB // 2) == "1.50 GiB" and gib(GIB // 10) == "0.10 GiB"
-    assert gib(GIB // 10 - MIB) == "101.40 MiB" and gib(MIB // 4) == "0.25 MiB"
-    with pytest.raises(ConfigError, match=r"pool has 0.50 MiB, .* \(a page of 16 tokens takes 1048576 bytes\)"):
-        planned(None, kv_bytes=MIB // 2)
 
 
 def test_what_is_left_open_goes_by_the_device() -> None:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from shared.core.held_result import hold, release
@@ -14,9 +13,6 @@ from shared.device.cpu import CpuStream
 from shared.device.events import Event, StreamSkipped, Ticket
 from shared.engine.future_map import FutureMap
 from shared.engine.worker import Worker
-from shared.kernel.product import blocks_numba
-from shared.kernel.team.program import Program
-from shared.kernel.team.team import Team
 from tests.support.machine.patience import HANG_GUARD_S
 
 
@@ -134,16 +130,6 @@ def test_another_stream_keeps_nothing_back() -> None:
     gate.set()
     assert second.take(HANG_GUARD_S) is True
     stream.stop()
-
-
-def test_a_short_program_releases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[str] = []
-    monkeypatch.setattr(Team, "run", lambda *_: given.append("computed"))
-    program = Program(Team(1), [blocks_numba.make_take(64)], np.zeros((1, blocks_numba.NUM_WORDS), np.int64))
-    hold(lambda: given.append("released"))
-    program.run()
-    release()
-    assert given == ["computed", "released"]
 
 
 @pytest.mark.parametrize("part", ["propose", "run_model"])

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,11 +17,10 @@ from shared.config.load import load
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.core.errors import ConfigError
 from shared.device.passed_checks import remember
-from shared.engine.engine import Engine
 from shared.kernel.attention import flash_check
 from shared.kernel.attention.attention import AttentionShape
 from shared.kernel.attention.flash_check import MOST_DIFFERENCE, compare_attention
-from shared.kernel.attention.flash_infer import LibraryAttention, packed_pages
+from shared.kernel.attention.flash_infer import LibraryAttention
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
 from shared.node.assembly.attention_choice import library_attention
@@ -34,8 +32,7 @@ from tests.support.gpus.cuda_core import KINDS, Kind, folder_of, make_core
 from tests.support.gpus.cuda_jobs import jobs_for
 from tests.support.gpus.fake_flashinfer import VERSION, library_on
 from tests.support.virtual_gpu.crossings import Counts
-from tests.support.virtual_gpu.device import VirtualGpu, make_device
-from tests.unit.nodes.handoff.test_cuda_pair import Pair
+from tests.support.virtual_gpu.device import make_device
 
 RETRACT_EVERY, TOKENS = 9, 5
 
@@ -99,43 +96,12 @@ def test_the_host_waits_for_copies_of_plans_alone() -> None:
     assert plans in waits and waits <= {plans, "shared/device/cuda.py", "shared/engine/graphs.py"}, waits
 
 
-def test_without_exact_lengths_streams_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same run, but the loop does not wait for the newest publish: this test sees what that wait is for."""
-    monkeypatch.setattr(Engine, "newest_publish", lambda self: None)
-    with pytest.raises(AssertionError):
-        run_on("deferring", kind_of("chain"), graphs=True)
-
-
 def test_trees_are_attended_by_our_own_kernels() -> None:
     library, _, _ = run_on("eager", kind_of("tree"), graphs=True)
     assert [one for one in library.made if one.num_plans] and not any(one.is_graph for one in library.made)
 
 
-def test_hand_offs_between_two_such_nodes_change_no_stream() -> None:
-    expected = pair_streams(make_device("eager"), KINDS["plain"])
-    gpu = make_device("deferring", 4)
-    with library_on(gpu):
-        assert pair_streams(gpu, kind_of("plain")) == expected
-    assert not gpu.races
-
-
-def pair_streams(gpu: VirtualGpu, kind: Kind) -> list[list[int]]:
-    pair = Pair(kind, gpu)
-    streams = pair.run((1, 2))
-    pair.close()
-    return streams
-
-
 # Plans
-
-
-def test_page_numbers_are_packed_row_by_row() -> None:
-    rng = np.random.default_rng(1)
-    counts = rng.integers(0, 5, 9)
-    table = torch.from_numpy(rng.integers(1, 99, (9, 6)).astype(np.int32))
-    bounds = torch.from_numpy(np.concatenate(([0], counts.cumsum())).astype(np.int32))
-    wanted = [page for row, num in zip(table.tolist(), counts, strict=True) for page in row[:num]]
-    assert packed_pages(table, bounds, len(wanted)).tolist() == wanted
 
 
 def test_a_plan_has_the_library_s_arrays() -> None:
@@ -167,17 +133,6 @@ def pages(trial: Any, *counts: int) -> list[int]:
     """The first pages of the trial's rows, so many of each."""
     table = trial._order.view(flash_check.GRAPH_ROWS, -1).tolist()
     return [page for row, num in zip(table, counts, strict=False) for page in row[:num]]
-
-
-def test_without_exact_lengths_on_the_host_nothing_is_planned() -> None:
-    gpu, shape = make_device(), AttentionShape(4, 2, 64, 1e-5)
-    with library_on(gpu):
-        trial = flash_check.AttentionTrial(gpu, gpu.device, shape, torch.float32)
-        inputs = trial.inputs(flash_check.TrialRows((3,), (1,), 1))
-        assert inputs.layout.host is not None
-        unknown = replace(inputs, layout=replace(inputs.layout, host=replace(inputs.layout.host, seq_lens=None)))
-        with pytest.raises(ValueError, match="exact lengths"):
-            trial._theirs.begin(unknown, trial._kv)
 
 
 def test_the_comparison_sees_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:

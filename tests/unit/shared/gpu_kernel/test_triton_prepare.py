@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from shared.engine import prepare as engine_prepare
 from shared.engine.forward_batch import ForwardBatch, resolve_forward_inputs
 from shared.engine.future_map import FutureMap
 from shared.engine.prepare import Prepared, prepare_by_torch, prepare_windows
@@ -20,7 +19,6 @@ prepare = interpreter.kernels("prepare")
 
 NUM_ROWS = 300
 POISON = -(2**62)
-ON_CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -87,13 +85,3 @@ def test_a_step_begins_as_the_engine_has_it(num: int, width: int, relayed: bool)
     wanted.input_ids[~is_first] = 0  # drafts come later
     assert_same(ours, wanted)
     assert_same(prepare_by_torch(*given, width, relay), wanted)
-
-
-def test_the_kernel_runs_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere torch's operators do the same."""
-    asked: list[torch.device] = []
-    monkeypatch.setattr(libraries, "runs_triton", lambda device: asked.append(device) or False)
-    monkeypatch.setattr(prepare, "prepare_step", None)
-    column = torch.tensor([1])
-    assert prepare_windows(column, column, column, 1, filled_relay(1)).committed.tolist() == [1]
-    assert asked == [ON_CPU] and engine_prepare.libraries is libraries

@@ -18,10 +18,8 @@ from shared.sample.params import params_of
 from shared.sample.sampler_numba import NO_TOKEN, sample_cpu
 from shared.sample.sampler_torch import OutputRows, score_torch
 from tests.support.cores.sampling_cases import (
-    EFFECTS,
     VOCAB,
     Case,
-    draws_with,
     make_params,
     masks_on,
     rank_tensors,
@@ -70,13 +68,6 @@ def assert_equal(ours: SampleOutput, expected: SampleOutput) -> None:
 def test_every_rule_gives_torch_s_ids() -> None:
     case = Case(1, outputs_per_row=1, num_logprobs=3)
     assert_equal(case.run(sample_programs), case.run(sample_tensors))
-
-
-def test_a_neutral_value_changes_nothing() -> None:
-    """Torch's draws are those of each row alone (test_sample_rules.py)."""
-    sets = [{}, *EFFECTS.values()]
-    neutral, *others = draws_with(sample_programs, sets, num=2)
-    assert [neutral, *others] == draws_with(sample_tensors, sets, num=2) and neutral not in others
 
 
 @pytest.mark.parametrize("scale", [1e-3, 60.0])

@@ -14,7 +14,6 @@ from shared.kernel.attention.attention import AttentionShape, TorchAttention, pa
 from shared.kernel.attention.attention_numba import page_items
 from shared.kernel.code.items import Items
 from shared.kernel.code.quantized import dequantize, quantize
-from shared.kernel.product.block_weights import hadamard
 from shared.kernel.product.byte_tiles import BLOCK
 from tests.support.kernels.paged_attention import Paged, numba_backend, tables
 from tests.support.machine.processors import run_python
@@ -130,12 +129,6 @@ def test_extreme_numbers(factor: float) -> None:
 def test_which_pages_are_mixed_and_multiplied_as_integers(shape: AttentionShape, dtype: torch.dtype, size: int) -> None:
     assert page_hadamard(shape, dtype) == size
     assert (page_items(shape, dtype) == Items.INTEGERS) == (size > 1)
-
-
-def test_a_product_of_mixed_vectors_is_the_product() -> None:
-    x, y = torch.randn(2, 3, 5, 128, generator=torch.Generator().manual_seed(1))
-    mixed = (hadamard(x, 64) * hadamard(y, 64) / 64).sum(-1)
-    torch.testing.assert_close(mixed, (x * y).sum(-1), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("num_keys", [1, 500, 1500, 8192, 100_000])

@@ -17,7 +17,7 @@ from shared.core.errors import ConfigError
 from shared.kernel.code.jit import processor_features
 from shared.kernel.product import amx
 from shared.kernel.product.amx_product import SUMS_AT, SUMS_BYTES
-from shared.kernel.product.block_product import BlockTileLinear, pack, uses_amx
+from shared.kernel.product.block_product import BlockTileLinear, pack
 from shared.kernel.product.block_weights import (
     CODE_BLOCK,
     MOST_CODE,
@@ -40,7 +40,6 @@ from shared.kernel.team.team import Team
 from shared.model.formats.gguf_blocks import LAYOUTS, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, blocks_of
 from shared.model.formats.gguf_file import GgufFile
 from shared.model.formats.opened import LoadOptions
-from shared.model.llama.llama_compiled import CompiledLlama
 from shared.model.loading.load import load_model
 from shared.model.math.kernels import Formats
 from shared.model.math.weights import read_weight
@@ -55,6 +54,8 @@ IN_BYTES, *OTHER_BYTES = (form for inputs in (192, 96, 256) if (form := codes_fo
 CODES, *OTHER_CODES = (form for inputs in (192, 96, 640) if (form := codes_format(inputs, in_codes=True)))
 FILES = (Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, Q5_1, Q5_K)
 FORMATS = (*FILES, INT8, *OTHER_INT8, IN_BYTES, *OTHER_BYTES, CODES, *OTHER_CODES, MIXED)
+EACH_KIND = (Q4_1, Q6_K, INT8, IN_BYTES, CODES)  # a slower processor's instructions differ between these alone
+PRODUCTS = [*((form, None) for form in FORMATS), *((form, dot) for form in EACH_KIND for dot in Dot)]
 WITH_AMX = {"avx512vnni": True, "amx-tile": True, "amx-int8": True}
 AMX_CASES = [(True, WITH_AMX, True), (False, WITH_AMX, False), (True, WITH_AMX | {"amx-int8": False}, False)]
 SCALES_AT = {  # of float16, in a block
@@ -133,8 +134,13 @@ def is_there(dot: Dot) -> bool:
     return dot is Dot.PLAIN or processor_features().get(needed[dot], False)
 
 
-@pytest.mark.parametrize("dot", [None, *Dot], ids=lambda dot: "fastest" if dot is None else dot.name)
-@pytest.mark.parametrize("form", FORMATS, ids=name_of)
+def told(one: BlockFormat | Dot | None) -> str:
+    if isinstance(one, BlockFormat):
+        return name_of(one)
+    return "fastest" if one is None else one.name
+
+
+@pytest.mark.parametrize(("form", "dot"), PRODUCTS, ids=told)
 def test_the_kernel_has_the_bits_of_the_definition(form: BlockFormat, dot: Dot | None) -> None:
     """The fastest kernel is AMX's on a processor that has it."""
     if dot is not None and not is_there(dot):
@@ -193,19 +199,6 @@ def test_the_scratch_has_room_for_the_rows_that_amx_reads(form: BlockFormat) -> 
         assert SUMS_AT + rows * SUMS_BYTES + unpacked + read <= linear.scratch_bytes(count)
 
 
-@pytest.mark.parametrize(
-    ("features", "dot"),
-    [
-        ({"avx2": True, "avx512f": True, "avxvnni": True, "avx512vnni": True}, Dot.WHOLE),
-        ({"avx2": True, "avx512f": False, "avxvnni": True, "avx512vnni": False}, Dot.HALVES),
-        ({"avx2": True, "avx512f": True}, Dot.PAIRS),
-        ({"sse4.2": True}, Dot.PLAIN),
-    ],
-)
-def test_a_processor_takes_the_best_it_has(features: dict[str, bool], dot: Dot) -> None:
-    assert best_dot(features) is dot
-
-
 @pytest.mark.parametrize(("is_permitted", "features", "has"), AMX_CASES)
 def test_amx_needs_the_processor_and_the_system(
     is_permitted: bool, features: dict[str, bool], has: bool, monkeypatch: pytest.MonkeyPatch
@@ -213,14 +206,6 @@ def test_amx_needs_the_processor_and_the_system(
     """Without the system's permission its instructions would end the process."""
     monkeypatch.setattr(amx, "is_permitted", lambda: is_permitted)
     assert amx.has_amx(features) is has
-
-
-def test_only_long_blocks_of_bytes_go_through_amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx, "has_amx", lambda features: True)
-    found = [name_of(form) for form in FORMATS if uses_amx(form)]
-    assert found == ["int8-192", "int8-64", "int8-256", "bytes-192", "bytes-256", "codes-192", "codes-640"]
-    monkeypatch.setattr(amx, "has_amx", lambda features: False)
-    assert not uses_amx(INT8)
 
 
 def test_the_definition_is_near_the_exact_product() -> None:
@@ -272,33 +257,6 @@ def test_parts_of_several_formats_say_the_same_together() -> None:
     torch.testing.assert_close(dense(whole), torch.cat([dense(part) for part in parts]), atol=1e-6, rtol=1e-6)
     alike = concatenate([random_weight(Q4_1, 6, 64, seed) for seed in range(3)])
     assert alike.format is Q4_1 and alike.shape == (18, 64)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "block", "size"),
-    [(576, 192, 64), (1536, 256, 64), (896, 128, 64), (96, 96, 32), (32, 32, 32), (544, 32, 32), (48, 0, 0)],
-)
-def test_int8_blocks_are_as_long_as_the_inputs_allow(inputs: int, block: int, size: int) -> None:
-    form = int8_format(inputs)
-    assert (form.block, form.hadamard) == (block, size) if form else not block
-
-
-def test_the_matrix_is_hadamard_s() -> None:
-    matrix, x = torch.ones(1, 1), torch.randn(5, 128)
-    for _ in range(6):
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
-    torch.testing.assert_close(hadamard(x, 64), torch.cat([half @ matrix for half in x.split(64, dim=1)], dim=1))
-    assert torch.equal(hadamard(x, 1), x)
-
-
-def test_a_weight_is_off_by_half_a_step_of_its_block() -> None:
-    weight = torch.randn(10, 384) * torch.logspace(-6, 6, 10)[:, None]
-    weight[2] = 0
-    back = dense(quantize_weight(weight, INT8))
-    mixed = [hadamard(each, INT8.hadamard) for each in (back - weight, weight)]
-    off, largest = (each.unflatten(1, (2, 192)).abs().amax(2) for each in mixed)
-    assert (off <= largest / 253).all()
-    assert (back[2] == 0).all()
 
 
 def test_a_few_large_inputs_leave_the_others_their_precision() -> None:
@@ -377,26 +335,6 @@ def test_a_product_of_codes_and_bytes_is_in_bytes(tmp_path: Path) -> None:
     assert mixed.codes is None and not mixed.format.in_codes
     dense = torch.cat([source.tensor(f"layers.0.{name}") for name in ("k", "v")])
     assert torch.equal(mixed.numbers, quantize_weight(dense, mixed.format).numbers)
-
-
-def step_by_step(model: CompiledLlama) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of one prompt: in one chunk; and in parts, the last tokens one by one."""
-    ids = prompt(30)
-    whole = Rows(model, 1, 16).step({0: ids})
-    rows = Rows(model, 1, 16)
-    return whole, torch.cat(
-        [rows.step({0: ids[:13]}), rows.step({0: ids[13:26]}), *(rows.step({0: [i]}) for i in ids[26:])]
-    )
-
-
-@pytest.mark.parametrize("weights", ["file", "codes", "int8"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_default_model_is_one_program_whatever_the_chunks(weights: str, dtype: str) -> None:
-    """So a stream with drafts, or one that was resumed, is the plain one."""
-    model = load_model("smollm2", LoadOptions(dtype, max_context=64, formats=Formats(weights=weights)))
-    assert isinstance(model, CompiledLlama)
-    whole, parts = step_by_step(model)
-    assert torch.equal(whole, parts)
 
 
 @pytest.mark.parametrize("form", ["file", "codes"])

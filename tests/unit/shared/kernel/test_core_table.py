@@ -11,12 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from shared.kernel.team import core_table
 from shared.kernel.team.core_table import CoreTable, CoreUse, NoTable, Owner
-from shared.kernel.team.core_words import GUEST, HOLDER, NUM_SLOTS
+from shared.kernel.team.core_words import NUM_SLOTS
 from tests.support.machine.patience import HANG_GUARD_S
 
 
@@ -89,17 +88,17 @@ def test_where_memory_is_full_the_plan_stays_fixed(tmp_path: Path, monkeypatch: 
         joined(tmp_path / "cores", "a", (0,))
 
 
+def test_without_shared_memory_the_plan_stays_fixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(core_table, "SHARED_MEMORY", tmp_path / "none" / "shm")
+    with pytest.raises(NoTable, match="No such file"):
+        CoreTable(Owner("a", (0,), ()))
+
+
 def test_all_of_it_is_private(folder: Path) -> None:
     table = joined(folder, "a", (0,))
     modes = [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())]
     assert modes[0] == 0o700 and set(modes[1:]) == {0o600} and len(modes) == 4
     table.close()
-
-
-def test_without_shared_memory_the_plan_stays_fixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(core_table, "SHARED_MEMORY", tmp_path / "none" / "shm")
-    with pytest.raises(NoTable, match="No such file"):
-        CoreTable(Owner("a", (0,), ()))
 
 
 JOIN = """
@@ -204,36 +203,23 @@ for n in range(200):
     assert [process.wait(HANG_GUARD_S) for process in both] == [0, 0] and not folder.exists()
 
 
-def test_a_folder_that_goes_while_somebody_comes_is_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the moment between making it and looking at it."""
-    look, looks = core_table.check_private, []
-
-    def late_look(path: Path) -> None:
-        looks.append(path)
-        if len(looks) == 1:
-            path.rmdir()
-        look(path)
-
-    monkeypatch.setattr(core_table, "check_private", late_look)
-    joined(folder, "a", (0,)).close()
-    assert len(looks) > 1
-
-
-def test_a_folder_that_goes_during_the_look_is_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when", ["before it is looked at", "then"])
+def test_a_folder_that_goes_while_somebody_comes_is_made_again(
+    folder: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look, looks = Path.lstat, []
 
-    def last_look(path: Path) -> os.stat_result:
-        found = look(path)
-        if path == folder and not looks:
+    def one_look(path: Path) -> os.stat_result:
+        goes = path == folder and not looks
+        if goes:
             looks.append(path)
+        if goes and when != "then":
+            path.rmdir()
+        found = look(path)
+        if goes and when == "then":
             path.rmdir()
         return found
 
-    monkeypatch.setattr(Path, "lstat", last_look)
+    monkeypatch.setattr(Path, "lstat", one_look)
     joined(folder, "a", (0,)).close()
     assert looks
-
-
-def test_words_fit_their_line() -> None:
-    assert HOLDER + NUM_SLOTS < 63 and NUM_SLOTS + 1 <= GUEST
-    assert np.dtype(np.int64).itemsize == 8 and os.sysconf("SC_NPROCESSORS_CONF") <= core_table.MOST_CORES

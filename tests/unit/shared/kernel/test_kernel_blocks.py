@@ -1,4 +1,4 @@
-"""Norm, gate, linear and rope kernels against plain torch; the team against a task that counts."""
+"""Norm and gate against plain torch; programs against tasks that count."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from numba.core.caching import FunctionCache
 
 from shared.kernel.attention.rope import inverse_frequencies
 from shared.kernel.code.atomics import exchange, look_at
-from shared.kernel.code.jit import NUM_ROWS, NUM_SHARES, compile_task, exp32, floats_at, longs_at, store
-from shared.kernel.code.scratch import LINE_BYTES, Scratch
+from shared.kernel.code.jit import NUM_ROWS, NUM_SHARES, compile_task, longs_at
+from shared.kernel.code.scratch import Scratch
 from shared.kernel.product.blocks import BlockKernels, TorchBlocks
 from shared.kernel.product.blocks_numba import NumbaBlocks
-from shared.kernel.product.linear import PackedFactory, PackedLinear, PlainLinear, pick_linear
-from shared.kernel.team.core_words import HOLDER
+from shared.kernel.product.linear import PackedFactory, PackedLinear, pick_linear
 from shared.kernel.team.program import Program
-from shared.kernel.team.team import LINE_WORDS, Team, WorkerPlace
+from shared.kernel.team.team import Team
 
 HIDDEN, INNER, EPS = 72, 40, 1e-5
 
@@ -54,21 +53,6 @@ def test_gate(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, plain.gate(gate_up), atol=1e-6, rtol=1e-2 if dtype.itemsize == 2 else 2e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("bias", [False, True])
-def test_linear_equals_torchs(dtype: torch.dtype, bias: bool) -> None:
-    torch.manual_seed(1)
-    weight, shift = torch.randn(48, 80).to(dtype), torch.randn(48).to(dtype) if bias else None
-    for make in (pick_linear(torch.device("cpu"), dtype), PlainLinear):
-        linear = make(weight, shift)
-        assert (linear.in_features, linear.out_features) == (80, 48)
-        for rows in (1, 2, 7):
-            x = torch.randn(rows, 80).to(dtype)
-            want = torch.nn.functional.linear(x.double(), weight.double(), None if shift is None else shift.double())
-            tolerance = 0.1 if dtype == torch.bfloat16 else 1e-4
-            torch.testing.assert_close(linear(x).double(), want, atol=tolerance, rtol=0.02)
-
-
 def test_one_row_has_the_bits_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the library's single-row kernel adds in another order, the row is doubled."""
     make = pick_linear(torch.device("cpu"), torch.float32)
@@ -93,28 +77,6 @@ def test_rope_frequencies_never_change() -> None:
     """The numerics version of the fingerprint stands for these bits: change both or none."""
     bits = inverse_frequencies(128, 1e6).view(torch.int32)[[1, 37, 63]]
     assert bits.tolist() == [0x3F4E4BAD, 0x39B229FA, 0x35A68E4C]
-
-
-def test_llama3_rope_stretches_slow_waves_only() -> None:
-    plain = inverse_frequencies(64, 500000.0)
-    stretched = inverse_frequencies(64, 500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
-    assert torch.equal(stretched[:8], plain[:8])
-    torch.testing.assert_close(stretched[-1], plain[-1] / 8)
-    torch.testing.assert_close(inverse_frequencies(64, 1e4, "linear", 4.0), inverse_frequencies(64, 1e4) / 4)
-
-
-def test_exp32_and_bfloat16_rounding() -> None:
-    def task(words: Any, share: int, worker: int) -> None:
-        for i in range(words[NUM_ROWS]):
-            floats_at(words[3])[i] = exp32(floats_at(words[2])[i])
-            store(words[4], i, floats_at(words[2])[i], True)
-
-    x = torch.cat((torch.linspace(-87, 80, 5000), torch.tensor([0.0, -1e4, 1e-8, float("nan")])))
-    exps, halves = torch.empty_like(x), torch.empty(len(x), dtype=torch.bfloat16)
-    words = np.array([[len(x), 0, x.data_ptr(), exps.data_ptr(), halves.data_ptr()]], np.int64)
-    Program(Team(1), [compile_task(task)], words).run()
-    torch.testing.assert_close(exps[:-1], x[:-1].double().clamp(min=-87).exp().float(), rtol=5e-7, atol=0)
-    assert torch.equal(halves[:-1], x[:-1].to(torch.bfloat16)) and halves[-1].isnan()
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -174,34 +136,6 @@ def test_each_thread_has_scratch_of_its_own() -> None:
     words[0, NUM_SHARES] = num_shares
     program.run()
     assert not clashes.any()
-
-
-def test_scratch_grows_and_is_kept() -> None:
-    scratch = Scratch(2)
-    scratch.reserve(100)
-    small = scratch.words
-    scratch.reserve(80)
-    assert scratch.words == small and small[1] == 2 * LINE_BYTES
-    scratch.reserve(1000)
-    assert scratch.words[1] >= 1000
-
-
-def test_a_team_whose_helpers_never_come_does_all_the_work() -> None:
-    """No share may be left out, and nobody wait for one."""
-
-    def task(words: Any, share: int, worker: int) -> None:
-        longs_at(words[2])[share] += 1 + 10 * worker
-
-    lines = np.zeros((4, LINE_WORDS), np.int64)
-    lines[1:, 0] = 1 << HOLDER + 1  # of somebody else
-    places = [WorkerPlace(line.ctypes.data, is_own=place == 0) for place, line in enumerate(lines)]
-    team = Team(places=places)
-    assert team.size == 4
-    counts = np.zeros(team.size, np.int64)
-    words = np.array([[4, 0, counts.ctypes.data]] * 2, np.int64)
-    Program(team, [compile_task(task)] * 2, words).run()
-    team.close()
-    assert counts.tolist() == [2] * team.size
 
 
 def test_where_nothing_can_be_kept_on_disk_kernels_still_compile(

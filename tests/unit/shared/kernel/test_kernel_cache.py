@@ -3,18 +3,15 @@ keeps the date of a file that it leaves alone."""
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from numba.core.caching import IndexDataCacheFile
 
 from shared.core import sampling_params
 from shared.kernel.code.jit import stamp_name
-from shared.kernel.code.kept_code import VariantFiles
 from tests.support.machine.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -202,18 +199,3 @@ def test_a_disk_that_keeps_no_code_costs_only_time(tmp_path: Path) -> None:
     told = run.stderr.splitlines()
     assert len(told) == 2 and all("compiled kernels can't be kept on disk" in line for line in told), told
     assert "File too large" in told[0] and "Not a directory" in told[1]
-
-
-def test_broken_code_on_a_full_disk_is_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broken index can't be replaced."""
-    files = VariantFiles(str(tmp_path), "twice", "stamp")
-    files.save("key", "code")
-    assert files.load("key") == "code"
-    (index,) = tmp_path.glob("*.nbi")
-    index.write_bytes(b"")
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(IndexDataCacheFile, "flush", full)
-    assert files.load("key") is None

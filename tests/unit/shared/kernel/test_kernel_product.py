@@ -11,7 +11,6 @@ import torch
 from shared.kernel.code.jit import compile_task, longs_at
 from shared.kernel.product.block_product import work_of
 from shared.kernel.product.block_weights import BlockFormat
-from shared.kernel.product.linear import FloatHead, PlainLinear
 from shared.kernel.product.product import (
     DEALT,
     NUM_TILES,
@@ -19,7 +18,6 @@ from shared.kernel.product.product import (
     TileLinear,
     X,
     pack,
-    pack_tiles,
     share_of,
     supports,
 )
@@ -51,16 +49,6 @@ def test_equals_float64(
         torch.testing.assert_close(whole.double(), want, atol=tolerance, rtol=tolerance)
         for rows in range(1, 20):
             assert torch.equal(linear(x[:rows]), whole[:rows])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rounds_as_torch_does(dtype: torch.dtype) -> None:
-    if dtype == torch.float32:
-        pytest.skip("nothing is rounded")
-    torch.manual_seed(1)
-    weight, x = torch.randn(64, 48).bfloat16(), torch.randn(9, 48).bfloat16()
-    exact = TileLinear(pack(weight), Team(1), torch.float32)(x)
-    assert torch.equal(TileLinear(pack(weight), Team(1))(x), exact.bfloat16())
 
 
 def test_neighbouring_shares_have_neighbouring_rows() -> None:
@@ -119,19 +107,3 @@ def test_threads_finish_together_and_shares_are_short(
                     free.sort()
                     free[0] += tile_count * min(rows, num_rows - first)
             assert 2 * max(free) <= 1.06 * num_tiles * num_rows
-
-
-def test_packing_puts_the_pairs_of_a_tile_together() -> None:
-    weight = torch.arange(128 * 6, dtype=torch.float32).view(128, 6).bfloat16()
-    packed = pack_tiles(weight)
-    assert packed.shape == (2, 3, 64, 2) and packed.is_contiguous()
-    assert torch.equal(packed[1, 1, 37], weight[64 + 37, 2:4])
-    assert pack_tiles(weight[:100]).shape == packed.shape and not pack_tiles(weight[:100])[1, :, 36:].any()
-    assert torch.equal(pack_tiles(weight.float())[1, 4, 37], weight.float()[64 + 37, 4:5])
-
-
-def test_float_head_takes_any_dtype() -> None:
-    weight, x = torch.randn(8, 4), torch.randn(2, 4).bfloat16()
-    out = FloatHead(PlainLinear(weight))(x)
-    assert out.dtype == torch.float32
-    torch.testing.assert_close(out, x.float() @ weight.T)

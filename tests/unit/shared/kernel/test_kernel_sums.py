@@ -18,16 +18,6 @@ def sum_floats(address: Any, count: Any) -> Any:
     return sum_of(address, count, False, False)
 
 
-@njit(fastmath=FAST_MATH)
-def square_floats(address: Any, count: Any) -> Any:
-    return sum_of(address, count, False, True)
-
-
-@njit(fastmath=FAST_MATH)
-def square_halves(address: Any, count: Any) -> Any:
-    return sum_of(address, count, True, True)
-
-
 def by_lanes(numbers: np.ndarray) -> np.float32:
     """Return the sum as its definition says it, in float32."""
     whole = len(numbers) // LANES * LANES
@@ -49,17 +39,3 @@ LENGTHS = (0, 1, 7, 15, 16, 17, 31, 64, 576, 1000)
 def test_a_sum_has_the_bits_of_its_definition(count: int) -> None:
     numbers = torch.randn(count, generator=torch.Generator().manual_seed(count)) * 100
     assert np.float32(sum_floats(numbers.data_ptr(), count)) == by_lanes(numbers.numpy())
-
-
-@pytest.mark.parametrize("count", LENGTHS)
-def test_squares_are_summed_as_float32(count: int) -> None:
-    numbers = torch.randn(count, generator=torch.Generator().manual_seed(count))
-    halves = numbers.bfloat16()
-    assert square_floats(numbers.data_ptr(), count) == pytest.approx(numbers.double().square().sum().item(), rel=1e-6)
-    assert square_halves(halves.data_ptr(), count) == square_floats(halves.float().data_ptr(), count)
-
-
-def test_nothing_behind_the_end_is_added() -> None:
-    numbers = torch.ones(40)
-    numbers[21:] = float("nan")
-    assert sum_floats(numbers.data_ptr(), 21) == 21

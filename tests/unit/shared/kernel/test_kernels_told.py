@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -65,31 +64,6 @@ def test_a_kernel_is_told_once_by_its_own_name() -> None:
         watch.stop()
     outer(True)
     assert len(news.ready) == 2, "nobody listens any more"
-
-
-def test_code_from_disk_is_told_by_who_asked_for_it() -> None:
-    """The lock without a pass of the compiler is what reading looks like."""
-    news = News()
-    watch = CompileWatch(news)
-    watch.start()
-    try:
-        with global_compiler_lock, global_compiler_lock:
-            pass
-    finally:
-        watch.stop()
-    (place,) = news.ready
-    assert re.fullmatch(rf"{__name__.rpartition('.')[2]}\.py:\d+", place)
-
-
-def test_whoever_begins_to_listen_inside_is_not_confused() -> None:
-    news = News()
-    watch = CompileWatch(news)
-    with global_compiler_lock:
-        watch.start()
-    with global_compiler_lock:
-        pass
-    watch.stop()
-    assert len(news.ready) == 1
 
 
 def test_a_start_says_that_it_lives_and_not_more_often() -> None:

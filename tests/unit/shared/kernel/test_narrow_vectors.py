@@ -13,7 +13,7 @@ from shared.kernel.attention.attention_numba import make_write
 from shared.kernel.attention.rope import inverse_frequencies
 from shared.kernel.code.items import Items
 from shared.kernel.product.blocks_numba import make_gate, make_norm, make_rows_norm
-from shared.kernel.product.product import BLOCKS, TileLinear, blocks_together, has_wide_vectors, pack
+from shared.kernel.product.product import TileLinear, has_wide_vectors, pack
 from shared.kernel.team.team import Team
 from shared.model.formats.opened import LoadOptions
 from shared.model.library.attention import PagedAttention
@@ -136,11 +136,6 @@ def test_rotary_frequencies_have_the_same_bits(tmp_path: Path) -> None:
     assert there.stdout.strip() == frequencies(), there.stderr
 
 
-def test_the_default_model_s_frequencies_stay() -> None:
-    """Else its nodes of two versions would compute other KV and still pair."""
-    assert digest(inverse_frequencies(64, 1e5)).startswith("4dcfda84ce763abe")
-
-
 @pytest.mark.parametrize(
     ("processor", "family", "dtype", "formats"),
     [
@@ -170,10 +165,3 @@ def test_a_whole_model_has_the_same_bits(
 def test_what_wide_vectors_promise_holds_here(promise: str, tmp_path: Path) -> None:
     there = run_python("haswell", tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", promise)
     assert there.returncode == 0 and "1 passed" in there.stdout, there.stdout
-
-
-@pytest.mark.parametrize("rows", range(1, 7))
-def test_sums_fit_into_registers(rows: int) -> None:
-    """AVX2 keeps one vector of 16 lanes in two of its 16 registers; a product needs four for weights and the row."""
-    narrow, wide = blocks_together(rows, is_wide=False), blocks_together(rows, is_wide=True)
-    assert 2 * rows * narrow + 4 <= 16 and rows * wide + 4 < 32 and BLOCKS % narrow == 0

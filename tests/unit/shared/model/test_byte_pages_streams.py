@@ -33,7 +33,7 @@ Streams = dict[str, list[int]]
 
 
 # head_dim; with wide heads int8 keys and values are multiplied as integers
-FORMS = {"int8, bfloat16": 16, "int8, float32": 16, "fp8, bfloat16": 16, "int8, bfloat16, wide heads": 64}
+FORMS = {"int8, float32": 16, "fp8, bfloat16": 16, "int8, bfloat16, wide heads": 64}
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -89,7 +89,7 @@ def plain(form: str, target: Path) -> Streams:
     return streams
 
 
-@pytest.mark.parametrize(("page_size", "chunk_size", "backend"), [(1, 3, "inline"), (16, 64, "cpu"), (64, 16, "cpu")])
+@pytest.mark.parametrize(("page_size", "chunk_size", "backend"), [(1, 3, "inline"), (64, 16, "cpu")])
 def test_streams_are_the_same_however_they_are_cut(
     page_size: int, chunk_size: int, backend: str, form: str, target: Path, plain: Streams
 ) -> None:
@@ -97,9 +97,8 @@ def test_streams_are_the_same_however_they_are_cut(
     assert run(core, retract_every=7) == plain
 
 
-@pytest.mark.parametrize("width", [4, 5])
-def test_drafts_change_no_stream(width: int, form: str, target: Path, plain: Streams) -> None:
-    assert run(make_core(target, form, drafter=NgramWorkerV2(), width=width), retract_every=11) == plain
+def test_drafts_change_no_stream(form: str, target: Path, plain: Streams) -> None:
+    assert run(make_core(target, form, drafter=NgramWorkerV2(), width=5), retract_every=11) == plain
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,7 +9,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.kernel.attention.attention import AttentionInputs
 from shared.kernel.code.step_layout import Layout
 from shared.kv.pool import KVPool
-from shared.model.hashlm.draft import DEPTH, HashDraft, is_hit
+from shared.model.hashlm.draft import DEPTH, HashDraft
 from shared.model.hashlm.model import HashLM
 from shared.model.math.interface import ModelInputs
 from tests.support.oracles.hash_draft import expected_accept_len
@@ -82,18 +81,6 @@ def test_accepted_length_is_the_pure_function(width: int, hit_rate: int) -> None
     assert accepted == [expected_accept_len(n, width, hit_rate) for n in lengths]
 
 
-def test_expected_length_is_not_trivial() -> None:
-    lengths = [expected_accept_len(n, WIDTH, HIT_RATE) for n in range(1, 4000)]
-    assert {1, 2, 3, 4} == set(lengths)
-    assert 2.3 < np.mean(lengths) < 2.8  # 1 + .7 + .49 + .343
-    assert expected_accept_len(9, WIDTH, 100) == WIDTH and expected_accept_len(9, WIDTH, 0) == 1
-
-
-@pytest.mark.parametrize("chunk", [1, 3])
-def test_chunks_do_not_show(chunk: int) -> None:
-    assert torch.equal(Draft(20, chunk=chunk).hidden[-1], Draft(20).hidden[-1])
-
-
 LUCKY = [n for n in range(len(PROMPT), 50) if expected_accept_len(n, WIDTH, HIT_RATE) == WIDTH][:8]
 
 
@@ -132,45 +119,6 @@ def test_each_wrong_piece_of_draft_state_lowers_acceptance(fault) -> None:  # no
         draft = Draft(committed)
         fault(draft)
         assert draft.accept_len() < WIDTH
-
-
-@pytest.mark.parametrize("fault", FAULTS[:3], ids=lambda fault: fault.__name__)
-def test_drafts_stay_wrong_until_the_slots_are_written_again(fault) -> None:  # noqa: ANN001
-    committed = LUCKY[3]
-    draft = Draft(committed + 1)
-    draft.committed = committed
-    fault(draft)
-    draft.committed = committed + 1
-    draft.hidden = draft.extend(range(committed, committed + 1))
-    assert int(draft.hidden[0, DEPTH]) < 0 and draft.accept_len() == 1
-    draft.hidden = draft.extend(range(committed + 1))[-1:]
-    assert draft.accept_len() == expected_accept_len(committed + 1, WIDTH, HIT_RATE)
-
-
-def test_rows_are_independent() -> None:
-    first, second = Draft(LUCKY[0]), Draft(LUCKY[1])
-    pages = [[*PAGES], [page + 40 for page in PAGES]]
-    kv = KVPool(first.head.kv_planes(4), 80, 4)
-    kv.pages_bytes[:40] = first.kv.pages_bytes
-    kv.pages_bytes[40:] = second.kv.pages_bytes
-    drafts = [draft.drafts(1)[0] for draft in (first, second)]
-    view = AttentionInputs(
-        torch.tensor([first.committed, second.committed]),
-        Layout(torch.tensor([0, 1, 2], dtype=torch.int32), (torch.tensor(pages, dtype=torch.int32),), 1, 64),
-    )
-    hidden = torch.cat([first.hidden[-1:], second.hidden[-1:]])
-    both = first.head.forward(torch.tensor(drafts), hidden, view, kv).hidden
-    for row, draft in enumerate((first, second)):
-        slot = view_of(range(draft.committed, draft.committed + 1), draft.pages)
-        alone = draft.head.forward(torch.tensor(drafts[row : row + 1]), draft.hidden[-1:], slot, draft.kv).hidden
-        assert torch.equal(both[row], alone[0]) and int(alone[0, DEPTH]) == 2
-
-
-def test_where_it_misses_it_takes_what_the_target_likes_least() -> None:
-    committed = next(n for n in range(len(PROMPT), 50) if not is_hit(n + 1, HIT_RATE))
-    draft = Draft(committed)
-    true_logits = draft.head.model.logits_of(draft.hidden[-1:, 1].numpy().view(np.uint64))
-    assert draft.drafts(1) == [int(true_logits.argmin())]
 
 
 @pytest.mark.parametrize("layer", [1, 2])

@@ -32,7 +32,6 @@ from shared.node.assembly.assemble import CoreSizes, assemble_core
 from shared.node.records.core import NodeCore
 from shared.sched.steps.settings import SchedSettings
 from shared.speculation.eagle import EagleWorkerV2
-from shared.speculation.ngram import NgramWorkerV2
 from tests.support.cores.core_pair import CorePair, run_pair
 from tests.support.cores.core_rig import Job, Outcome, assert_whole, run_local
 from tests.support.models.draft_head import VOCAB, head_config, head_tensors, save_head, save_target
@@ -101,9 +100,17 @@ def assert_same(one: Model, staged: Model, monkeypatch: pytest.MonkeyPatch, **ho
         assert torch.equal(own_pages.pool.pages_bytes, pages.pool.pages_bytes)
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kernels", ["torch", "separate", "auto"])
+@pytest.mark.parametrize(
+    ("kernels", "dtype", "stages"),
+    [
+        ("torch", "float32", 2),
+        ("torch", "bfloat16", 3),
+        ("separate", "float32", 3),
+        ("separate", "bfloat16", 4),
+        ("auto", "float32", 4),
+        ("auto", "bfloat16", 2),
+    ],
+)
 def test_stages_have_the_bits_of_one_model(
     whole: Path, kernels: str, dtype: str, stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,15 +189,6 @@ def test_what_is_carried_is_the_next_stage_s_own(whole: Path, kernels: str) -> N
     assert torch.equal(pools[0].pages_bytes, pools[1].pages_bytes)
 
 
-def test_a_stage_writes_the_pages_of_its_own_layers_only(whole: Path) -> None:
-    staged = pipeline(whole, "float32", 2, heads_every_row=False)
-    pool = KVPool(staged.kv_planes(16), 5, 16)
-    with torch.inference_mode():
-        staged.stages[0](inputs_of(prompt(9), 0, 1), None, pool)
-    written = pool.plane("kv")[1].flatten(1).any(dim=1)
-    assert written.tolist() == [True, True, False, False]
-
-
 def test_stages_share_no_scratch(whole: Path) -> None:
     """They run at the same time."""
     for kernels in ("separate", "torch"):
@@ -258,14 +256,9 @@ def plain(whole: Path) -> dict[str, list[int]]:
     return streams
 
 
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("backend", ["inline", "cpu"])
+@pytest.mark.parametrize(("backend", "stages"), [("inline", 4), ("cpu", 2)])
 def test_streams_are_those_of_one_stage(whole: Path, backend: str, stages: int, plain: dict[str, list[int]]) -> None:
     assert run(make_core(whole, stages, backend)).streams == plain
-
-
-def test_drafts_change_no_stream(whole: Path, plain: dict[str, list[int]]) -> None:
-    assert run(make_core(whole, 2, drafter=NgramWorkerV2())).streams == plain
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -283,7 +276,7 @@ def test_nor_do_those_of_a_head_that_reads_captured_layers(stages: int, tmp_path
     assert run(core_of(model, own, drafter=drafter, width=8)).streams == plain
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [(2, 1), (1, 2), (2, 2), (3, 2)])
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (3, 2)])
 def test_nodes_of_any_numbers_of_stages_pair(
     whole: Path, prefill: int, decode: int, plain: dict[str, list[int]]
 ) -> None:

@@ -65,8 +65,9 @@ def test_blocks_hold_the_weights_without_rounding(form: str, folders: dict[str, 
     assert torch.equal(values.float(), weight)
 
 
-@pytest.mark.parametrize("form", ["AWQ", "W4A16", "W8A8, int8"])
-@pytest.mark.parametrize("weights", ["file", "codes", "int8"])
+@pytest.mark.parametrize(
+    ("form", "weights"), [("AWQ", "file"), ("AWQ", "int8"), ("W4A16", "codes"), ("W8A8, int8", "codes")]
+)
 def test_logits_in_blocks_stay_near_the_widened_ones(form: str, weights: str, folders: dict[str, Path]) -> None:
     wide, packed = (
         Rows(load_model(str(folders[form]), LoadOptions("float32", formats=Formats(weights=own))), 1, 16)

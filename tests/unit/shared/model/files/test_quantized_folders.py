@@ -1,4 +1,4 @@
-"""Quantised folders: tensors equal each format's definition, to the bit, and answers are the plain model's."""
+"""Quantised folders: tensors equal each format's definition, to the bit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from shared.core.errors import ConfigError
-from shared.core.sampling_params import SamplingParams
-from shared.device.streams import make_streams
 from shared.model.formats.opened import LoadOptions, open_model
 from shared.model.formats.quantized_folder import open_tensors
 from shared.model.formats.quantized_numbers import add_one, fields
@@ -24,11 +22,7 @@ from shared.model.formats.quantized_scheme import scheme_of
 from shared.model.formats.tensor_files import TensorFiles
 from shared.model.loading.load import load_model
 from shared.model.math.kernels import Formats
-from shared.node.assembly.assemble import CoreSizes, assemble_core
-from shared.sched.steps.settings import SchedSettings
-from tests.support.cores.core_rig import Job, assert_whole, run_local
 from tests.support.models.tiny_families import save
-from tests.support.models.tiny_models import prompt
 from tests.support.models.tiny_quantized import E2M1, FORMATS, Made, code_value, fp8, group_config, write_quantised
 
 FAMILY = {"fp8, ragged blocks": "qwen3-moe", "GPTQ, act order": "qwen3-moe", "AWQ": "llama, llama3 rope"}
@@ -79,25 +73,6 @@ def test_tensors_equal_the_definition(case: Case) -> None:
     for name in widened[:3]:
         narrow = files.tensor(name, torch.bfloat16)
         assert narrow.dtype == torch.bfloat16 and torch.equal(narrow, case.meant[name].bfloat16())
-
-
-def test_answers_are_the_plain_model_s(case: Case, plain: dict[str, Path], tmp_path: Path) -> None:
-    """Chunks, decode steps and several rows, through the engine, on our kernels."""
-    whole = tmp_path / "plain"
-    shutil.copytree(plain[FAMILY.get(case.form, "qwen3")], whole)
-    save_file(case.meant, whole / "model.safetensors", metadata={"format": "pt"})
-    assert streams(case.folder) == streams(whole)
-
-
-def streams(folder: Path) -> list[list[int]]:
-    model = load_model(str(folder), LoadOptions("bfloat16"))
-    settings = SchedSettings(16, 128, chunk_size=16, mixed_chunk_size=16)
-    core = assemble_core(model, make_streams("inline"), settings, CoreSizes(60, 8, prefix_cache=False))
-    jobs = [Job(n, tuple(prompt(9 * n + 5, n)), SamplingParams(12, temperature=0.0), n) for n in range(3)]
-    outcome = run_local(core, jobs)
-    assert_whole(core)
-    core.close()
-    return list(outcome.streams.values())
 
 
 def test_blocks_of_128_are_cut_off_at_the_edges(tmp_path: Path) -> None:

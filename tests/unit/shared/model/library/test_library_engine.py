@@ -1,5 +1,5 @@
-"""All of the engine on models whose layers are the library's: draft heads, KV in bytes, grammars, log-probabilities,
-the cold tier, pulls between nodes. What is right, the library's own forward and `generate` say."""
+"""The engine on models whose layers are the library's: draft heads, KV in bytes, log-probabilities. What is right, the
+library's own forward and `generate` say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from shared.model.math.kernels import Formats
 from shared.speculation.eagle import EagleWorkerV2
 from tests.support.cores.core_pair import CorePair, make_pair, run_pair
 from tests.support.cores.core_rig import Job, assert_whole, make_core, run_local
-from tests.support.cores.random_trees import RandomTrees
 from tests.support.models.draft_head import VOCAB as HEAD_VOCAB
 from tests.support.models.draft_head import head_config, head_tensors, save_head
 from tests.support.models.library_families import (
@@ -36,13 +35,11 @@ from tests.support.models.library_families import (
     generate,
     greedy_jobs,
     load,
+    make_family,
     save,
 )
-from tests.support.oracles.grammar_oracle import JSON, VOCABULARY, allows_of, following
-from tests.support.worlds.prefix_pulls import PullPair, job
 
-SIZE = len(VOCABULARY.tokens)  # grammars of tests are made for this vocabulary
-SHORT = [tuple(token % (SIZE - 1) for token in prompt) for prompt in PROMPTS[:3]]
+SHORT = PROMPTS[:3]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,12 +49,8 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    """Gemma 4: layers of two sizes, with and without a window. The vocabulary is that of tests' grammars."""
-    folder = tmp_path_factory.mktemp("model") / "gemma4"
-    network = save("gemma4_text", folder, vocab_size=SIZE, vocab_size_per_layer_input=SIZE)
-    model = load(folder)
-    assert isinstance(model, LibraryModel)
-    return Family("gemma4_text", folder, network, model, [generate(network, one, NUM_TOKENS) for one in SHORT])
+    """Gemma 4: layers of two sizes, with and without a window."""
+    return make_family("gemma4_text", tmp_path_factory.mktemp("model") / "gemma4")
 
 
 # Draft heads
@@ -102,18 +95,6 @@ def test_a_head_s_drafts_change_no_stream(topk: int, headed: Any) -> None:
         assert_whole(core)
     pair.close()
     model.capture_aux(())
-
-
-def test_accepted_drafts_of_a_tree_are_moved(headed: Any) -> None:
-    jobs = head_jobs()
-    plain = run_local(make_core(KNOBS, model=headed[0]), jobs).streams
-    trees = RandomTrees(jobs, 1, plain)
-    core = make_core(dataclasses.replace(KNOBS, width=8), model=headed[0], drafter=trees)
-    process = core.scheduler.process
-    core.scheduler.process = lambda result: (trees.check(result), process(result))  # type: ignore[method-assign]
-    assert run_local(core, jobs).streams == plain
-    assert trees.num_checked > 5 and trees.num_moved > 2
-    core.close()
 
 
 def test_heads_that_do_not_fit_are_refused(headed: Any, small: Family, tmp_path: Path) -> None:
@@ -166,22 +147,7 @@ def test_kv_in_bytes_is_rounded_by_token_and_head(name: str, kv: str, tmp_path: 
     assert [one.ids for one in said] != exact
 
 
-# Grammars, log-probabilities, the cold tier, pulls
-
-
-def test_grammars_hold_a_library_model(small: Family) -> None:
-    def allowed(_: int, ids: torch.Tensor) -> list[int]:
-        return [int(token) for token in allows(ids[len(prompt) :].tolist()).nonzero()[0]]
-
-    allows, (eos,) = allows_of(JSON), VOCABULARY.eos_ids
-    assert allows is not None
-    params = following(SamplingParams(40, temperature=0.0), JSON)
-    for rid, prompt in enumerate(SHORT[:2]):
-        core = make_core(KNOBS, model=small.model)
-        stream = run_local(core, [Job(rid, prompt, params, seed=0)]).streams[f"r{rid}"]
-        core.close()
-        said = generate(small.network, prompt, 40, eos, prefix_allowed_tokens_fn=allowed)
-        assert stream == said.ids and len(stream) > 5
+# Log-probabilities
 
 
 def test_log_probabilities_are_the_library_s(small: Family) -> None:
@@ -199,24 +165,3 @@ def test_log_probabilities_are_the_library_s(small: Family) -> None:
             assert found.logprob == pytest.approx(float(row[token]), abs=1e-3)
             assert found.top_ids == tuple(best.indices.tolist())
             assert found.top_logprobs == pytest.approx(best.values.tolist(), abs=1e-3)
-
-
-def test_pages_come_back_from_the_cold_tier(small: Family) -> None:
-    core = make_core(dataclasses.replace(KNOBS, cold_pages=60), model=small.model)
-    params = SamplingParams(NUM_TOKENS, temperature=0.0)
-    jobs = [Job(rid, prompt, params, seed=0) for rid, prompt in enumerate(SHORT)]
-    outcome = run_local(core, jobs, retract_every=5, rng=random.Random(1))
-    small.assert_said([outcome.streams[f"r{rid}"] for rid in range(len(SHORT))])
-    assert core.queues.counters.restored_pages > 0
-    assert_whole(core)
-    core.close()
-
-
-def test_a_node_pulls_a_library_model_s_pages(small: Family) -> None:
-    rig, one = PullPair(dataclasses.replace(KNOBS, backend="inline"), model=small.model), job(2)
-    rig.warm(job(1))
-    key = rig.ask(one, rig.source(one, num_pages=10), rig.d)
-    rig.net.run_until_ended([key])
-    generate(small.network, one.prompt, one.sampling.max_tokens).tie(rig.net.router.streams[key])
-    rig.rest()
-    assert rig.count("pull.pulled") == 1 and rig.count("pulled_pages") == 10 and rig.count("handoffs", rig.d) == 1

@@ -11,14 +11,13 @@ import transformers
 from shared.config.models.model_folder import read_folder
 from shared.model.formats.quantized_folder import open_tensors
 from shared.model.library.loading import checked_config, read_network
-from shared.model.library.mapped_tensors import merged_name, own_mappings
+from shared.model.library.mapped_tensors import own_mappings
 from shared.model.math.interface import StoredWeights
 from shared.node.assembly.build_model import Loaded
 from tests.support.models.library_families import load, save
 
 MIB = 1 << 20
 STATUS, FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-SMAPS = Path("/proc/self/smaps")
 
 
 def stored(folder: Path, dtype: str = "float32") -> StoredWeights:
@@ -41,26 +40,6 @@ def test_weights_are_used_where_the_files_are_mapped(tmp_path: Path) -> None:
     assert model.spec.stored is not None and model.spec.stored.mapped_bytes == bytes_of(network)
     assert num_mappings(tmp_path) == 1, "a large folder's tensors have no address space for a mapping each"
     assert Loaded(model, None).mapped_bytes == bytes_of(network), "the pool would take their memory for free"
-
-
-@pytest.mark.skipif(not SMAPS.exists(), reason="this system tells no shares of pages")
-def test_two_copies_of_a_model_are_once_in_memory(tmp_path: Path) -> None:
-    """A page's bytes are shared out among its mappings, whether of one process or of several."""
-    size = bytes_of(save("granite", tmp_path))
-    held = [load(tmp_path), load(tmp_path)]
-    assert num_mappings(tmp_path) == len(held)
-    assert 0.9 * size < shares_of(tmp_path) < 1.1 * size
-
-
-def shares_of(folder: Path) -> int:
-    """Return the bytes of the folder's files that are in memory, each counted once."""
-    total, is_own = 0, False
-    for line in SMAPS.read_text().splitlines():
-        if not line.split(maxsplit=1)[0].endswith(":"):
-            is_own = str(folder.resolve()) in line
-        elif is_own and line.startswith("Pss:"):
-            total += int(line.split()[1]) << 10
-    return total
 
 
 def test_weights_of_another_dtype_are_copies(tmp_path: Path) -> None:
@@ -97,9 +76,3 @@ def test_no_expert_is_in_memory_twice(tmp_path: Path) -> None:
 def resident(which: str) -> int:
     (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith(f"{which}:"))
     return int(line.split()[1]) << 10
-
-
-def test_tensors_that_may_be_merged_differ_in_their_last_number() -> None:
-    assert merged_name("model.layers.3.mlp.experts.5.up_proj.weight") == "model.layers.3.mlp.experts.#.up_proj.weight"
-    assert merged_name("model.layers.3.mlp.up_proj.weight") == "model.layers.3.mlp.up_proj.weight"
-    assert merged_name("lm_head.weight") == "lm_head.weight"
