@@ -145,7 +145,7 @@ class Loans:
         """Return the keys that this node computes for the requested pages."""
         settings = self._ctx.core.settings
         tokens = np.asarray(pull.prompt_ids, dtype=np.int64).tobytes()
-        keys = prefix_keys(tokens, pull.adapter, settings.key_lookahead, pull.cache_salt)
+        keys = prefix_keys(tokens, pull.adapter, settings.drafts.key_lookahead, pull.cache_salt)
         if len(keys) != pull.num_pages * settings.page_size * KEY_BYTES:
             raise HandoffFailed("tokens and pages differ in number")
         return np.frombuffer(keys, np.int64)

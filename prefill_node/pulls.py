@@ -82,7 +82,7 @@ class Pulls:
         num_tokens = source.num_pages * settings.page_size
         if not 0 < num_tokens < min(len(ids), MAX_PULL_TOKENS + 1):  # one token is always left to compute
             return None
-        asked = ids[: num_tokens + settings.key_lookahead]
+        asked = ids[: num_tokens + settings.drafts.key_lookahead]
         keys = self._ctx.core.queues.budget.prefix_keys(req, asked)[:num_tokens]
         first = self._num_cached(keys)
         if first >= source.num_pages:

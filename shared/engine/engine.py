@@ -14,7 +14,7 @@ from shared.device.streams import StreamSet
 from shared.engine.boundary import Boundary, HostArray, HostCopy, Packed
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease, StepTimes
-from shared.engine.masks import StepMasks
+from shared.engine.masks import StepDrafts, StepMasks
 from shared.engine.plan import Admission, StepPlan, StepResult
 from shared.engine.results import DRAFT_STATE
 from shared.engine.stages import make_stages
@@ -72,8 +72,8 @@ class Engine:
         if any(plan.constrained):
             lease.masks = StepMasks(Event("masks"))
             if plan.width > 1 and plan.num_prefill < plan.batch_size:
-                lease.drafted = Event("drafted")
-                marks = (*marks, lease.drafted)
+                lease.drafts = StepDrafts(Event("drafted"))
+                marks = (*marks, lease.drafts.made)
         lease.forward = self.streams.forward.launch(
             self.records.timed("forward", "forward", plan.step, lambda: self.worker.forward(plan, lease)),
             fires=marks,
@@ -95,10 +95,11 @@ class Engine:
         self.stages.follow(lease)
 
     def _launch_drafts_copy(self, lease: StepLease) -> None:
-        if lease.drafted is not None:
-            self.streams.copy.wait(lease.drafted)
-            lease.host_drafts = self.streams.copy.launch(
-                lambda: lease.take_drafts(self.worker.boundary), label=f"drafts({lease.step})"
+        drafts = lease.drafts
+        if drafts is not None:
+            self.streams.copy.wait(drafts.made)
+            drafts.copy = self.streams.copy.launch(
+                lambda: drafts.download(self.worker.boundary, lease), label=f"drafts({lease.step})"
             )
 
     def oldest_step(self) -> StepLease | None:

@@ -14,9 +14,9 @@ import torch
 from shared.core.errors import IntegrityError
 from shared.device.clock import Clock, Mark, StillClock
 from shared.device.events import Event, StreamSkipped, Ticket
-from shared.engine.boundary import Boundary, HostCopy, Packed
+from shared.engine.boundary import HostCopy, Packed
 from shared.engine.forward_batch import ForwardBatch
-from shared.engine.masks import HostDrafts, StepMasks, named_drafts, read_drafts
+from shared.engine.masks import StepDrafts, StepMasks
 from shared.engine.plan import Admission, StepPlan, StepResult
 from shared.engine.results import read_result
 from shared.engine.verify import Drafts
@@ -61,8 +61,6 @@ class StepLease:
 
     `publish_ready`, armed at launch (S6), fires when the new lengths may be read. It is None if the step
     publishes no lengths. `done` fires when the result is on the host.
-
-    It has many fields because it owns all tickets, events and copies of a step.
     """
 
     step: int
@@ -78,32 +76,12 @@ class StepLease:
     carry: Carry | None = None
     times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
     masks: StepMasks | None = None  # set if a row has a grammar
-    drafted: Event | None = None  # fires once `drafts` is set; None without drafts or grammars
-    # on the device; kept until the lease ends, because a copy to the host reads them
-    drafts: Packed | None = None
-    host_drafts: Ticket[HostCopy | None] | None = None
+    drafts: StepDrafts | None = None  # set if masks need them
     closed: bool = False
     _slots: list[Callable[[], None]] = field(default_factory=list)
 
     def hold(self, give_back: Callable[[], None]) -> None:
         self._slots.append(give_back)
-
-    def drafts_are(self, drafts: Drafts, boundary: Boundary) -> None:
-        """On the forward stream, pack the drafts if masks need them."""
-        if self.drafted is not None:
-            self.drafts = boundary.pack(named_drafts(drafts))
-            self.drafted.fire()
-
-    def take_drafts(self, boundary: Boundary) -> HostCopy | None:
-        """Begin to copy the drafts to the host, on the copy stream. Return None if drafting failed."""
-        return None if self.drafts is None else boundary.download(self.drafts, self)
-
-    def drafts_on_host(self) -> HostDrafts | None:
-        """Return the drafts, or None if `host_drafts` failed. Call this once `host_drafts` is done."""
-        ticket = self.host_drafts
-        if ticket is None or ticket.result is None or ticket.done.error is not None:
-            return None
-        return read_drafts(ticket.result.read())
 
     def take_staging(self) -> torch.Tensor:
         """Return the prompt tokens (S9). Raises IntegrityError at a second call, which would prefill again."""
@@ -126,7 +104,7 @@ class StepLease:
         assert self.result is not None
         copy, error = self.result.result, _error_of(self.result)
         if isinstance(error, StreamSkipped):  # after a failed copy of drafts, the copy of results is skipped
-            error = _error_of(self.host_drafts) or error
+            error = (_error_of(self.drafts.copy) if self.drafts is not None else None) or error
         try:
             if error is not None:
                 raise error

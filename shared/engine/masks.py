@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.device.events import Event
+from shared.device.events import Event, Ticket
+from shared.engine.boundary import Boundary, HostCopy, Packed, SlotHolder
 from shared.engine.verify import Drafts
 from shared.sample.interface import TokenMasks
 
@@ -42,6 +43,31 @@ def read_drafts(found: Mapping[str, torch.Tensor]) -> HostDrafts:
     if "parents" in found:
         return HostDrafts(ids, found["parents"].numpy())
     return HostDrafts(ids, np.broadcast_to(np.arange(ids.shape[1]), ids.shape))
+
+
+@dataclass(slots=True, eq=False)
+class StepDrafts:
+    """The drafts of a step with masks, on their way to the host. `made` fires once they are packed."""
+
+    made: Event
+    packed: Packed | None = None  # on the device; kept until the lease ends, because a copy to the host reads it
+    copy: Ticket[HostCopy | None] | None = None
+
+    def pack(self, drafts: Drafts, boundary: Boundary) -> None:
+        """On the forward stream."""
+        self.packed = boundary.pack(named_drafts(drafts))
+        self.made.fire()
+
+    def download(self, boundary: Boundary, lease: SlotHolder) -> HostCopy | None:
+        """Begin to copy the drafts to the host, on the copy stream. Return None if drafting failed."""
+        return None if self.packed is None else boundary.download(self.packed, lease)
+
+    def on_host(self) -> HostDrafts | None:
+        """Return the drafts, or None if `copy` failed. Call this once `copy` is done."""
+        ticket = self.copy
+        if ticket is None or ticket.result is None or ticket.done.error is not None:
+            return None
+        return read_drafts(ticket.result.read())
 
 
 @dataclass(slots=True, eq=False)

@@ -79,7 +79,8 @@ class Worker:
             with lease.times.drafting():
                 drafts = self.propose(fb)
             lay_out(fb, drafts)
-            lease.drafts_are(drafts, self.boundary)
+            if lease.drafts is not None:
+                lease.drafts.pack(drafts, self.boundary)
             yield
         fb.inputs.layers = lease.layers
         output = self.run_model(fb)

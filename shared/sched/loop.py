@@ -96,12 +96,13 @@ class EngineLoop:
         lease = self.engine.oldest_step()
         if lease is None or lease.masks is None or lease.masks.is_made:
             return
-        if lease.host_drafts is not None:
-            if not block and not lease.host_drafts.done.query():
+        drafts = lease.drafts
+        if drafts is not None and drafts.copy is not None:
+            if not block and not drafts.copy.done.query():
                 return
-            lease.host_drafts.done.synchronize()
+            drafts.copy.done.synchronize()
         assert isinstance(lease.work, StepPlan)
-        lease.masks.put(self.scheduler.masks.make(lease.work, lease.drafts_on_host()))
+        lease.masks.put(self.scheduler.masks.make(lease.work, None if drafts is None else drafts.on_host()))
 
     def admit(self, arrivals: Sequence[Arrival]) -> None:
         admission = self.scheduler.grants.process_prebuilt(arrivals)

@@ -40,7 +40,7 @@ from shared.sched.scheduler import Scheduler
 from shared.sched.steps.draft_length import FixedWidth, WidthChoice
 from shared.sched.steps.mixed_chunk import BudgetedChunk, MixedChunk
 from shared.sched.steps.prompts import ForEncoder, InChunks, PromptRules
-from shared.sched.steps.settings import SchedSettings
+from shared.sched.steps.settings import DraftRules, SchedSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +99,6 @@ def table_of(model: Model) -> AdapterTable:
     return AdapterTable(named, 0 if bank is None else bank.num_spare)
 
 
-def with_drafter(settings: SchedSettings, drafter: Drafter) -> SchedSettings:
-    return replace(
-        settings,
-        key_lookahead=drafter.key_lookahead,
-        reads_history=drafter.reads_history,
-        relays_drafts=bool(drafter.relay_specs),
-    )
-
-
 def assemble_core(
     model: Model,
     streams: StreamSet,
@@ -141,7 +132,8 @@ def assemble_core(
     settings = replace(settings, adapters=table_of(model), needs_cpu_seq_lens=exact, num_page_groups=len(windows))
     extras = () if drafter is None else drafter.relay_specs
     if drafter is not None:
-        settings = with_drafter(settings, drafter)
+        rules = DraftRules(drafter.key_lookahead, drafter.reads_history, relays_drafts=bool(drafter.relay_specs))
+        settings = replace(settings, drafts=rules)
     pool = KVPool(
         planes,
         sizes.num_pages,

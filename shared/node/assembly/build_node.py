@@ -82,7 +82,7 @@ def open_events(parts: NodeParts, core: NodeCore, links: NodeLinks) -> KvEvents 
     node_id, _, _ = links.identity.partition("@")
     topic = asked.kv_events_topic or f"kv@{node_id}@{parts.model.public_name}"
     publisher = links.open_publisher(asked.kv_events_endpoint, topic)
-    return KvEvents(publisher, core.settings.page_size, core.settings.key_lookahead)
+    return KvEvents(publisher, core.settings.page_size, core.settings.drafts.key_lookahead)
 
 
 def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:

@@ -161,7 +161,7 @@ class Membership:
                 transports=list(facts.transports),
                 connection=link.num_connections,
                 adapters=[Adapter(*own) for own in core.settings.adapters.named.items()],
-                key_lookahead=core.settings.key_lookahead,
+                key_lookahead=core.settings.drafts.key_lookahead,
                 has_window=bool(core.kv.cache.windows[0]),  # routers are told the first group's pages
                 weights=weights_of(core.spec),
             ),

@@ -162,7 +162,7 @@ class Offload:
 
         Return False if there is nothing to copy. The caller then frees the row.
         """
-        if req.state is not RequestState.RUNNING or self._settings.relays_drafts or req.lacks_draft_state:
+        if req.state is not RequestState.RUNNING or self._settings.drafts.relays_drafts or req.lacks_draft_state:
             return False
         store, ids = self._tier.store, req.all_ids()[: req.computed]
         pages = self._kv.rows.pages_of(req.row).tolist()
@@ -219,7 +219,7 @@ class Offload:
         if req.first_unscored is not None:
             return False  # scores need the prompt's logits
         page_size, most = self._settings.page_size, len(ids) - 1
-        if not req.output_ids or self._settings.relays_drafts:
+        if not req.output_ids or self._settings.drafts.relays_drafts:
             most -= most % page_size
         names, first = list(self._names(self._budget.prefix_keys(req, ids)[:most])), num_cached // page_size
         end = self._longest(names, first, most)

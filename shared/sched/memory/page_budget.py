@@ -147,7 +147,7 @@ class PageBudget:
 
     def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:
         """Return cache keys; see `shared.core.page_identity`."""
-        keys = prefix_keys(ids.tobytes(), req.adapter, self._settings.key_lookahead, req.cache_salt)
+        keys = prefix_keys(ids.tobytes(), req.adapter, self._settings.drafts.key_lookahead, req.cache_salt)
         return np.frombuffer(keys, np.int64)
 
     def release(self, req: Request) -> None:

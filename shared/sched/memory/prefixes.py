@@ -23,7 +23,7 @@ class PrefixesInFlight:
     def __init__(self, budget: PageBudget, settings: SchedSettings) -> None:
         self._budget = budget
         self._page_size = settings.page_size
-        self._lookahead = settings.key_lookahead
+        self._lookahead = settings.drafts.key_lookahead
         self._num_named = 0  # prompt tokens, in this round
         self._leaders: dict[Page, Request] = {}  # who brings the page
         self._leads: dict[Request, list[Page]] = {}  # its pages under way, the last one first

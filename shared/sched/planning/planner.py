@@ -92,7 +92,7 @@ class Planner:
 
     def _launchable(self, shares: list[ChunkShare], rows: Int64s, width: int, narrow: Set[Request]) -> StepPlan:
         running = self._queues.running
-        drafts_next = width > 1 or bool(shares) or not self._settings.relays_drafts
+        drafts_next = width > 1 or bool(shares) or not self._settings.drafts.relays_drafts
         if not running.can_draft[rows].all():
             width = 1
         step = self._new_step()

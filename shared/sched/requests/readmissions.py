@@ -44,7 +44,7 @@ class Readmissions:
         req.computed = restore.num_tokens
         queues.remember(req)
         runs_alone = req in queues.suspects  # a suspect is computed in a separate chunk
-        if runs_alone or req.computed < req.num_tokens - 1 or not req.output_ids or self._settings.relays_drafts:
+        if runs_alone or req.computed < req.num_tokens - 1 or not req.output_ids or self._settings.drafts.relays_drafts:
             queues.begin_prefill(req, req.all_ids(), req.computed)
             return False
         req.to(RequestState.RUNNING)

@@ -12,9 +12,16 @@ from shared.sched.steps.prompts import InChunks, PromptRules
 
 
 @dataclass(frozen=True, slots=True)
-class SchedSettings:
-    """It has many fields because operators set each of them."""
+class DraftRules:
+    """What a drafter asks of the scheduler: the first two as in Drafter."""
 
+    key_lookahead: int = 0
+    reads_history: bool = False
+    relays_drafts: bool = False  # whether drafts need state that the row's last step relayed
+
+
+@dataclass(frozen=True, slots=True)
+class SchedSettings:
     page_size: int
     num_page_groups: int = field(default=1, kw_only=True)  # see shared/kv/layout.py
     max_context: int  # limit on tokens of a sequence, prompt and output together
@@ -23,9 +30,7 @@ class SchedSettings:
     width: int = 1  # limit on tokens that a decode row commits per step
     # whether chunks and decode rows share steps; otherwise their steps alternate
     mix: bool = True
-    key_lookahead: int = 0  # see Drafter
-    reads_history: bool = False  # see Drafter
-    relays_drafts: bool = False  # whether drafts need state that the row's last step relayed
+    drafts: DraftRules = DraftRules()
     needs_cpu_seq_lens: bool = False  # whether planning waits for exact lengths
     max_ungranted_pages: int = 1 << 30  # limit on pages that a prefill node pins without a grant
     # the parts of a hand-off's KV end before these layers; the last part has the remaining layers
@@ -41,7 +46,7 @@ class SchedSettings:
         return self.num_page_groups * page_count(num_tokens, self.page_size)
 
     def keeps_history(self, req: Request) -> bool:
-        return self.reads_history or req.sampling.needs_history
+        return self.drafts.reads_history or req.sampling.needs_history
 
     @property
     def speculative(self) -> bool:

@@ -82,7 +82,7 @@ class PullPair:
         """The router's word that `s` has these pages and that `p` may have them."""
         settings = self.s.ctx.core.settings
         tokens = array.array("q", one.prompt).tobytes()
-        keys = prefix_keys(tokens, one.adapter, settings.key_lookahead, one.cache_salt)
+        keys = prefix_keys(tokens, one.adapter, settings.drafts.key_lookahead, one.cache_salt)
         *_, last = identities(keys[: num_pages * settings.page_size * KEY_BYTES], settings.page_size)
         facts = self.s.ctx.facts
         ticket = make_ticket(

@@ -112,10 +112,8 @@ WIDE = {
     "router.http.connection.Connection": 18,
     "router.tools.template_reader.TemplateReader": 18,
     "shared.gpu_kernel.edits.Edits": 18,
-    "shared.sched.steps.settings.SchedSettings": 18,
     "shared.wire.messages.Generate": 18,
     "prefill_node.handoff_out.HandoffOut": 17,
-    "shared.engine.lease.StepLease": 17,
 }
 
 

@@ -15,7 +15,7 @@ from shared.device.events import Event
 from shared.device.streams import make_streams
 from shared.engine.boundary import PinnedCopies
 from shared.engine.lease import StepLease
-from shared.engine.masks import HostDrafts
+from shared.engine.masks import HostDrafts, StepDrafts
 from shared.engine.plan import Admission, StepPlan
 from shared.engine.verify import Drafts
 from shared.sample.interface import TokenMasks
@@ -71,17 +71,17 @@ def test_drafts_live_until_they_lie_on_the_host() -> None:
     """Another stream copies them than the one that they were made on, which may use their memory again at once."""
     gpu, lease = lazy(), lease_of(1)
     boundary, streams = boundary_of(gpu), make_streams("cuda", gpu=gpu)
-    lease.drafted = Event("drafted")
+    drafts = lease.drafts = StepDrafts(Event("drafted"))
     ids = torch.arange(6, device=gpu.device).view(2, 3)
     gpu.synchronize(gpu.device)
     with gpu.held():
-        streams.forward.launch(lambda: lease.drafts_are(Drafts(ids), boundary), fires=[lease.drafted])
-        streams.copy.wait(lease.drafted)
-        lease.host_drafts = streams.copy.launch(lambda: lease.take_drafts(boundary))
+        streams.forward.launch(lambda: drafts.pack(Drafts(ids), boundary), fires=[drafts.made])
+        streams.copy.wait(drafts.made)
+        drafts.copy = streams.copy.launch(lambda: drafts.download(boundary, lease))
         streams.forward.launch(lambda: fill_up(gpu, ids.numel() * 8))
         gpu.run(queue_of(streams.forward))
-    lease.host_drafts.done.synchronize(HANG_GUARD_S)
-    told = lease.drafts_on_host()
+    drafts.copy.done.synchronize(HANG_GUARD_S)
+    told = drafts.on_host()
     assert told is not None and told.ids.tolist() == [[0, 1, 2], [3, 4, 5]]
     lease.drop()
     assert lease.drafts is None

@@ -17,10 +17,11 @@ from shared.config.processes import NodeProcessConfig
 from shared.core.errors import ConfigError, DeviceLost, HandoffFailed, RankLost, StepFailed
 from shared.core.states import FinishReason
 from shared.device.cpu import do_nothing
-from shared.device.events import StreamSkipped, Ticket
+from shared.device.events import Event, StreamSkipped, Ticket
 from shared.device.faults import blames_device
 from shared.engine.boundary import HostCopy, OnHost
 from shared.engine.lease import StepLease
+from shared.engine.masks import StepDrafts
 from shared.engine.plan import StepPlan
 from shared.engine.transfer_jobs import JobDone, TransferJobs
 from shared.node import run
@@ -301,19 +302,19 @@ def test_what_does_not_close_keeps_nothing_else_open(monkeypatch: pytest.MonkeyP
 
 def test_drafts_that_did_not_arrive_are_not_read() -> None:
     """Masks would be made of what stood in the slot before."""
-    nobody = StepPlan.__new__(StepPlan)
-    lease, ticket = StepLease(1, nobody, None), Ticket[HostCopy | None]("drafts")
-    ticket.result, lease.host_drafts = OnHost({"ids": torch.zeros(1, 3, dtype=torch.int64)}), ticket
-    assert lease.drafts_on_host() is not None
+    ticket = Ticket[HostCopy | None]("drafts")
+    drafts = StepDrafts(Event("drafted"), copy=ticket)
+    ticket.result = OnHost({"ids": torch.zeros(1, 3, dtype=torch.int64)})
+    assert drafts.on_host() is not None
     ticket.done.fire(torch.AcceleratorError(ILLEGAL))
-    assert lease.drafts_on_host() is None
+    assert drafts.on_host() is None
 
 
 def test_a_failed_copy_of_drafts_is_the_step_s_error() -> None:
     """The copy of its results is only skipped, which says nothing of the device."""
-    lease = StepLease(1, StepPlan.__new__(StepPlan), None)
-    lease.host_drafts, lease.result = Ticket("drafts"), Ticket("results")
-    for ticket, error in ((lease.host_drafts, torch.AcceleratorError(ILLEGAL)), (lease.result, StreamSkipped("no"))):
+    lease, copy = StepLease(1, StepPlan.__new__(StepPlan), None), Ticket[HostCopy | None]("drafts")
+    lease.drafts, lease.result = StepDrafts(Event("drafted"), copy=copy), Ticket("results")
+    for ticket, error in ((copy, torch.AcceleratorError(ILLEGAL)), (lease.result, StreamSkipped("no"))):
         ticket.error = error
         ticket.done.fire(error)
     with pytest.raises((torch.AcceleratorError, StreamSkipped)) as raised:

@@ -113,7 +113,7 @@ class Rig:
         self.core = make_core(knobs)
         self.now = 0.0
         self.publisher = Publisher("tcp://127.0.0.1:0", TOPIC)
-        lookahead = self.core.settings.key_lookahead
+        lookahead = self.core.settings.drafts.key_lookahead
         self.events = KvEvents(self.publisher, SIZE, lookahead, lambda: self.now, lambda: 1234.5)
         self.teller = CacheTeller(self.core.kv, "node-1", 1, self.events)
         self.num_sent = 0
@@ -170,7 +170,7 @@ def held(core: NodeCore, jobs: list[Job]) -> dict[int, list[int]]:
     """Return what a follower must know: of each page that is cached, and which one of these jobs made, its tokens from
     the prompt's beginning."""
     cached, found = set(core.kv.cache.cached_names()), dict[int, list[int]]()
-    lookahead = core.settings.key_lookahead
+    lookahead = core.settings.drafts.key_lookahead
     for one in jobs:
         ids = [*one.prompt, *one.expected()]
         keys = prefix_keys(b"".join(i.to_bytes(8, "little") for i in ids), "", lookahead, 0)
