@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from starlette.types import Receive, Scope, Send
 
 from router.http.body_budget import BodyBudget
-from router.http.connection import REQUEST_ID, ClientGone, Connection
+from router.http.connection import REQUEST_ID, Connection
 from router.http.decoding import BodyDecoding
 from router.http.errors import (
     RETRYABLE,
+    ClientGone,
     HostNotAllowed,
     MediaTypeRefused,
     MethodNotAllowed,
@@ -84,7 +85,7 @@ class Endpoint:
         except asyncio.CancelledError:  # the server's end, which waits no longer for this client
             await self._break_off(connection)
         finally:
-            connection.body_hold.let_go()
+            connection.body.hold.let_go()
             self._exchange_over(connection)
 
     async def _exchange(self, connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""One HTTP exchange over ASGI: a bounded body, one answer, and the client's hang-up.
+"""One HTTP exchange over ASGI: a bounded body (request_body.py), one answer, and the client's hang-up.
 
 An answer that comes before the body's end is sent at once. Then the rest of the body is read and dropped for a while.
 If the server closed the connection with unread bytes, the kernel would reset it, and the client would lose the answer.
@@ -7,28 +7,23 @@ If the server closed the connection with unread bytes, the kernel would reset it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import secrets
 from collections.abc import Callable, Sequence
 
 from starlette.types import Message, Receive, Scope, Send
 
-from router.http.body_budget import BodyBudget, BodyHold
-from router.http.codings import codings_of
+from router.http.body_budget import BodyBudget
 from router.http.decoding import BodyDecoding
-from router.http.errors import JSON_TYPE, BodyTimeout
+from router.http.errors import JSON_TYPE, ClientGone
 from router.http.exchanges import SendWhole
+from router.http.request_body import RequestBody
 from router.tenants.tenant import EVERYBODY, Tenant
-from shared.core.errors import BatonError, BodyTooLarge
+from shared.core.errors import BatonError
 from shared.core.trace_context import traceparent_of
 
 Header = tuple[bytes, bytes]
 SendChunk = Callable[[bytes], bool]  # sends a part of an answer, or returns False if it would have to wait
-BODY_TIMEOUT_S = 30.0
-DROP_S = 30.0  # time for the rest of a body after an early answer
-DROP_BYTES = 64 << 20  # and limit on its size
-BOM = b"\xef\xbb\xbf"
 # names of values in an ASGI scope's `state`
 HANG_UP = "hang_up"  # the function that closes the connection
 SEND_CHUNK = "send_chunk"  # the SendChunk
@@ -38,17 +33,10 @@ MAX_ID = 128
 UNSAFE = re.compile(r"[^\x21-\x7e]")
 
 
-class ClientGone(Exception):
-    """The client has hung up."""
-
-
 class Connection:
     """`status` is None until the headers are sent.
 
-    The handler sets `was_admitted` and `more_headers`. `body` takes bytes from the budget `bodies`. The owner must end
-    `body_hold`.
-
-    It has many fields because limits, headers and errors outlive the call that set them.
+    The handler sets `was_admitted` and `more_headers`. The owner must end `body.hold`.
     """
 
     def __init__(
@@ -70,13 +58,11 @@ class Connection:
         self.subject: dict[str, object] = {}  # what an operator's request names, for the log
         self.is_answered = False
         self.was_admitted = False
-        self._is_read = False  # whether the whole body was received
-        self._decoding = decoding
+        self.body = RequestBody(scope, receive, bodies, decoding)
         self._receive = receive
         self._send = send
         self._send_whole: SendWhole | None = getattr(send, "whole", None)
         self._slow_reader_s = slow_reader_s
-        self.body_hold = BodyHold(bodies, (scope.get("client") or ("",))[0])
         self._send_chunk: SendChunk | None = scope.get("state", {}).get(SEND_CHUNK)
 
     @property
@@ -93,45 +79,8 @@ class Connection:
         values = [value for key, value in self.scope["headers"] if key == name]
         return values[0].decode("latin-1") if values else None
 
-    async def body(self, limit: int) -> bytes:
-        """Return the decoded body, without a byte order mark.
-
-        Raise BodyTooLarge, BodyTimeout, BodiesFull, CodingRefused, InvalidRequest or ClientGone."""
-        codings = codings_of(value for name, value in self.scope["headers"] if name == b"content-encoding")
-        if not codings:
-            return (await self._raw_body(limit)).removeprefix(BOM)
-        assert self._decoding is not None
-        raw = await self._raw_body(limit)
-        return (await self._decoding.decoded(raw, reversed(codings), limit, self.body_hold)).removeprefix(BOM)
-
-    async def _raw_body(self, limit: int) -> bytes:
-        declared = self.header(b"content-length") or "0"
-        if declared.isdigit() and int(declared) > limit:
-            raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                return await self._read(limit)
-        except TimeoutError:
-            raise BodyTimeout("the request body did not come in time") from None
-
-    async def _read(self, limit: int) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            part, self._is_read = message.get("body", b""), not message.get("more_body", False)
-            size += len(part)
-            if size > limit:
-                raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
-            self.body_hold.take(len(part))
-            parts.append(part)
-            if self._is_read:
-                return b"".join(parts)
-
     async def hung_up(self) -> None:
-        """Wait until the client closes the connection. Call `body` first."""
+        """Wait until the client closes the connection. Read the body first."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -154,8 +103,7 @@ class Connection:
 
     async def answer(self, status: int, data: bytes, headers: Sequence[Header] = (JSON_TYPE,)) -> None:
         headers = [*headers, (b"content-length", str(len(data)).encode())]
-        has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.scope["headers"])
-        is_early = has_body and not self._is_read
+        is_early = self.body.is_coming
         if self._send_whole is not None and not is_early and self._send_whole(status, self._sent(headers), data):
             self.status, self.is_answered = status, True
             return
@@ -163,24 +111,11 @@ class Connection:
         if is_early:
             await self._out({"type": "http.response.body", "body": data, "more_body": True})
             data = b""
-            await self._drop_rest()
+            if not await self.body.drop_rest():
+                self._hang_up()
+                await self.hung_up()
+                raise ClientGone
         await self.write(data, last=True)
-
-    async def _drop_rest(self) -> None:
-        """Read the rest of the body. Hang up if it does not end. Raise ClientGone."""
-        num_bytes = 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DROP_S):
-                while num_bytes <= DROP_BYTES:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    num_bytes += len(message.get("body", b""))
-                    if not message.get("more_body", False):
-                        return
-        self._hang_up()
-        await self.hung_up()
-        raise ClientGone
 
     async def _out(self, message: Message) -> None:
         """If the client reads too slowly, hang up and raise ClientGone."""
@@ -208,7 +143,7 @@ class Unsent(Connection):
     def __init__(self, scope: Scope, receive: Receive, slow_reader_s: float) -> None:
         super().__init__(scope, receive, self._keep, slow_reader_s)
         self._send_chunk = None
-        self._is_read = True  # by the exchange that it was made from
+        self.body.is_read = True  # by the exchange that it was made from
         self.data = b""
 
     async def _keep(self, message: Message) -> None:

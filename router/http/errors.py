@@ -24,6 +24,10 @@ NO_THREADS = {"error_code": "thread_unsupported_request"}  # on this code SDKs s
 JSON_TYPE = (b"content-type", b"application/json")
 
 
+class ClientGone(Exception):
+    """The client has hung up."""
+
+
 class ErrorBody(msgspec.Struct, frozen=True):
     message: str
     type: str

@@ -9,7 +9,7 @@ A region of calls that can't be read, or that calls a tool outside the declared 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.tools.calls.deltas import DeltaSink
 from router.tools.calls.reading import Reading, Source
@@ -58,9 +58,18 @@ class _Shown:
         show(shown)
 
 
-class TemplateReader:
-    """It has many fields because it reads on at any character: the text, the region, and what each kind has shown."""
+@dataclass(slots=True)
+class _Open:
+    """The region that the next text belongs to; None: text in no region."""
 
+    region: Region | None
+    is_inside: bool = False  # whether a mark opened the region
+    captures: dict[str, object] = field(default_factory=dict)
+    body: list[str] = field(default_factory=list)  # of a region of calls
+    written: list[str] = field(default_factory=list)  # the same with its marks, without the prompt's part
+
+
+class TemplateReader:
     def __init__(
         self,
         template: ResponseTemplate,
@@ -77,11 +86,7 @@ class TemplateReader:
         self._text = ""
         self._at = 0
         self._own_at = 0  # where the answer's own text begins
-        self._region = template.implicit
-        self._is_inside = False  # whether a mark opened the region
-        self._captures: dict[str, object] = {}
-        self._body: list[str] = []  # of a region of calls
-        self._written: list[str] = []  # the same with its marks, without the prompt's part
+        self._open = _Open(template.implicit)
         self._outside: list[str] | None = []  # text in no region, until one begins
         self._shown = {kind: _Shown() for kind in RegionKind}
         self._num_still = 0
@@ -89,14 +94,15 @@ class TemplateReader:
         self._is_cut = False
         self._is_lost = False  # a pattern took too long: all other text is content
         self._read_more(opened)
-        self._own_at, self._sink, self._written = len(self._text), sink, []
+        self._own_at, self._sink, self._open.written = len(self._text), sink, []
         for shown in self._shown.values():
             shown.held = ""
         self._outside = None if self._outside is None else []
 
     @property
     def is_thinking(self) -> bool:
-        return self._region is not None and self._region.kind is RegionKind.THINKING
+        region = self._open.region
+        return region is not None and region.kind is RegionKind.THINKING
 
     def read(self, source: Source) -> Reading[None]:
         while True:
@@ -134,10 +140,11 @@ class TemplateReader:
         except TimeoutError:
             self._is_lost = True
         if self._is_lost:
-            is_call = self._region is not None and self._region.kind is RegionKind.CALLS
-            written = "".join(self._written) if is_call else ""
+            region = self._open.region
+            is_call = region is not None and region.kind is RegionKind.CALLS
+            written = "".join(self._open.written) if is_call else ""
             self._show_as_written(written + self._own_text(len(self._text)))
-            self._written, self._body, self._outside = [], [], None
+            self._open.written, self._open.body, self._outside = [], [], None
             self._at = len(self._text)
         if self._has_ended:
             self._at = len(self._text)
@@ -161,9 +168,9 @@ class TemplateReader:
         return first, end
 
     def _watched(self) -> list[tuple[Region, Mark, bool]]:
-        region = self._region
+        region = self._open.region
         closing = [(region, region.closes, False)] if region is not None and region.closes is not None else []
-        if self._is_inside:
+        if self._open.is_inside:
             return closing
         return [(one, one.opens, True) for one in self._template.regions if one.opens is not None] + closing
 
@@ -190,13 +197,13 @@ class TemplateReader:
         own, text = self._own_text(end), self._text[self._at : end]
         self._num_still = 0 if text else self._num_still
         self._at = end
-        region = self._region
+        region = self._open.region
         if region is None:
             if self._outside is not None:
                 self._outside.append(own)
         elif region.kind is RegionKind.CALLS:
-            self._body.append(text)
-            self._written.append(own)
+            self._open.body.append(text)
+            self._open.written.append(own)
         else:
             self._shown[region.kind].add_text(own, self._show_of(region.kind), strips=region.strips)
 
@@ -212,23 +219,22 @@ class TemplateReader:
         self._outside = None
         if found.opens:
             self._leave()
-            self._region, self._is_inside = found.region, True
-            self._captures, self._written = captures, [own]
+            self._open = _Open(found.region, True, captures, written=[own])
             self._shown[found.region.kind].begin_region(found.region.join)
         else:
-            self._captures |= captures
-            self._written.append(own)
+            self._open.captures |= captures
+            self._open.written.append(own)
             self._leave(is_cut=self._is_cut and match.start() == len(self._text))  # `$` matches no written mark
 
     def _leave(self, *, is_cut: bool = False) -> None:
         """End the region: the text outside all regions follows. `is_cut`: whether the region may be incomplete."""
-        region = self._region
-        if region is not None and region.kind is RegionKind.CALLS and (self._is_inside or "".join(self._body).strip()):
+        was, region = self._open, self._open.region
+        if region is not None and region.kind is RegionKind.CALLS and (was.is_inside or "".join(was.body).strip()):
             self._show_calls(region, is_cut)
-        self._region, self._is_inside = self._template.implicit, False
-        self._captures, self._body, self._written = {}, [], []
-        if self._region is not None:
-            self._shown[self._region.kind].begin_region(self._region.join)
+        implicit = self._template.implicit
+        self._open = _Open(implicit)
+        if implicit is not None:
+            self._shown[implicit.kind].begin_region(implicit.join)
 
     def _show_calls(self, region: Region, is_cut: bool) -> None:
         """Of a region that was cut off, nothing is shown unless it is complete all the same."""
@@ -236,13 +242,13 @@ class TemplateReader:
         try:
             if is_cut and not region.is_json:
                 raise ValueError("it may go on")
-            value = region.parser("".join(self._body), self._tools)
+            value = region.parser("".join(self._open.body), self._tools)
             calls = calls_of(
-                value, region.transform, self._captures, self._tools, transforms_each=region.transforms_each
+                value, region.transform, self._open.captures, self._tools, transforms_each=region.transforms_each
             )
         except (ValueError, TimeoutError):
             if not is_cut:
-                self._show_as_written("".join(self._written))
+                self._show_as_written("".join(self._open.written))
             return
         for call in calls:
             self._sink.begin_call(call.name)

@@ -113,7 +113,7 @@ class AdminHandlers:
 
     async def drain(self, connection: Connection) -> None:
         self._check_on()
-        body = self._drain.parse(await connection.body(MAX_BODY_BYTES)).body
+        body = self._drain.parse(await connection.body.read(MAX_BODY_BYTES)).body
         connection.subject = named_in(body)
         if body.force and CHANGE not in connection.tenant.rights:
             raise MissingRight("with force requests may fail, so it needs the right change")
@@ -121,7 +121,7 @@ class AdminHandlers:
 
     async def role(self, connection: Connection) -> None:
         self._check_on()
-        body = self._role.parse(await connection.body(MAX_BODY_BYTES)).body
+        body = self._role.parse(await connection.body.read(MAX_BODY_BYTES)).body
         connection.subject = named_in(body)
         node = self._node(body.node, body.force)
         if node.role == body.role:
@@ -133,7 +133,7 @@ class AdminHandlers:
 
     async def abort(self, connection: Connection) -> None:
         self._check_on()
-        body = self._abort.parse(await connection.body(MAX_BODY_BYTES)).body
+        body = self._abort.parse(await connection.body.read(MAX_BODY_BYTES)).body
         connection.subject = named_in(body)
         if not self._gateway.abort(body.id, Aborted("the request was aborted by the server's operator")):
             raise NotFound(f"no answer {body.id!r} is under way", param="id")

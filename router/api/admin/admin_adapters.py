@@ -93,7 +93,7 @@ class AdapterAdmin:
             await connection.answer(200, msgspec.json.encode(answer))
 
     async def _load_on_all(self, connection: Connection) -> None:
-        body = self._load.parse(await connection.body(MAX_BODY_BYTES)).body
+        body = self._load.parse(await connection.body.read(MAX_BODY_BYTES)).body
         connection.subject = named_in(body)
         if not body.name.isprintable() or body.name != body.name.strip():
             raise InvalidRequest("a name has no line breaks, and no spaces around it", param="name")
@@ -108,7 +108,7 @@ class AdapterAdmin:
     async def remove_adapter(self, connection: Connection) -> None:
         self._check_on()
         name = str(connection.scope["path_params"]["name"])
-        body = self._remove.parse(await connection.body(MAX_BODY_BYTES) or b"{}").body
+        body = self._remove.parse(await connection.body.read(MAX_BODY_BYTES) or b"{}").body
         connection.subject = {"name": name, **named_in(body)}
         if not any(has_adapter(node, name) for node in self._there()):
             raise NotFound(f"no node has an adapter {name[:100]!r}", param="name")

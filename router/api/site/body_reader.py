@@ -34,7 +34,7 @@ class BodyReader:
         return BodyParser(table, strict=self.strict_fields)
 
     async def raw(self, connection: Connection) -> bytes:
-        return await connection.body(self.max_bytes)
+        return await connection.body.read(self.max_bytes)
 
     def parse(
         self, parser: BodyParser[B], raw: bytes, connection: Connection, skipped: Callable[[B], Sequence[str]]
@@ -62,6 +62,6 @@ class BodyReader:
             return msgspec.json.encode(make(self.parse(parser, raw, connection, skipped)))
 
         await self.work.turn()
-        data = await self.work.in_time(raw, work, connection.body_hold)
+        data = await self.work.in_time(raw, work, connection.body.hold)
         tell_form(self.once, connection.more_headers)
         await connection.answer(200, data)

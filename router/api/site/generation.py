@@ -23,8 +23,8 @@ from router.api.answer.writer import AnswerFacts, Counts, Times, Writer, ping_am
 from router.api.ask.unenforced import free_header
 from router.certify.signing import AnswerSigner
 from router.dispatch.gateway import Gateway
-from router.http.connection import ClientGone, Connection
-from router.http.errors import internal_error
+from router.http.connection import Connection
+from router.http.errors import ClientGone, internal_error
 from router.requests.answered import Answered, AnswerKind
 from router.requests.effects import Failure, News, ScoredPrompt, Update
 from router.requests.journey import UNTRACED

@@ -88,7 +88,7 @@ class GenerationHandlers:
         arrived, path = time.monotonic(), api.table.path
         with refusals_traced(self._tracer, path, arrived, connection):
             raw = await self._bodies.raw(connection)
-        asked = Asked(api, raw, connection.body_hold, BodyTimes(arrived, time.monotonic()))
+        asked = Asked(api, raw, connection.body.hold, BodyTimes(arrived, time.monotonic()))
         del raw
 
         def parse() -> None:

@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from router.http.connection import ClientGone, Connection
+from router.http.connection import Connection
+from router.http.errors import ClientGone
 from router.http.protocol import HttpRules, LimitedProtocol
 from shared.config.settings.http_settings import HttpConfig
 from shared.observe.log import Logger

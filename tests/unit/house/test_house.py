@@ -109,8 +109,6 @@ WIDE = {
     "shared.engine.plan.StepPlan": 24,
     "shared.engine.step_arrays.StepArrays": 23,
     "shared.core.request.Request": 22,
-    "router.http.connection.Connection": 18,
-    "router.tools.template_reader.TemplateReader": 18,
     "shared.gpu_kernel.edits.Edits": 18,
     "shared.wire.messages.Generate": 18,
     "prefill_node.handoff_out.HandoffOut": 17,

@@ -19,9 +19,10 @@ from starlette.types import Message, Scope
 from router.http import decoding
 from router.http.body_budget import BodyBudget, BodyHold
 from router.http.codings import MOST_CODINGS, MOST_PARTS, PIECE_BYTES, codings_of, decode, zstd
-from router.http.connection import BOM, Connection
+from router.http.connection import Connection
 from router.http.decoding import BodyDecoding
 from router.http.errors import ACCEPTED_CODINGS, BodiesFull, CodingRefused, error_headers
+from router.http.request_body import BOM
 from shared.core.errors import BodyTooLarge, InvalidRequest
 
 Encode = Callable[[bytes], bytes]
@@ -139,11 +140,11 @@ def read(parts: list[bytes], *codings: bytes, budget: BodyBudget | None = None, 
     async def main() -> bytes:
         connection = exchange(parts, [(b"content-encoding", coding) for coding in codings], bodies)
         try:
-            body = await connection.body(limit)
+            body = await connection.body.read(limit)
             assert len(body) <= bodies.used <= len(body) + len(BOM)
             return body
         finally:
-            connection.body_hold.let_go()
+            connection.body.hold.let_go()
             assert not bodies.used
 
     return asyncio.run(main())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router.http.connection import ClientGone, Connection
-from router.http.errors import MediaTypeRefused, Unauthorized, error_headers
+from router.http.connection import Connection
+from router.http.errors import ClientGone, MediaTypeRefused, Unauthorized, error_headers
 from tests.support.web.http_site import GET, LIMIT, SLOW_READER_S, Site, answers, dialled, sent, serve, status
 
 LAST = b"Connection: close\r\n\r\n"
@@ -15,7 +15,7 @@ LAST = b"Connection: close\r\n\r\n"
 class Whole(Site):
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = Connection(scope, receive, send, SLOW_READER_S)
-        body = await connection.body(LIMIT)
+        body = await connection.body.read(LIMIT)
         names = b" ".join(name for name, _ in scope["headers"])
         await connection.answer(200, b"%d %b" % (len(body), names))
 

@@ -99,7 +99,7 @@ def test_the_server_s_end_answers_who_has_sent_half_a_body(refused: bool) -> Non
     async def half(connection: Connection) -> None:
         if refused:
             raise InvalidRequest("no")
-        await connection.body(1000)
+        await connection.body.read(1000)
 
     async def broken_off(endpoint: Endpoint) -> None:
         parts = asyncio.Queue[Message]()

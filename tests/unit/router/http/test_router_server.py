@@ -11,8 +11,8 @@ import pytest
 
 from router.api.endpoint import given_keys, until_hang_up
 from router.app import new_epoch
-from router.http.connection import SEND_CHUNK, ClientGone, Connection
-from router.http.errors import error_headers, error_type
+from router.http.connection import SEND_CHUNK, Connection
+from router.http.errors import ClientGone, error_headers, error_type
 from router.http.server import bind_http
 from router.tenants.book import Tenants
 from router.tenants.keys_file import one_key
@@ -109,11 +109,11 @@ GONE: dict[str, object] = {"type": "http.disconnect"}
 
 
 def test_a_body_is_read_up_to_its_limit() -> None:
-    assert asyncio.run(connection([part(b"ab"), part(b"c", False)], []).body(3)) == b"abc"
+    assert asyncio.run(connection([part(b"ab"), part(b"c", False)], []).body.read(3)) == b"abc"
     with pytest.raises(BodyTooLarge):
-        asyncio.run(connection([part(b"ab"), part(b"cd")], []).body(3))
+        asyncio.run(connection([part(b"ab"), part(b"cd")], []).body.read(3))
     with pytest.raises(ClientGone):
-        asyncio.run(connection([part(b"ab"), GONE], []).body(3))
+        asyncio.run(connection([part(b"ab"), GONE], []).body.read(3))
 
 
 def test_a_client_that_reads_nothing_is_given_up() -> None:

@@ -114,8 +114,8 @@ async def body_of(connection: Connection, *parts: bytes) -> bytes:
     async def receive() -> dict[str, object]:
         return queue.pop(0)
 
-    connection._receive = receive
-    return await connection.body(100)
+    connection.body._receive = receive
+    return await connection.body.read(100)
 
 
 def test_bodies_share_a_sum() -> None:
@@ -128,12 +128,12 @@ def test_bodies_share_a_sum() -> None:
         asyncio.run(body_of(third, b"x"))
     assert caught.value.status == 503
     for connection in (third, first, first):
-        connection.body_hold.let_go()
+        connection.body.hold.let_go()
     assert budget.used == 4
     fourth = request(bodies=budget)
     with pytest.raises(BodiesFull):
         asyncio.run(body_of(fourth, b"abcdef", b"x"))
-    fourth.body_hold.let_go()
+    fourth.body.hold.let_go()
     assert budget.used == 4
 
 
@@ -144,10 +144,10 @@ def test_one_address_leaves_bodies_to_others() -> None:
     same, other = request(bodies=budget), request(bodies=budget, client="127.0.0.2")
     with pytest.raises(BodiesFull, match="one address"):
         asyncio.run(body_of(same, b"x"))
-    same.body_hold.let_go()
+    same.body.hold.let_go()
     assert asyncio.run(body_of(other, b"xy")) == b"xy"
     for connection in (all_but_one, other):
-        connection.body_hold.let_go()
+        connection.body.hold.let_go()
     assert budget.used == 0 and not budget._of_source
 
 
