@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.report import parser_with_json, report
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.malloc import keep_freed_memory
 from shared.device.streams import make_streams
@@ -43,8 +43,8 @@ def submit(core: NodeCore, batch: int, num_out: int, prompt_tokens: int) -> None
     for i in range(batch):
         key = RequestKey("bench", 1, f"r{time.monotonic_ns()}", 0, i)
         prompt = rng.integers(100, 40_000, prompt_tokens).astype(np.int64)
-        greedy = SamplingParams(max_tokens=num_out, temperature=0.0)
-        core.submit(Request(key._replace(seq_index=0, rid=f"{key.rid}.{i}"), prompt, greedy, 0, i))
+        ask = NodeAsk(prompt, SamplingParams(max_tokens=num_out, temperature=0.0), 0)
+        core.submit(Request(key._replace(seq_index=0, rid=f"{key.rid}.{i}"), ask, i))
 
 
 def run_dry(core: NodeCore, batch: int) -> tuple[float, float]:

@@ -33,7 +33,7 @@ from router.text.load import load_text_model
 from shared.config.settings.settings import SpecConfig
 from shared.core.errors import ConfigError
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.kernel.team.team import Team
@@ -121,7 +121,9 @@ class Engine:
         for prompt in prompts:
             self.submitted += 1
             key = RequestKey("bench", 1, f"r{self.submitted}", 0, 0)
-            self.core.scheduler.intake.submit(Request(key, np.asarray(prompt, np.int64), sampling, 0, self.submitted))
+            self.core.scheduler.intake.submit(
+                Request(key, NodeAsk(np.asarray(prompt, np.int64), sampling, 0), self.submitted)
+            )
 
     def answer(self, prompt: Sequence[int], tally: Tally) -> None:
         """One prompt alone, from its first token on."""

@@ -97,7 +97,7 @@ class Prealloc:
     def _other_masks(self, req: Request, offer: Offer) -> str:
         """Return how the two nodes' grammar versions differ, or "" if they are equal or the request has no grammar."""
         ours, theirs = self._ctx.facts.fingerprint.grammar, offer.fingerprint.grammar
-        return f"grammar differs: {ours} here, {theirs} there" if req.sampling.grammar and ours != theirs else ""
+        return f"grammar differs: {ours} here, {theirs} there" if req.ask.sampling.grammar and ours != theirs else ""
 
     def grant(self, now: float, open_handoffs: Iterable[HandoffIn]) -> list[Granted]:
         """Grant Offers in order while memory lasts, and send the `Wait`s that are due.

@@ -28,7 +28,7 @@ def process_prebuilt(ctx: NodeContext, complete: Sequence[HandoffIn], now: float
 def _arrival(ctx: NodeContext, handoff: HandoffIn) -> Arrival:
     record, req = handoff.record, handoff.request
     assert record is not None
-    req.cached_tokens = min(record.cached_tokens, len(req.prompt_ids))
+    req.cached_tokens = min(record.cached_tokens, len(req.ask.prompt_ids))
     return Arrival(
         request=req,
         token=record.token,

@@ -36,7 +36,7 @@ class Vouchers:
             return self._refuse(source, "an Offer without a router's ticket")
         if req.key in self.spent:
             return self._refuse(source, "an Offer whose ticket was used before")
-        if len(req.prompt_ids) + req.sampling.max_tokens > ticket.most_tokens:
+        if len(req.ask.prompt_ids) + req.ask.sampling.max_tokens > ticket.most_tokens:
             return self._refuse(source, "an Offer of more tokens than its ticket allows")
         until = local_time(session, ticket.deadline_ms, now)
         if until < now:

@@ -31,9 +31,7 @@ class Bootstrap:
 
     def add_handoffs(self, generate: Generate, requests: Sequence[Request], now: float) -> None:
         peer = peer_name(generate.decode_node, generate.decode_epoch)
-        handoffs = [
-            HandoffOut(req, peer, generate.decode_endpoint, generate.ticket, generate.trace, now) for req in requests
-        ]
+        handoffs = [HandoffOut(req, peer, generate.decode_endpoint, generate.ticket, now) for req in requests]
         leader = handoffs[0]
         self.offer(leader, now)
         if self._ctx.core.kv.cache.enabled and len(handoffs) > 1:
@@ -43,7 +41,7 @@ class Bootstrap:
             self.offer(handoff, now)
 
     def offer(self, handoff: HandoffOut, now: float) -> None:
-        req, facts = handoff.request, self._ctx.facts
+        req, ask, facts = handoff.request, handoff.request.ask, self._ctx.facts
         handoff.since = handoff.touched = now
         handoff.offered = self._choice.order(handoff.peer)
         self.offered[req.key] = handoff
@@ -53,21 +51,21 @@ class Bootstrap:
             key=to_wire(req.key),
             source_node=facts.node_id,
             source_epoch=facts.epoch,
-            prompt_ids=req.prompt_ids.tolist(),
+            prompt_ids=ask.prompt_ids.tolist(),
             # A sibling may have its first token before its Offer. The Offer leaves this token out, because the record
             # brings it. The request's state shows the token before the scheduler's event does.
             output_ids=req.output_ids[:-1] if req.state is RequestState.HANDED_OFF else list(req.output_ids),
-            sampling=to_wire(req.sampling),
-            seed=req.seed,
+            sampling=to_wire(ask.sampling),
+            seed=ask.seed,
             remaining_ms=max(0, int(1000 * min(req.deadline - now, 1e9))),
             fingerprint=facts.fingerprint,
             host_id=facts.host_id,
             transports=handoff.offered,
-            adapter=req.adapter,
-            cache_salt=req.cache_salt,
+            adapter=ask.adapter,
+            cache_salt=ask.cache_salt,
             ticket=handoff.ticket,
-            tenant=req.tenant,
-            trace=handoff.trace,
+            tenant=ask.tenant,
+            trace=ask.trace,
         )
         self._ctx.outbox.send(handoff.peer, offer)
 

@@ -17,15 +17,12 @@ class HandoffOut:
 
     | cached there | described, Ready sent | final, not described yet | being computed | to be computed |
                                            ^ next_page                                 ^ layers_end
-
-    It has many fields because it is all that this node knows of the hand-off.
     """
 
     request: Request
     peer: str
     endpoint: str
     ticket: NodeTicket | None
-    trace: str  # the traceparent that came with the request, or ""
     since: float  # time when the hand-off entered its present queue
     touched: float = 0.0  # time of the last message to or from the peer
     heard_at: float | None = None  # time of the peer's last answer; None before any

@@ -22,7 +22,7 @@ from llguidance import LLMatcher
 from benchmarks.report import parser_with_json, report
 from shared.config.models.vocabulary import read_vocabulary
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.cpu import do_nothing
 from shared.device.streams import make_streams
@@ -70,7 +70,7 @@ def run(core: NodeCore, num_constrained: int) -> tuple[float, list[float]]:
             max_tokens=NUM_OUT, temperature=0.8, grammar=text, stop_token_ids=(2,) if text else ()
         )
         key = RequestKey("bench", 1, f"r{time.monotonic_ns()}", 0, 0)
-        core.submit(Request(key, rng.integers(100, 40_000, PROMPT_TOKENS).astype(np.int64), sampling, i, i))
+        core.submit(Request(key, NodeAsk(rng.integers(100, 40_000, PROMPT_TOKENS).astype(np.int64), sampling, i), i))
         if not text:
             plain[key.rid] = 0.0
     started: set[str] = set()

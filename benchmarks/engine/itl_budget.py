@@ -21,7 +21,7 @@ import torch
 from benchmarks.engine_core import build
 from benchmarks.report import parser_with_json, report
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
@@ -62,7 +62,7 @@ class Driver:
         self._count += 1
         key, ids = RequestKey("bench", 1, str(self._count), 0, 0), self._rng.integers(100, 40_000, prompt)
         greedy = SamplingParams(max_tokens=answer, temperature=0.0)
-        self._core.scheduler.intake.submit(Request(key, ids.astype(np.int64), greedy, 0, self._count))
+        self._core.scheduler.intake.submit(Request(key, NodeAsk(ids.astype(np.int64), greedy, 0), self._count))
         return key
 
     def run(self, until: Callable[[], bool]) -> list[float]:

@@ -37,7 +37,7 @@ from benchmarks.engine_core import PROMPT_TOKENS, run_dry
 from benchmarks.report import parser_with_json, report
 from shared.config.models.model_path import bundled_gguf
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.malloc import keep_freed_memory
 from shared.device.streams import make_streams
@@ -84,7 +84,7 @@ def ours(core: NodeCore, prompts: Iterable[list[int]], num_out: int) -> float:
     for number, prompt in enumerate(prompts):
         key = RequestKey("bench", 1, f"r{time.monotonic_ns()}.{number}", 0, 0)
         sampling = SamplingParams(max_tokens=num_out, temperature=0.0)
-        core.scheduler.intake.submit(Request(key, np.asarray(prompt), sampling, 0, number))
+        core.scheduler.intake.submit(Request(key, NodeAsk(np.asarray(prompt), sampling, 0), number))
     return run_dry(core, number + 1)[1]
 
 

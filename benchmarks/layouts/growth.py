@@ -18,7 +18,7 @@ import numpy as np
 
 from deploy.tools.plan.timed_node import TimedNode, VirtualClock
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import Int64s
 from shared.sched.requests.answer_lengths import LengthEstimator, Survival
@@ -111,7 +111,9 @@ class Study:
         most = answer.length if self._known else answer.max_tokens
         sampling = SamplingParams(max_tokens=most, temperature=0.0, stop_token_ids=(END,))
         prompt = np.random.default_rng(index).integers(3, 1 << 20, PROMPT)
-        return Request(RequestKey("study", 1, str(index), 0, 0), prompt, sampling, 0, index, tenant=answer.tenant)
+        return Request(
+            RequestKey("study", 1, str(index), 0, 0), NodeAsk(prompt, sampling, 0, tenant=answer.tenant), index
+        )
 
     def _watch(self) -> None:
         now = int(self._clock.now)

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from shared.core.constraint import Constraint
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
-from shared.core.states import FinishReason
 
 TokenIds = npt.NDArray[np.int64]
 
@@ -38,31 +37,35 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
 }
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """Owned by one scheduler. A retraction raises `incarnation`, but keeps `arrival`, which tells the request's age.
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeAsk:
+    """What a client asks of a node, for one sequence. A hand-off copies it."""
 
-    It has many fields because scheduler, memory and hand-off decide about the same request.
-    """
-
-    key: RequestKey
     prompt_ids: TokenIds
     sampling: SamplingParams
     seed: int
+    adapter: str = ""  # LoRA adapter's digest; "": no adapter
+    cache_salt: int = 0  # 64 bits; 0 means no salt
+    tenant: int = 0  # whose answer lengths to learn; 0: unknown
+    trace: str = ""  # a W3C traceparent, or ""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Owned by one scheduler. A retraction raises `incarnation`, but keeps `arrival`, which tells the request's age."""
+
+    key: RequestKey
+    ask: NodeAsk
     arrival: int
     output_ids: list[int] = field(default_factory=list)
     handoff_to: str | None = None  # decode endpoint; None: decode here
     deadline: float = float("inf")
-    adapter: str = ""  # LoRA adapter's digest; "": no adapter
-    cache_salt: int = 0  # 64 bits; 0 means no salt
     constraint: Constraint | None = None  # enforces sampling.grammar
     scored: int = 0  # prompt tokens whose log-probabilities were reported
-    tenant: int = 0  # whose answer lengths to learn; 0: unknown
     page_names: list[bytes] | None = None  # identities of the prompt's full pages, once somebody asked
 
     state: RequestState = RequestState.WAITING
     incarnation: int = 0
-    finish_reason: FinishReason | None = None
     row: int = 0  # 0: no row
     awaits_prefix: bool = False  # another node is sending pages of this prompt
     cached_tokens: int = 0  # prompt tokens found in the prefix cache, for `usage`
@@ -76,7 +79,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt_ids) + len(self.output_ids)
+        return len(self.ask.prompt_ids) + len(self.output_ids)
 
     @property
     def first_unscored(self) -> int | None:
@@ -85,12 +88,12 @@ class Request:
         Position 0 has no log-probability.
         """
         position = max(self.scored, 1)
-        is_wanted = self.sampling.prompt_logprobs >= 0 and position < len(self.prompt_ids)
+        is_wanted = self.ask.sampling.prompt_logprobs >= 0 and position < len(self.ask.prompt_ids)
         return position if is_wanted else None
 
     def all_ids(self) -> TokenIds:
         """Return the tokens whose KV a (repeated) prefill computes: prompt and output."""
-        return np.concatenate([self.prompt_ids, np.asarray(self.output_ids, dtype=np.int64)])
+        return np.concatenate([self.ask.prompt_ids, np.asarray(self.output_ids, dtype=np.int64)])
 
     @property
     def may_begin(self) -> bool:

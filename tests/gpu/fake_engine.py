@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from shared.core.errors import BatonError
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.events import Event, Ticket
 from shared.device.inline import InlineStream
@@ -132,7 +132,7 @@ def run_steps(name: str) -> str:
     for number, knobs in enumerate(SAMPLINGS):
         sampling = SamplingParams(max_tokens=8, **knobs)
         prompt = np.arange(5 + 9 * number, dtype=np.int64) % 50
-        core.submit(Request(RequestKey("fake", 1, f"r{number}", 0, 0), prompt, sampling, number, number))
+        core.submit(Request(RequestKey("fake", 1, f"r{number}", 0, 0), NodeAsk(prompt, sampling, number), number))
     with no_failed_steps():
         while not core.idle:
             core.step(block=True)

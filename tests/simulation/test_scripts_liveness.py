@@ -115,7 +115,8 @@ def test_rule_c_a_grant_whose_sender_froze_gives_way() -> None:
                 core.queues.budget.release_held(event.row)
         if req.finished:
             break
-    assert req.finish_reason is FinishReason.LENGTH, f"no end within 80 steps: {req.state.value}"
+    assert req.finished, f"no end within 80 steps: {req.state.value}"
+    assert outcome.ends["r1"].reason is FinishReason.LENGTH
     assert req.incarnation == 0, "the oldest is never a victim"
     core.close()
 

@@ -98,7 +98,7 @@ def _arrive(script: Script, arriving) -> tuple[Request, list[int]]:  # noqa: ANN
     assert script.core.scheduler.grants.grant(req, "p") == 0
     stream = reference_stream(arriving.prompt, arriving.sampling, arriving.seed, arriving.sampling.max_tokens)
     _compute_pages_elsewhere(script, req)
-    script.core.loop.admit([Arrival(req, stream[0], len(req.prompt_ids), (), {})])
+    script.core.loop.admit([Arrival(req, stream[0], len(req.ask.prompt_ids), (), {})])
     return req, stream
 
 
@@ -106,7 +106,7 @@ def _compute_pages_elsewhere(script: Script, req: Request) -> None:
     """What another node's prefill would have left, put into this one's pages on the transfer stream."""
     other = Script(page_size=script.core.kv.page_size)
     key = req.key
-    sent = replace(job(99), rid=99, prompt=tuple(req.prompt_ids.tolist())).request(handoff_to="here")
+    sent = replace(job(99), rid=99, prompt=tuple(req.ask.prompt_ids.tolist())).request(handoff_to="here")
     other.core.scheduler.intake.submit(sent)
     while sent.state.value != "handed_off":
         other.world.run_until_idle()
@@ -140,7 +140,7 @@ def test_an_admission_off_the_forward_stream_is_found_by_its_tag() -> None:
         return lease
 
     engine.admit = admit  # type: ignore[method-assign]
-    arrived, _ = _arrive(script, job(2, 9, 12))
+    _arrive(script, job(2, 9, 12))
     script.step()
     (plan,) = script.plans
     assert off_stream and plan.expect_step.tolist() == [off_stream[0].step]
@@ -148,7 +148,7 @@ def test_an_admission_off_the_forward_stream_is_found_by_its_tag() -> None:
     script.world.run_stream(TRANSFER)
     outcome = script.finish()
     end = outcome.ends["r2"]
-    assert arrived.finish_reason is FinishReason.ERROR and isinstance(end.error, IntegrityError)
+    assert end.reason is FinishReason.ERROR and isinstance(end.error, IntegrityError)
     assert f"step {plan.step} read a relay row that another step had written" in end.error.message
     assert len(outcome.streams["r2"]) == 1, "nothing after the first token, which came with the record, was believed"
     assert_whole(script.core)
@@ -158,11 +158,11 @@ def test_an_admission_off_the_forward_stream_is_found_by_its_tag() -> None:
 def test_an_admission_comes_before_the_row_s_first_step() -> None:
     """The same schedule, with the admission where it belongs: the transfer stream has no say in it."""
     script = Script()
-    arrived, stream = _arrive(script, job(2, 9, 12))
+    _, stream = _arrive(script, job(2, 9, 12))
     script.step()
     script.world.run_stream(FORWARD)
     outcome = script.finish()
-    assert outcome.streams["r2"] == stream and arrived.finish_reason is FinishReason.LENGTH
+    assert outcome.streams["r2"] == stream and outcome.ends["r2"].reason is FinishReason.LENGTH
 
 
 def test_a_matched_prefix_stays_while_its_reader_lives() -> None:

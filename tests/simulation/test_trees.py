@@ -136,7 +136,7 @@ def test_kv_up_to_published_lengths_is_whole_when_published(hazards) -> None:  #
     (req,) = script.submit(one)
     script.run_until_running(req)
     for _ in range(12):
-        if req.finish_reason is not None:
+        if req.finished:
             break
         script.step()
         _read_when_published(script, hazards, req.row)

@@ -21,7 +21,7 @@ import torch
 from deploy.tools.certify.formats import advice
 from router.certify.record import NEAR_TIES, AnswerRecord, CertifiedNumerics, certified_ids
 from shared.core.keys import RequestKey, sequence_seed
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.kernel.sampling.noise import noise_bits, row_keys, torch_gumbel
@@ -155,12 +155,14 @@ class Replayer:
         self._core.submit(
             Request(
                 key,
-                np.asarray(task.prompt_ids, dtype=np.int64),
-                replay.params(),
-                sequence_seed(task.record.seed, task.record.sequence),
+                NodeAsk(
+                    np.asarray(task.prompt_ids, dtype=np.int64),
+                    replay.params(),
+                    sequence_seed(task.record.seed, task.record.sequence),
+                    adapter=task.record.adapter,
+                ),
                 self._num_asked,
                 output_ids=list(replay.ids),
-                adapter=task.record.adapter,
             )
         )
 

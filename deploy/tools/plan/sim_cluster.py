@@ -26,7 +26,7 @@ from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
 from router.policy.placement import Placer
 from shared.core.keys import RequestKey
-from shared.core.request import Request, RequestState, TokenIds
+from shared.core.request import NodeAsk, Request, RequestState, TokenIds
 from shared.core.sampling_params import SamplingParams
 from shared.sched.scheduler import make_scheduler
 from shared.sched.steps.events import ChunkReady, Emitted, Ended, GrantRevoked, HandoffUnpinned, PrefillDone, SchedEvent
@@ -218,7 +218,7 @@ class SimCluster:
 
     def _request(self, key: RequestKey, asked: LoadRequest, ids: TokenIds) -> Request:
         sampling = SamplingParams(max_tokens=asked.max_tokens, temperature=0.0)
-        return Request(key, ids, sampling, seed=0, arrival=next(self._arrival))
+        return Request(key, NodeAsk(ids, sampling, 0), arrival=next(self._arrival))
 
     def _occupy(self, open_: Open, num_tokens: int) -> None:
         """Do the same as `Attempt.occupy`, for the policies."""
@@ -268,7 +268,7 @@ class SimCluster:
             num_granted += 1
             self._pull(handoff.source.key, handoff.num_final)
             if handoff.done is not None:
-                self._move(handoff, len(handoff.source.prompt_ids))
+                self._move(handoff, len(handoff.source.ask.prompt_ids))
         return num_granted > 0
 
     def _event(self, node: SimNode, event: SchedEvent) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from deploy.tools.plan.profile import MeasuredSteps, StepShape
 from shared.config.processes import NodeProcessConfig
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import RowId, StepResult
 from shared.kv.layout import page_bytes
@@ -97,7 +97,7 @@ class Bench:
         prompt = rng.integers(most // 10, most, prompt_tokens).astype(np.int64)
         key = RequestKey("plan", 0, str(self._num_asked), 0, 0)
         sampling = SamplingParams(max_tokens=output_tokens, temperature=0.0)
-        self.core.submit(Request(key, prompt, sampling, seed=0, arrival=self._num_asked))
+        self.core.submit(Request(key, NodeAsk(prompt, sampling, 0), arrival=self._num_asked))
         self._num_asked += 1
 
     def turn(self) -> None:

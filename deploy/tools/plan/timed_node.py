@@ -72,11 +72,11 @@ class TimedNode:
             self._launched.append(Launched(plan, self.busy_until))
 
     def submit(self, req: Request) -> None:
-        self.num_prompt_tokens[req.key] = len(req.prompt_ids)
+        self.num_prompt_tokens[req.key] = len(req.ask.prompt_ids)
         self.scheduler.intake.submit(req)
 
     def grant(self, req: Request) -> int | None:
-        self.num_prompt_tokens[req.key] = len(req.prompt_ids)
+        self.num_prompt_tokens[req.key] = len(req.ask.prompt_ids)
         return self.scheduler.grants.grant(req, "")
 
     def admit(self, arrival: Arrival) -> None:

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.malloc import give_freed_memory_back
 from shared.node.records.core import NodeCore
@@ -23,7 +23,7 @@ def warm_up(core: NodeCore, log: Logger) -> None:
     kinds = SamplingParams(max_tokens=3, temperature=0.0), EVERY_FEATURE
     for arrival, sampling in enumerate(kinds):
         key = RequestKey("warm-up", 0, str(arrival), 0, 0)
-        core.submit(Request(key, np.asarray(PROBE_PROMPT, np.int64), sampling, seed=1, arrival=-arrival))
+        core.submit(Request(key, NodeAsk(np.asarray(PROBE_PROMPT, np.int64), sampling, 1), arrival=-arrival))
     while not core.idle:
         core.step(block=True)
     core.take_events()

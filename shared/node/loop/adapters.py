@@ -196,7 +196,7 @@ class AdapterDesk:
             self._fail(users)
 
     def users(self, digest: str) -> list[Request]:
-        return [req for req in (*self._ctx.core.requests.values(), *self._outside()) if req.adapter == digest]
+        return [req for req in (*self._ctx.core.requests.values(), *self._outside()) if req.ask.adapter == digest]
 
     def _fail(self, users: Sequence[Request]) -> None:
         gone = AdapterMissing(f"the adapter was removed from {self._ctx.facts.node_id} before the answer's end")

@@ -90,9 +90,9 @@ class NodeContext:
     def missing_adapter(self, req: Request, *, is_offered: bool = False) -> AdapterMissing | None:
         """`is_offered`: a prefill node had accepted the request, perhaps before the adapter began to leave."""
         table = self.core.settings.adapters
-        if table.serves(req.adapter) or (is_offered and table.holds(req.adapter)):
+        if table.serves(req.ask.adapter) or (is_offered and table.holds(req.ask.adapter)):
             return None
-        return AdapterMissing(f"{self.facts.node_id} does not have the adapter {req.adapter[:100]}")
+        return AdapterMissing(f"{self.facts.node_id} does not have the adapter {req.ask.adapter[:100]}")
 
     def unconstrained(self, req: Request) -> InvalidRequest | None:
         """Attach the request's constraint, or return why it can't be followed."""
@@ -104,8 +104,12 @@ class NodeContext:
 
     def bad_ids(self, req: Request) -> InvalidRequest | None:
         vocab_size = self.core.spec.vocab_size
-        outputs, sampling = req.output_ids, req.sampling
-        if len(req.prompt_ids) and int(req.prompt_ids.max()) >= vocab_size or any(i >= vocab_size for i in outputs):
+        outputs, sampling = req.output_ids, req.ask.sampling
+        if (
+            len(req.ask.prompt_ids)
+            and int(req.ask.prompt_ids.max()) >= vocab_size
+            or any(i >= vocab_size for i in outputs)
+        ):
             return InvalidRequest(f"a token id beyond the vocabulary of {vocab_size}")
         if any(token_id >= vocab_size for token_id, _ in sampling.logit_bias):
             return InvalidRequest(f"logit_bias: a token id beyond the vocabulary of {vocab_size}")

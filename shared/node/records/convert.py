@@ -11,7 +11,7 @@ import torch
 
 from shared.core.errors import HandoffFailed
 from shared.core.keys import sequence_seed
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.engine.future_map import FutureMap
 from shared.sched.steps.events import Emitted, Ended, PrefillDone, Scored
 from shared.wire.codec import key_of, sampling_of, to_wire
@@ -27,23 +27,17 @@ def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float)
 
     Only sequence 0 reports the prompt's log-probabilities.
     """
-    leader, sampling = key_of(generate.key), sampling_of(generate.sampling)
-    unscored = replace(sampling, prompt_logprobs=-1)
-    prompt = np.asarray(generate.prompt_ids, dtype=np.int64)
+    leader, ask = key_of(generate.key), ask_of(generate)
+    unscored = replace(ask.sampling, prompt_logprobs=-1)
     return [
         Request(
             leader.sibling(index),
-            prompt,
-            unscored if index else sampling,
-            sequence_seed(generate.seed, index),
+            replace(ask, sampling=unscored if index else ask.sampling, seed=sequence_seed(ask.seed, index)),
             next_arrival(),
             output_ids=list(generate.output_ids[index]),
             handoff_to=generate.decode_endpoint if generate.decode_node else None,
             deadline=now + generate.remaining_ms / 1000,
-            adapter=generate.adapter,
             scored=generate.scored,
-            cache_salt=generate.cache_salt,
-            tenant=generate.tenant,
         )
         for index in range(generate.num_sequences)
         if index not in generate.ended
@@ -53,16 +47,23 @@ def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float)
 def request_of(offer: Offer, arrival: int, now: float) -> Request:
     return Request(
         key_of(offer.key),
-        np.asarray(offer.prompt_ids, dtype=np.int64),
-        sampling_of(offer.sampling),
-        offer.seed,
+        ask_of(offer),
         arrival,
         output_ids=list(offer.output_ids),
         deadline=now + offer.remaining_ms / 1000,
-        adapter=offer.adapter,
-        cache_salt=offer.cache_salt,
-        tenant=offer.tenant,
         scored=len(offer.prompt_ids),  # the prefill node scores the prompt
+    )
+
+
+def ask_of(asked: Generate | Offer) -> NodeAsk:
+    return NodeAsk(
+        np.asarray(asked.prompt_ids, dtype=np.int64),
+        sampling_of(asked.sampling),
+        asked.seed,
+        adapter=asked.adapter,
+        cache_salt=asked.cache_salt,
+        tenant=asked.tenant,
+        trace=asked.trace,
     )
 
 

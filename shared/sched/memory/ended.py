@@ -31,7 +31,7 @@ class EndedRequests:
 
     def remember_end(self, req: Request, lock: Lock | None) -> None:
         if self._cache is not None and lock is not None:
-            self._ends[req.key] = lock, req.tenant, len(req.prompt_ids) // self._cache.page_size
+            self._ends[req.key] = lock, req.ask.tenant, len(req.ask.prompt_ids) // self._cache.page_size
             if len(self._ends) > MOST:
                 self._ends.popitem(last=False)
 

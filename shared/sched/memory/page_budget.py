@@ -55,7 +55,7 @@ class PageBudget:
         return missing <= 0 or self.kv.grow(row, missing)
 
     def can_ever_hold(self, req: Request) -> bool:
-        settings, longest = self._settings, len(req.prompt_ids) + req.sampling.max_tokens
+        settings, longest = self._settings, len(req.ask.prompt_ids) + req.ask.sampling.max_tokens
         pages = settings.num_pages(longest + settings.overshoot)
         fits = pages <= min(self.kv.allocator.num_total, self.kv.rows.max_pages_per_row)
         return req.num_tokens > 0 and longest <= settings.max_context and fits
@@ -147,7 +147,7 @@ class PageBudget:
 
     def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:
         """Return cache keys; see `shared.core.page_identity`."""
-        keys = prefix_keys(ids.tobytes(), req.adapter, self._settings.drafts.key_lookahead, req.cache_salt)
+        keys = prefix_keys(ids.tobytes(), req.ask.adapter, self._settings.drafts.key_lookahead, req.ask.cache_salt)
         return np.frombuffer(keys, np.int64)
 
     def release(self, req: Request) -> None:

@@ -76,7 +76,7 @@ class PrefixesInFlight:
         if self._leaders and req.page_names is None:
             if self._num_named >= MOST_NAMED:
                 return True  # the next round looks
-            self._num_named += len(req.prompt_ids)
+            self._num_named += len(req.ask.prompt_ids)
         is_alone = self._alone.get(req) == (source, self._num_begun)
         found = self._leader_of(req, source) if self._leaders and not is_alone else None
         if found is None:
@@ -106,7 +106,7 @@ class PrefixesInFlight:
     def _names(self, req: Request) -> list[bytes]:
         """Return the identities of the prompt's full pages."""
         if req.page_names is None:
-            keys = self._budget.prefix_keys(req, req.prompt_ids)
+            keys = self._budget.prefix_keys(req, req.ask.prompt_ids)
             num_full = len(keys) // self._page_size * self._page_size
             req.page_names = list(identities(keys[:num_full].tobytes(), self._page_size))
         return req.page_names

@@ -46,7 +46,7 @@ class Capacity:
         order = sorted(range(len(batch)), key=lambda i: batch.reqs[i].arrival)
         for i in order:
             req = batch.reqs[i]
-            if self._least_outputs(i) >= req.sampling.max_tokens or req.state is not S.RUNNING:
+            if self._least_outputs(i) >= req.ask.sampling.max_tokens or req.state is not S.RUNNING:
                 continue
             if self.make_room(req, int(batch.seq_lens.hi[i]) + width):
                 stepping.add(req)
@@ -58,7 +58,8 @@ class Capacity:
         req = batch.reqs[index]
         # each step in flight adds at least one token
         return max(
-            int(batch.seq_lens.lo[index]) + 1 - len(req.prompt_ids), len(req.output_ids) + int(batch.in_flight[index])
+            int(batch.seq_lens.lo[index]) + 1 - len(req.ask.prompt_ids),
+            len(req.output_ids) + int(batch.in_flight[index]),
         )
 
     def make_room(self, req: Request, num_tokens: int) -> bool:

@@ -89,22 +89,22 @@ class Growth:
     def _by_group(self, reqs: Iterable[Request]) -> dict[int, list[Request]]:
         groups: dict[int, list[Request]] = defaultdict(list)
         for req in reqs:
-            groups[self._queues.lengths.group_of(req.tenant)].append(req)
+            groups[self._queues.lengths.group_of(req.ask.tenant)].append(req)
         return groups
 
     def _with(self, req: Request) -> tuple[Floats, Floats]:
         if req.handoff_to is not None:
             return self._mean, self._variance  # its answer grows elsewhere
-        return self._sum(self._queues.lengths.group_of(req.tenant), [req])
+        return self._sum(self._queues.lengths.group_of(req.ask.tenant), [req])
 
     def _sum(self, group: int, reqs: Sequence[Request]) -> tuple[Floats, Floats]:
         """Return the answers' tokens at each time ahead, these requests added: expected number and variance."""
         if group not in self._survival:
             self._survival[group] = self._queues.lengths.survival(group, cells_of([]))
         now = np.asarray([len(req.output_ids) for req in reqs], np.int64)
-        limit = np.asarray([req.sampling.max_tokens for req in reqs], np.int64)
+        limit = np.asarray([req.ask.sampling.max_tokens for req in reqs], np.int64)
         # a row as long as the model's window grows no more
-        most = np.asarray([max(len(req.output_ids), self._window - len(req.prompt_ids)) for req in reqs], np.int64)
+        most = np.asarray([max(len(req.output_ids), self._window - len(req.ask.prompt_ids)) for req in reqs], np.int64)
         tokens = now[:, None] + CELL * self._ahead
         alive = self._survival[group].alive(now // CELL, self._ahead) * (tokens < limit[:, None] + CELL)
         own = np.asarray([own_prompt(req) for req in reqs], np.int64)
@@ -115,7 +115,7 @@ class Growth:
 
 def own_prompt(req: Request) -> int:
     """Return how many of the prompt's tokens give their pages back when the request ends."""
-    return len(req.prompt_ids) - req.cached_tokens if req.row else 0
+    return len(req.ask.prompt_ids) - req.cached_tokens if req.row else 0
 
 
 def cells_of(reqs: Sequence[Request]) -> Int64s:

@@ -50,7 +50,7 @@ class LengthEstimator:
 
     def learn(self, req: Request, reason: FinishReason) -> None:
         """Note an answer. A client that had enough ended it; a limit or an error only cut it."""
-        for tenant in {ALL, req.tenant}:
+        for tenant in {ALL, req.ask.tenant}:
             latest = self._ended.setdefault(tenant, deque(maxlen=LATEST))
             latest.append((len(req.output_ids) // CELL, reason in (FinishReason.STOP, FinishReason.ABORT)))
             self._ended.move_to_end(tenant)

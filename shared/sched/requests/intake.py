@@ -34,8 +34,8 @@ class Intake:
 
     def constrain(self, req: Request) -> None:
         """Start to compile the request's grammar, if any. Raise InvalidRequest if this node follows no grammars."""
-        if req.sampling.grammar and req.constraint is None:
-            req.constraint = self._grammars.constraint(req.sampling.grammar, req.output_ids)
+        if req.ask.sampling.grammar and req.constraint is None:
+            req.constraint = self._grammars.constraint(req.ask.sampling.grammar, req.output_ids)
 
     def close(self) -> None:
         self._grammars.close()

@@ -32,9 +32,9 @@ def append_tokens(
 
 
 def _finish_reason(req: Request, token: int) -> FinishReason | None:
-    if token in req.sampling.stop_token_ids:
+    if token in req.ask.sampling.stop_token_ids:
         return FinishReason.STOP
-    if len(req.output_ids) >= req.sampling.max_tokens:
+    if len(req.output_ids) >= req.ask.sampling.max_tokens:
         return FinishReason.LENGTH
     return None
 
@@ -52,7 +52,7 @@ def entries_of(scores: PromptScores) -> tuple[TokenLogprob, ...]:
 
 
 def logprobs_of(req: Request, result: StepResult, index: int) -> list[TokenLogprob]:
-    num = req.sampling.num_logprobs
+    num = req.ask.sampling.num_logprobs
     if num < 0:
         return []
     return [

@@ -60,7 +60,7 @@ class Queues:
     def begin_prefill(self, req: Request, ids: TokenIds, computed: int) -> None:
         """Start a prompt whose row and pages are reserved. Its first `computed` tokens have KV."""
         if not req.incarnation:  # a retracted request's cached pages don't count in `usage`
-            req.cached_tokens = min(computed, len(req.prompt_ids))
+            req.cached_tokens = min(computed, len(req.ask.prompt_ids))
         self.counters.cached_prompt_tokens += computed
         req.to(S.PREFILLING)
         req.computed = computed
@@ -108,7 +108,7 @@ class Queues:
         yield from (req for req in self.running.reqs if req.state is S.RUNNING)
         yield from (chunk.request for chunk in self.prefilling if chunk.request.handoff_to is None)
         yield from (req for req in self.restoring if req.handoff_to is None)
-        yield from (req for req in self.granted.values() if req.sampling.prompt_logprobs < 0)
+        yield from (req for req in self.granted.values() if req.ask.sampling.prompt_logprobs < 0)
 
     def pins_handoffs(self) -> bool:
         begun = [*(chunk.request for chunk in self.prefilling), *self.restoring]
@@ -189,7 +189,6 @@ class Queues:
             self.end(req, FinishReason.ERROR, error)
 
     def end(self, req: Request, reason: FinishReason, error: BatonError | None = None) -> None:
-        req.finish_reason = reason
         if req.output_ids and req.handoff_to is None:
             self.lengths.learn(req, reason)
         self.requests.pop(req.key, None)

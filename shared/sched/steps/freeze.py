@@ -79,7 +79,7 @@ class PlanFreezer:
             history_rows=np.asarray([self._settings.keeps_history(req) for req in reqs], dtype=np.bool_),
             history_seeds=tuple(self._history_seeds(shares)),
             width=width,
-            adapters=np.asarray([self._settings.adapters.slot(req.adapter) for req in reqs], dtype=np.int64),
+            adapters=np.asarray([self._settings.adapters.slot(req.ask.adapter) for req in reqs], dtype=np.int64),
             chunk_ends=tuple((chunk_lens + np.asarray(chunk_q, dtype=np.int64)).tolist()),
             layer_ends=self._settings.layer_ends if any(req.handoff_to is not None for req in reqs) else (),
             scores=_score_shares(shares) if encoder_lens is None else (),
@@ -100,7 +100,9 @@ class PlanFreezer:
         if row_ids != self._sampling_of:
             self._sampling_of = row_ids
             self._sampling = SamplingBatch.build(
-                [req.sampling for req in reqs], [req.seed for req in reqs], [len(req.prompt_ids) for req in reqs]
+                [req.ask.sampling for req in reqs],
+                [req.ask.seed for req in reqs],
+                [len(req.ask.prompt_ids) for req in reqs],
             )
         return self._sampling
 
@@ -133,7 +135,7 @@ def _forced(reqs: Sequence[Request], width: int) -> ForcedDrafts | None:
         if req.constraint is not None:
             known = req.constraint.forced
             tokens = known.ids[: 2 * width]
-            begins[row] = len(req.prompt_ids) + known.num_emitted
+            begins[row] = len(req.ask.prompt_ids) + known.num_emitted
             ids[row, : len(tokens)] = tokens
     return ForcedDrafts(begins, ids) if (ids >= 0).any() else None
 
@@ -148,10 +150,12 @@ def _score_share(row: int, share: ChunkShare) -> ScoreShare | None:
     if req.first_unscored is None:
         return None
     first = max(chunk.computed + 1, req.first_unscored)
-    end = min(chunk.computed + share.q_len + 1, len(req.prompt_ids))
+    end = min(chunk.computed + share.q_len + 1, len(req.ask.prompt_ids))
     if first >= end:
         return None
-    return ScoreShare(row, first - 1 - chunk.computed, first, chunk.ids[first:end].copy(), req.sampling.prompt_logprobs)
+    return ScoreShare(
+        row, first - 1 - chunk.computed, first, chunk.ids[first:end].copy(), req.ask.sampling.prompt_logprobs
+    )
 
 
 def _next_prompt_id(share: ChunkShare) -> int:

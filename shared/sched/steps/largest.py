@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import MAX_TOP_LOGPROBS, NUMBERS, SamplingParams
 from shared.engine.plan import Admission, StepPlan
 from shared.kv.manager import page_count
@@ -74,7 +74,7 @@ class LargestSteps:
         while num_tokens and len(shares) < num_rows:
             q_len = min(num_tokens, length)
             req = self._request(len(shares), length)
-            shares.append(ChunkShare(ChunkedPrompt(req, req.prompt_ids, length - q_len), q_len))
+            shares.append(ChunkShare(ChunkedPrompt(req, req.ask.prompt_ids, length - q_len), q_len))
             num_tokens -= q_len
         return shares
 
@@ -87,7 +87,6 @@ class LargestSteps:
 
     def _request(self, index: int, length: int) -> Request:
         key = RequestKey("largest", 0, str(index), 0, 0)
-        req = Request(key, np.ones(length, dtype=np.int64), EVERY_FEATURE, seed=index, arrival=index)
-        req.row = 1 + index
-        req.adapter = next(iter(self._settings.adapters.digests), "")
-        return req
+        adapter = next(iter(self._settings.adapters.digests), "")
+        ask = NodeAsk(np.ones(length, dtype=np.int64), EVERY_FEATURE, index, adapter)
+        return Request(key, ask, arrival=index, row=1 + index)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import StepPlan
 from shared.kv.manager import page_count
@@ -25,7 +25,7 @@ PROBE_PROMPT = (1, 2, 3)  # every vocabulary has these ids; the warm-up also use
 def probe_plan(freezer: PlanFreezer, settings: SchedSettings, step: int, nobody: ScheduleBatch) -> StepPlan:
     prompt = np.asarray(PROBE_PROMPT, dtype=np.int64)
     greedy = SamplingParams(max_tokens=1, temperature=0.0)
-    req = Request(RequestKey("probe", 0, str(step), 0, 0), prompt, greedy, seed=0, arrival=0)
+    req = Request(RequestKey("probe", 0, str(step), 0, 0), NodeAsk(prompt, greedy, 0), arrival=0)
     share = ChunkShare(ChunkedPrompt(req, prompt, 0), len(prompt))
     plan = freezer.freeze(step, [share], nobody, np.zeros(0, dtype=np.int64), width=1)
     sink = np.zeros((1, page_count(len(prompt), settings.page_size)), dtype=np.int32)

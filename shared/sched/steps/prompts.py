@@ -59,4 +59,4 @@ class ForEncoder:
         return shares
 
     def encoder_lens(self, reqs: Sequence[Request]) -> Int64s | None:
-        return np.asarray([len(req.prompt_ids) - 1 for req in reqs], dtype=np.int64)
+        return np.asarray([len(req.ask.prompt_ids) - 1 for req in reqs], dtype=np.int64)

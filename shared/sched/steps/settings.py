@@ -46,7 +46,7 @@ class SchedSettings:
         return self.num_page_groups * page_count(num_tokens, self.page_size)
 
     def keeps_history(self, req: Request) -> bool:
-        return self.drafts.reads_history or req.sampling.needs_history
+        return self.drafts.reads_history or req.ask.sampling.needs_history
 
     @property
     def speculative(self) -> bool:

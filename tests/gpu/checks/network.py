@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.boundary import PinnedCopies
@@ -148,7 +148,9 @@ def tokens_of(place: Place, model: Model, most_tokens: int | None) -> tuple[dict
                 key = RequestKey("growth", 1, f"r{number}", 0, 0)
                 found[key.rid] = []
                 prompt = rng.integers(2, model.spec.vocab_size, length).astype(np.int64)
-                core.scheduler.intake.submit(Request(key, prompt, SamplingParams(out, temperature=0.0), 0, number))
+                core.scheduler.intake.submit(
+                    Request(key, NodeAsk(prompt, SamplingParams(out, temperature=0.0), 0), number)
+                )
             while core.queues.requests or not core.loop.idle:
                 core.loop.step(block=True)
                 for event in core.queues.take_events():

@@ -16,7 +16,7 @@ from deploy.tools.head.prompts import OWN_PROMPTS, prompt_ids, read_kinds
 from router.text.load import load_text_model
 from shared.config.settings.settings import SpecConfig
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.kernel.code.step_layout import Layout
@@ -60,7 +60,7 @@ def streams_with(spec: SpecConfig) -> tuple[Streams, float]:
     for arrival, (n, temperature) in enumerate(streams):
         key = RequestKey("test", 1, f"{n}@{temperature}", 0, 0)
         sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature, stop_token_ids=model.spec.eos_ids)
-        core.scheduler.intake.submit(Request(key, np.asarray(prompts()[n], np.int64), sampling, n, arrival))
+        core.scheduler.intake.submit(Request(key, NodeAsk(np.asarray(prompts()[n], np.int64), sampling, n), arrival))
     while core.queues.requests or not core.loop.idle:
         core.loop.step(block=True)
         for event in core.queues.take_events():

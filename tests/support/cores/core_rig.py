@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import StreamSet, make_streams
 from shared.engine.drafter import Drafter
@@ -66,17 +66,8 @@ class Job:
     def request(self, handoff_to: str | None = None) -> Request:
         key = RequestKey("test", 1, f"r{self.rid}", 0, self.seq_index)
         prompt = np.asarray(self.prompt, np.int64)
-        return Request(
-            key,
-            prompt,
-            self.sampling,
-            self.seed,
-            self.rid,
-            handoff_to=handoff_to,
-            adapter=self.adapter,
-            cache_salt=self.cache_salt,
-            tenant=self.tenant,
-        )
+        ask = NodeAsk(prompt, self.sampling, self.seed, self.adapter, self.cache_salt, self.tenant)
+        return Request(key, ask, self.rid, handoff_to=handoff_to)
 
     def expected(self) -> list[int]:
         return self.expected_of(self.seed)

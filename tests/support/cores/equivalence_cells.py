@@ -151,7 +151,7 @@ class Watch:
             for b, row_id in enumerate(result.row_ids):
                 req = scheduler.queues.requests.get(row_id.key)
                 alive = req is not None and req.incarnation == row_id.incarnation
-                if foresees and req and alive and not req.sampling.grammar and b >= result.num_prefill:
+                if foresees and req and alive and not req.ask.sampling.grammar and b >= result.num_prefill:
                     accepted = int(result.accept_lens[b])
                     committed = int(result.seq_lens[b]) - accepted
                     wanted = right(req, committed, min(result.width, most))

@@ -73,7 +73,7 @@ def real_heads() -> tuple[MtpFolder, Subject]:
         heads = load_mtp_heads(model)
 
     def accept_len(request: Request, committed: int, width: int) -> int:
-        return right_of(tuple(request.prompt_ids.tolist())).accept_len(committed, width)
+        return right_of(tuple(request.ask.prompt_ids.tolist())).accept_len(committed, width)
 
     def make(knobs: CoreKnobs) -> NodeCore:
         """Cores get copies, whose methods may be wrapped. The weights are shared."""

@@ -52,7 +52,7 @@ def refuse() -> None:
 def streams(core: NodeCore, grammar: str) -> list[list[int]]:
     """Of three requests, with all that a sampler can be asked."""
     from shared.core.keys import RequestKey
-    from shared.core.request import Request
+    from shared.core.request import NodeAsk, Request
     from shared.core.sampling_params import SamplingParams
     from shared.sched.steps.events import Ended
 
@@ -63,7 +63,8 @@ def streams(core: NodeCore, grammar: str) -> list[list[int]]:
     )
     prompt = np.asarray(PROMPT, np.int64)
     requests = [
-        Request(RequestKey("test", 0, str(n), 0, 0), prompt, sampling, n, n) for n, sampling in enumerate(asked)
+        Request(RequestKey("test", 0, str(n), 0, 0), NodeAsk(prompt, sampling, n), n)
+        for n, sampling in enumerate(asked)
     ]
     for request in requests:
         core.submit(request)

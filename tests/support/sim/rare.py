@@ -29,7 +29,7 @@ class RareEvents:
     _drained: set[tuple[str, str]] = field(default_factory=set)
 
     def moved(self, req: Request, before: RequestState, after: RequestState) -> None:
-        if after is S.WAITING and before is S.RUNNING and req.sampling.grammar:
+        if after is S.WAITING and before is S.RUNNING and req.ask.sampling.grammar:
             self.counts["retracted under a grammar"] += 1
         if after is S.WAITING and before is S.GRANTED:
             self.counts["retracted after its grant"] += 1

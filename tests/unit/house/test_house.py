@@ -108,10 +108,8 @@ WIDE = {
     "router.api.site.generation.Generation": 26,
     "shared.engine.plan.StepPlan": 24,
     "shared.engine.step_arrays.StepArrays": 23,
-    "shared.core.request.Request": 22,
     "shared.gpu_kernel.edits.Edits": 18,
     "shared.wire.messages.Generate": 18,
-    "prefill_node.handoff_out.HandoffOut": 17,
 }
 
 

@@ -18,7 +18,7 @@ from router.requests.new_request import NewRequest
 from shared.config.settings.silence import LinkSilence
 from shared.core.errors import WireError
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Abort, Key, SequenceEnd, TokenLogprob, Tokens
@@ -223,7 +223,7 @@ def test_each_fault_spoils_the_next_generate_alone() -> None:
 
 def pull_from(host: NodeHost, source: str) -> None:
     assert host.node is not None and isinstance(host.node.side, PrefillSide)
-    req = Request(RequestKey("r0", 1, "1", 0, 0), np.arange(3), SamplingParams(max_tokens=1), 0, 1)
+    req = Request(RequestKey("r0", 1, "1", 0, 0), NodeAsk(np.arange(3), SamplingParams(max_tokens=1), 0), 1)
     pull = PrefixPull(Key("r0", 1, "1", 0, 0), req, source, 1, 0.0, 9.0, 0, 1, req.all_ids())
     host.node.side.pulls.open[pull.lease] = pull
 
@@ -254,7 +254,9 @@ def test_the_summary_says_what_a_second_of_both_costs() -> None:
 @pytest.mark.parametrize(("begins_here", "fails"), [(True, False), (False, False), (True, True)])
 def test_a_stream_may_pause_only_for_so_many_steps(begins_here: bool, fails: bool) -> None:
     """Unless a step failed, or it goes on after a fault elsewhere and has not begun here."""
-    req = Request(RequestKey("r", 1, "1", 0, 0), np.arange(3), SamplingParams(max_tokens=9), 0, 0, output_ids=[5])
+    req = Request(
+        RequestKey("r", 1, "1", 0, 0), NodeAsk(np.arange(3), SamplingParams(max_tokens=9), 0), 0, output_ids=[5]
+    )
     loop = SimpleNamespace(num_steps=1, num_failed_steps=0)
     core = SimpleNamespace(loop=loop, queues=SimpleNamespace(requests={req.key: req}))
     host = SimpleNamespace(name="d", lives=1, node=SimpleNamespace(ctx=SimpleNamespace(core=core)))

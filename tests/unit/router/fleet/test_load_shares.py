@@ -9,7 +9,7 @@ from router.fleet.registry import RegisteredNode
 from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.node.routers.lives import RouterLife
 from shared.node.routers.load_shares import LoadShares
@@ -26,7 +26,7 @@ MINE, THEIRS, THIRD = RouterLife("mine", 1), RouterLife("theirs", 1), RouterLife
 
 def request(life: RouterLife, number: int, num_tokens: int) -> Request:
     key = RequestKey(life.router_id, life.epoch, str(number), 0, 0)
-    return Request(key, np.asarray([1] * num_tokens, np.int64), SamplingParams(max_tokens=5), 0, number)
+    return Request(key, NodeAsk(np.asarray([1] * num_tokens, np.int64), SamplingParams(max_tokens=5), 0), number)
 
 
 def test_a_router_is_told_what_is_not_its_own() -> None:

@@ -37,7 +37,7 @@ def test_a_page_is_named() -> None:
 def test_a_lock_is_named() -> None:
     script = served()
     req = job(1, 12).request()
-    keys = script.core.queues.budget.prefix_keys(req, req.prompt_ids)
+    keys = script.core.queues.budget.prefix_keys(req, req.ask.prompt_ids)
     match = script.core.kv.cache.match(keys, 12, "the leaker")
     assert match.num_tokens == 12
     with pytest.raises(IntegrityError, match="lock of 'the leaker' on 3 pages is still held"):

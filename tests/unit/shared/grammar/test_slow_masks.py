@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from shared.core.constraint import Forced
 from shared.core.errors import BatonError, StepFailed
 from shared.core.keys import RequestKey
-from shared.core.request import Request, RequestState
+from shared.core.request import NodeAsk, Request, RequestState
 from shared.core.sampling_params import SamplingParams
 from shared.device.cpu import do_nothing
 from shared.grammar.compiler import GrammarCompiler
@@ -152,7 +152,7 @@ def batch_of(*constraints: FakeConstraint, in_flight: int = 0) -> ScheduleBatch:
     reqs = []
     for number, constraint in enumerate(constraints):
         key = RequestKey("test", 1, f"r{number}", 0, 0)
-        req = Request(key, np.arange(3, dtype=np.int64), GREEDY, 0, number, constraint=constraint)  # type: ignore[arg-type]
+        req = Request(key, NodeAsk(np.arange(3, dtype=np.int64), GREEDY, 0), number, constraint=constraint)  # type: ignore[arg-type]
         req.state, req.output_ids = RequestState.RUNNING, [7]
         reqs.append(req)
     return ScheduleBatch.of(reqs, [3] * len(reqs), 1, in_flight)

@@ -117,7 +117,7 @@ given = {"model": {"model": "hashlm"}, "sched": {"device": "inline"}, "memory": 
 config = load(NodeProcessConfig, given | {"cores": {"threads": 2}}, fixed={"node": {"role": "decode"}})
 core_plan.apply(config.cores)
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.node.assembly.build_core import build_core
 from shared.node.assembly.warm_up import warm_up
@@ -135,7 +135,7 @@ kernels.serving()
 kinds = dict(temperature=0.0), dict(temperature=0.9, top_p=0.5), dict(num_logprobs=2), dict(bad_words=((1, 2),))
 for n in range(32):
     key, sampling = RequestKey("r", 0, str(n), 0, 0), SamplingParams(max_tokens=4, **kinds[n % len(kinds)])
-    core.submit(Request(key, np.arange(1, 40 + n), sampling, seed=n, arrival=n))
+    core.submit(Request(key, NodeAsk(np.arange(1, 40 + n), sampling, n), n))
 while not core.idle:
     core.step(block=True)
 core.close()

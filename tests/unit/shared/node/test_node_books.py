@@ -11,7 +11,7 @@ import torch
 
 from shared.core.errors import HandoffFailed, PeerUnreachable
 from shared.core.keys import RequestKey, sequence_seed
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.engine.future_map import FutureMap, RelaySpec
@@ -250,18 +250,18 @@ def test_a_generate_becomes_one_request_per_sequence() -> None:
     arrivals = iter((4, 5))
     first, second = requests_of(generate(), lambda: next(arrivals), now=10.0)
     assert (first.key, second.key) == (KEY, KEY.sibling(1))
-    assert (first.seed, second.seed) == (11, sequence_seed(11, 1))
+    assert (first.ask.seed, second.ask.seed) == (11, sequence_seed(11, 1))
     assert (first.arrival, second.arrival) == (4, 5)
     assert (first.output_ids, second.output_ids) == ([], [9])
-    assert first.prompt_ids.tolist() == [1, 2, 3] and first.sampling == SAMPLING
+    assert first.ask.prompt_ids.tolist() == [1, 2, 3] and first.ask.sampling == SAMPLING
     assert first.deadline == 11.5 and first.handoff_to == "tcp://127.0.0.1:1"
-    assert [req.adapter for req in requests_of(generate(adapter="x"), lambda: 4, now=10.0)] == ["x", "x"]
-    assert first.cache_salt == second.cache_salt == 6
+    assert [req.ask.adapter for req in requests_of(generate(adapter="x"), lambda: 4, now=10.0)] == ["x", "x"]
+    assert first.ask.cache_salt == second.ask.cache_salt == 6
 
 
 def test_sequences_that_have_ended_are_not_run_again() -> None:
     (second,) = requests_of(generate(ended=[0]), lambda: 4, now=10.0)
-    assert second.key == KEY.sibling(1) and second.seed == sequence_seed(11, 1) and second.output_ids == [9]
+    assert second.key == KEY.sibling(1) and second.ask.seed == sequence_seed(11, 1) and second.output_ids == [9]
 
 
 def test_a_generate_without_decode_node_stays_here() -> None:
@@ -274,8 +274,8 @@ def test_an_offer_becomes_a_request() -> None:
         to_wire(KEY), "p", 1, [1, 2], [3], to_wire(SAMPLING), 5, 2000, fingerprint, "h", ["zmq"], "x", 7, None
     )
     req = request_of(offer, 8, now=1.0)
-    assert req.adapter == "x" and req.cache_salt == 7
-    assert (req.key, req.arrival, req.seed, req.deadline) == (KEY, 8, 5, 3.0)
+    assert req.ask.adapter == "x" and req.ask.cache_salt == 7
+    assert (req.key, req.arrival, req.ask.seed, req.deadline) == (KEY, 8, 5, 3.0)
     assert req.all_ids().tolist() == [1, 2, 3] and req.handoff_to is None
 
 
@@ -292,7 +292,7 @@ def test_events_survive_the_wire() -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float32])
 def test_draft_state_survives_the_wire(dtype: torch.dtype) -> None:
     state = {"topk_index": torch.arange(2), "hidden_states": torch.arange(6).to(dtype)}
-    req = Request(KEY, np.asarray([1, 2], np.int64), SAMPLING, 0, 0)
+    req = Request(KEY, NodeAsk(np.asarray([1, 2], np.int64), SAMPLING, 0), 0)
     record = decode(encode(prebuilt_of(PrefillDone(req, 9, 2, (), state), lease=4)))
     specs = (RelaySpec("topk_index", (2,), torch.int64), RelaySpec("hidden_states", (6,), dtype))
     here = draft_state_of_bytes(record.draft_state, FutureMap(2, 8, specs), peer_drafts=True)
@@ -414,7 +414,7 @@ def test_a_stopped_stream_answers_too() -> None:
 
 def test_load_partitions_pages_and_rows() -> None:
     core = make_core(CoreKnobs(num_pages=20, max_running=4))
-    req = Request(KEY, np.asarray([1] * 40, np.int64), SAMPLING, 0, 0)
+    req = Request(KEY, NodeAsk(np.asarray([1] * 40, np.int64), SAMPLING, 0), 0)
     core.scheduler.grants.grant(req, "p")
     load = node_load(core, NodeMetrics(), [req], {})
     assert sum(load.pages.values()) == load.pages_total == 19

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.sched.steps.batch import ScheduleBatch
 from shared.sched.steps.lengths import Lengths
@@ -21,7 +21,7 @@ def i64(*values: int) -> np.ndarray:
 
 def request(rid: int, row: int) -> Request:
     key = RequestKey("test", 1, f"r{rid}", 0, 0)
-    return Request(key, i64(1, 2, 3), SamplingParams(max_tokens=9), 1, rid, row=row)
+    return Request(key, NodeAsk(i64(1, 2, 3), SamplingParams(max_tokens=9), 1), rid, row=row)
 
 
 def batch_of(lengths: list[int], first_row: int = 1, step: int = 7, in_flight: int = 0) -> ScheduleBatch:

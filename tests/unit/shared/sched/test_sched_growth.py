@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def a_scheduler(num_pages: int, share: float = 1.0) -> Scheduler:
 def learned(lengths: LengthEstimator, ended: Sequence[int], reason: FinishReason, tenant: int = ALL) -> LengthEstimator:
     for length in ended:
         req = a_request(0)
-        req.tenant, req.output_ids = tenant, [1] * length
+        req.ask, req.output_ids = replace(req.ask, tenant=tenant), [1] * length
         lengths.learn(req, reason)
     return lengths
 

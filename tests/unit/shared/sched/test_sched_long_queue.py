@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ class Node:
     def submit(self, rid: int, ids: np.ndarray) -> Request:
         job = Job(rid, (1,), SamplingParams(max_tokens=4, temperature=0.0), rid)
         req = job.request(handoff_to="decode")
-        req.prompt_ids = np.asarray(ids, np.int64)
+        req.ask = replace(req.ask, prompt_ids=np.asarray(ids, np.int64))
         self.light.scheduler.intake.submit(req)
         self.queues.set_granted(req.key)
         return req
@@ -196,7 +197,7 @@ def test_who_waits_for_room_follows_a_later_leader() -> None:
     first, second = node.long_prompts(2)
     node.round()
     assert "_leader_of" not in node.round() and not node.queues.prefixes.follows(first)
-    second.prompt_ids = first.prompt_ids
+    second.ask = first.ask
     second.page_names = None
     node.queues.prefixes.begin(second)
     node.round()

@@ -11,7 +11,7 @@ from shared.core.request import RequestState
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.engine.plan import Admission
-from shared.sched.steps.events import Emitted, GrantRevoked
+from shared.sched.steps.events import Emitted, Ended, GrantRevoked
 from shared.sched.steps.prebuilt import Arrival
 from tests.support.cores.core_pair import CorePair, make_pair, run_pair
 from tests.support.cores.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core
@@ -136,9 +136,11 @@ def test_a_first_token_that_ends_its_request_joins_no_batch(stop: bool) -> None:
     admission = core.scheduler.grants.process_prebuilt([arrival(req, 77, 8) for req in requests])
     assert admission is not None and admission.req_pool_indices.tolist() == [requests[1].row]
     assert [req.key.rid for req in core.queues.running.reqs] == ["r1"]
-    emitted = [event for event in core.queues.take_events() if isinstance(event, Emitted)]
+    events = core.queues.take_events()
+    emitted = [event for event in events if isinstance(event, Emitted)]
     assert [event.ids for event in emitted] == [(77,), (77,)], "both first tokens are repeated to the router"
-    assert requests[0].finish_reason is (FinishReason.STOP if stop else FinishReason.LENGTH)
+    ended = [(event.key, event.reason) for event in events if isinstance(event, Ended)]
+    assert ended == [(requests[0].key, FinishReason.STOP if stop else FinishReason.LENGTH)]
     assert requests[0].row == 0 and requests[0].key not in core.queues.requests
     core.close()
 

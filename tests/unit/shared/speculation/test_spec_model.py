@@ -12,7 +12,7 @@ import torch
 
 from shared.config.settings.settings import SpecConfig
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
@@ -116,7 +116,7 @@ def run(core: NodeCore) -> dict[str, list[int]]:
         for i, (prompt, sampling, seed) in enumerate(JOBS):
             key = RequestKey("test", 1, f"{again}.{i}", 0, 0)
             core.scheduler.intake.submit(
-                Request(key, np.asarray(prompt, np.int64), sampling, seed, arrival=10 * again + i)
+                Request(key, NodeAsk(np.asarray(prompt, np.int64), sampling, seed), arrival=10 * again + i)
             )
         while core.queues.requests or not core.loop.idle:
             core.loop.step(block=True)
