@@ -188,9 +188,7 @@ WITH_TORCH = (
     "deploy/tools/doctor/look_gpu.py",
     "deploy/tools/doctor/read_shared.py",
 )  # loaded when what was typed needs it
-COMMAND_LINE = tuple(
-    f"deploy/tools/{name}.py" for name in ("head/command", "head/settings", "plan/command", "plan/options")
-)
+COMMAND_LINE = tuple(f"deploy/tools/{name}.py" for name in ("head/command", "head/settings", "plan/options"))
 LOAD_ALL = "import importlib, sys; [importlib.import_module(n) for n in sys.argv[1:]]; print('torch' in sys.modules)"
 
 
