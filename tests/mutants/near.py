@@ -31,11 +31,12 @@ from traced import PARTS, TRACE, Record, ensure, every_test, names_imported_by, 
 TABLE = Path(__file__).with_name("near.txt")
 MOST = 24  # test files of a product file
 BOUND_S = 60.0
-START_S = 3.0  # of a test file, beside its tests
+START_S = 1.0  # of a test file, beside its tests
 OWN_TIMES = 10  # so many times the worth of another has a test file that imports the product file itself
 NEW_FILE_S = 5.0  # a test file that was never traced
 ALONE_S = 15.0  # with less to do, further processes cost more than they bring
 NO_TESTS_COLLECTED = 5
+ENOUGH = 3  # failures
 HUNK = re.compile(r"^(?:\+\+\+ (?:b/)?([^\t\n]*).*|@@ -\S+ \+(\d+)(?:,(\d+))? @@.*)$", re.MULTILINE)
 Wish = tuple[str, str]  # (a test file or a test, why it is near)
 
@@ -51,7 +52,7 @@ class Near:
     def cost(self, test: str) -> float:
         file = file_of(test)
         seconds = self.seconds.get(file, NEW_FILE_S)
-        return seconds if test == file else seconds / self.num_cases.get(file, 1)
+        return START_S + (seconds if test == file else seconds / self.num_cases.get(file, 1))
 
 
 def read_near(text: str) -> Near:
@@ -189,7 +190,7 @@ def run(tests: Collection[str], waiting: Iterable[str], seconds: float) -> bool:
         return True
     spread = ("-n", "auto", "--maxprocesses=4", "--dist", "loadfile") if seconds > ALONE_S else ()
     left_out = (f"--deselect={name}" for name in waiting)
-    command = (sys.executable, "-m", "pytest", "-q", *spread, *left_out, *tests)
+    command = (sys.executable, "-m", "pytest", "-q", f"--maxfail={ENOUGH}", *spread, *left_out, *tests)
     return subprocess.run(command, cwd=ROOT, check=False).returncode in (0, NO_TESTS_COLLECTED)
 
 
@@ -224,8 +225,9 @@ def main(argv: list[str] | None = None) -> int:
     chosen, left = choose(wanted, near, options.bound)
     chosen = own | chosen
     seconds, more = sum(map(near.cost, chosen)), sum(map(near.cost, left))
-    print(f"near: {len(changed)} files have changed since {options.base}. Near to them are")
-    print("\n".join(f"{count:6} {why}" for why, count in Counter(chosen.values()).items()) or "     no tests")
+    print(f"near: files changed since {options.base}: {len(changed)}. Tests, or files of tests, that are near:")
+    counts = Counter(chosen.values()) or {"(docs/where_tests_go.md says where one would go)": 0}
+    print("\n".join(f"{count:6} {why}" for why, count in counts.items()))
     beyond = f"; {len(left)} files with {more:.0f} s are beyond BOUND={options.bound:g}" if left else ""
     print(f"near: {seconds:.0f} s of tests{beyond}. Before a commit: make lint, make test", flush=True)
     if options.list:

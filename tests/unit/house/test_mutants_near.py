@@ -62,7 +62,7 @@ def test_a_table_is_read_as_it_was_written(near: SimpleNamespace) -> None:
     records = [{"file": file, "cases": dict.fromkeys("abc"[:n], case)} for n, file in enumerate(others, 2)]
     table = near.read_near("\n".join(near.near_text(records, slower=2.0)))
     assert list(table.seconds.items()) == list(zip(others, (2.0, 3.0), strict=True))
-    assert table.runs == {"shared/wire/wakeup.py": others[::-1]} and table.cost(f"{others[1]}::a") == 1.0
+    assert table.runs == {"shared/wire/wakeup.py": others[::-1]} and table.cost(f"{others[1]}::a") == near.START_S + 1
 
 
 def test_files_without_a_line_are_known_to_those_that_name_them(near: SimpleNamespace) -> None:
