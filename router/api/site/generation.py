@@ -1,6 +1,6 @@
-"""Answer one generation request, streamed or whole. `_absorb` and `Writer.more` run for every token.
+"""Answer one generation request, streamed or whole.
 
-plan -> gateway.open -> mailbox ... news -> ChoiceText -> Writer -> one write per batch of news
+plan -> gateway.open -> mailbox ... news -> Choices -> MarkedEvents -> one write per batch of news
 """
 
 from __future__ import annotations
@@ -8,25 +8,24 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from router.api.answer.answer_span import AnswerSpan
 from router.api.answer.certifying import Certifying
-from router.api.answer.choice_text import ChoiceText, Delta
+from router.api.answer.choice_text import Delta
+from router.api.answer.choices import Choices, Step
 from router.api.answer.generation_plan import GenerationPlan
-from router.api.answer.marks import Marks
-from router.api.answer.prompts import Prompts
+from router.api.answer.marked_events import MarkedEvents
 from router.api.answer.stream_start import StreamStart
-from router.api.answer.writer import AnswerFacts, Counts, Times, Writer, ping_among_ids
+from router.api.answer.writer import AnswerFacts, Writer
 from router.api.ask.unenforced import free_header
 from router.certify.signing import AnswerSigner
 from router.dispatch.gateway import Gateway
 from router.http.connection import Connection
 from router.http.errors import ClientGone, internal_error
 from router.requests.answered import Answered, AnswerKind
-from router.requests.effects import Failure, News, ScoredPrompt, Update
+from router.requests.effects import News
 from router.requests.journey import UNTRACED
 from router.requests.mailbox import Mailbox
 from router.requests.new_request import NewRequest
@@ -35,7 +34,6 @@ from router.text.chat.interface import Tokenizer
 from shared.core.errors import BatonError, DeadlineExceeded, InvalidRequest
 from shared.core.states import FinishReason
 from shared.observe.metrics import RequestMetrics
-from shared.wire.messages import Fingerprint
 
 PING_S = 3.0  # because proxies and clients close silent connections
 MAX_SESSION_CHARS = 256
@@ -53,38 +51,10 @@ async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None
         return None
 
 
-Step = tuple[int, Delta]  # (choice index, what to add to the choice)
-
-
-def add_delta(deltas: dict[int, Delta], index: int, delta: Delta) -> None:
-    if index in deltas:
-        deltas[index].add(delta)
-    else:
-        deltas[index] = delta
-
-
-def one_by_one(update: Update) -> Iterator[Update]:
-    for place, token in enumerate(update.ids):
-        yield Update(update.rid, update.seq_index, (token,), update.logprobs[place : place + 1], None)
-    if update.end is not None:
-        yield Update(update.rid, update.seq_index, (), (), update.end)
-
-
 def session_of(connection: Connection) -> str:
     """Return the client's session id, or "". Requests of one session share nodes."""
     given = connection.header(b"x-session-id") or connection.header(b"x-correlation-id") or ""
     return given[:MAX_SESSION_CHARS]
-
-
-def count_tokens(plan: GenerationPlan, choices: Sequence[ChoiceText], cached: Sequence[int]) -> Counts:
-    """Return a request's counts so far. `cached`: the cached tokens of each prompt."""
-    thinks = plan.show.form.thinks
-    return Counts(
-        prompt=sum(len(job.ids) for job in plan.jobs),
-        answer=sum(choice.num_tokens for choice in choices),
-        cached=sum(cached),
-        reasoning=sum(choice.num_reasoning for choice in choices) if thinks else None,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +77,7 @@ def time_left(connection: Connection, arrived: float) -> float | None:
 
 
 class Generation:
-    """Owned by its request's task. Choice index = prompt * n + sequence.
-
-    It has many fields because it alone sees all choices of a request.
-    """
+    """Owned by its request's task."""
 
     def __init__(
         self,
@@ -132,34 +99,16 @@ class Generation:
         self._metrics = metrics
         self._span = span
         self._arrived = arrived
-        self._times = Times(arrived, arrived, arrived)
-        num_choices = len(plan.jobs) * plan.num_sequences
-        self._choices = [
-            ChoiceText(tokenizer, plan.sampling, plan.show, len(job.echo))
-            for job in plan.jobs
-            for _ in range(plan.num_sequences)
-        ]
-        self._last_token_at = [0.0] * num_choices
-        self._cached = [0] * len(plan.jobs)
-        self._job_of: dict[str, int] = {}
+        self._choices = choices = Choices(plan, tokenizer, gateway, metrics, arrived)
         self._begun: Collection[str] = ()  # rids
-        self._nodes: Mapping[str, Collection[Fingerprint]] = {}  # by rid, see Mailbox
         self._is_our_failure = False
         self._ended_as: str = FinishReason.ABORT
-        self._num_open = num_choices
-        self._num_waiting = num_choices  # choices that wait for their first token
-        self._prompts = Prompts(plan, tokenizer)
         token, created = (start.name, start.created) if start else (secrets.token_hex(ID_BYTES), int(time.time()))
-        self._counts = partial(count_tokens, plan, self._choices, self._cached)  # a method would refer to `self`
-        facts = AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts, self._times)
+        facts = AnswerFacts(token, created, plan, choices.prompts, tokenizer, choices.counts, choices.times)
         self._writer = make_writer(facts)
-        self._certifying: Certifying | None = None
         if signer is not None and plan.is_certified:
-            self._certifying = Certifying(plan, self._writer.answer_id, signer)
-        self._marks = start.marks(num_choices) if start is not None else None
-        self._ping = self._writer.ping if start is None else ping_among_ids(self._writer.ping)
-        self._held: dict[int, Delta] = {}  # deltas of choices that wait until other choices catch up
-        self._is_behind = start is not None and start.seen is not None
+            choices.certifying = Certifying(plan, self._writer.answer_id, signer)
+        self._events = MarkedEvents(self._writer, start, len(choices.texts), metrics)
         self.was_admitted = False
 
     async def run(self, connection: Connection) -> None:
@@ -204,20 +153,20 @@ class Generation:
         asker = Asker(session or self._plan.session, bool(session), connection.tenant, left, trace)
         requests = [self._new_request(job, asker) for job in range(len(self._plan.jobs))]
         mailbox = self._gateway.open(requests, self._writer.answer_id)
-        self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
-        self._begun, self._nodes = mailbox.begun, mailbox.nodes
+        self._choices.follow(mailbox)
+        self._begun = mailbox.begun
         self._metrics.started()
         self._metrics.for_model(self._plan.model)
         return asker, mailbox
 
     def _end_span(self) -> None:
         if self._span is not None:
-            reasons = [choice.finish_reason for choice in self._choices if choice.finish_reason is not None]
-            self._span.over(self._writer.answer_id, self._ended_as, reasons, self._counts(), self._times)
+            own = self._choices
+            self._span.over(self._writer.answer_id, self._ended_as, own.reasons, own.counts(), own.times)
 
     def _answered(self, job: int, rid: str, asker: Asker) -> Answered:
         num = self._plan.num_sequences
-        has_calls = any(choice.has_calls for choice in self._choices[job * num : (job + 1) * num])
+        has_calls = any(choice.has_calls for choice in self._choices.texts[job * num : (job + 1) * num])
         without = AnswerKind.AFTER_TOOLS if self._plan.show.form.tools else AnswerKind.PLAIN
         kind = AnswerKind.CALLS if has_calls else without
         return Answered(rid, kind, asker.affinity, self._plan.keep_s, asker.has_session)
@@ -245,15 +194,15 @@ class Generation:
     @property
     def num_used(self) -> int:
         """The tokens to pay for. Before the first token: those of begun prompts, or 0 if the cluster failed."""
-        if self._num_waiting == len(self._choices):
+        if not self._choices.have_begun:
             begun = () if self._is_our_failure else self._begun
-            return sum(len(self._plan.jobs[self._job_of[rid]].ids) for rid in begun)
-        counts = self._counts()
+            return self._choices.num_prompt_tokens(begun)
+        counts = self._choices.counts()
         return counts.prompt + counts.answer
 
     async def _whole(self, connection: Connection, mailbox: Mailbox) -> None:
-        totals = [Delta() for _ in self._choices]
-        while self._num_open:
+        totals = [Delta() for _ in self._choices.texts]
+        while self._choices.num_open:
             for index, delta in self._absorb(await mailbox.take_news()):
                 totals[index].add(delta)
         is_long = self._plan.sampling.prompt_logprobs >= 0  # a long answer is written on a thread
@@ -267,122 +216,35 @@ class Generation:
         A resumed stream sends headers once it has caught up, or with its first ping.
         """
         steps = self._absorb(await self._next(connection, mailbox))
-        while not self._prompts.are_scored:
+        while not self._choices.prompts.are_scored:
             steps += self._absorb(await self._next(connection, mailbox))
         is_long = self._plan.show.echoes_logprobs
         data = await asyncio.to_thread(self._writer.opening) if is_long else self._writer.opening()
-        data = self._marked(data) + self._more(steps)
-        if connection.status is None and not self._is_behind:
+        data = self._events.marked(data) + self._events.more(steps)
+        if connection.status is None and not self._events.is_behind:
             await connection.start(200, self._writer.headers)
-        while self._num_open:
+        while self._choices.num_open:
             if data:
                 await self._say(connection, data)
-            data = self._more(self._absorb(await self._next(connection, mailbox)))
-        if self._marks is not None:
-            self._marks.finish()
-            self._writer.num_events = self._marks.num_events
-        await self._say(connection, data + self._marked(self._writer.ending()), last=True)
+            data = self._events.more(self._absorb(await self._next(connection, mailbox)))
+        await self._say(connection, data + self._events.ending(), last=True)
 
     async def _say(self, connection: Connection, data: bytes, *, last: bool = False) -> None:
         if connection.status is None:
             await connection.start(200, self._writer.headers)
         await connection.write(data, last=last)
 
-    def _more(self, steps: Iterable[Step]) -> bytes:
-        """Return events with their ids. Raise ResumeMismatch if the reader saw other tokens."""
-        marks = self._marks
-        if marks is None:
-            return b"".join([self._writer.more({index: delta}) for index, delta in steps])
-        data = []
-        for index, delta in steps:
-            if marks.holds(index):
-                add_delta(self._held, index, delta)
-            else:
-                data.append(self._shown(marks, index, delta))
-            if self._held and not marks.is_behind:
-                held, self._held = self._held, {}
-                data += [self._shown(marks, *step) for step in held.items()]
-        if self._is_behind and not marks.is_behind:
-            self._is_behind = False
-            self._metrics.continued(marks.num_recomputed)
-        return b"".join(data)
-
-    def _shown(self, marks: Marks, index: int, delta: Delta) -> bytes:
-        self._writer.num_events = marks.num_events
-        return marks.stamp(self._writer.more({index: delta}), index, delta)
-
-    def _marked(self, data: bytes) -> bytes:
-        return data if self._marks is None else self._marks.stamp(data)
-
     async def _next(self, connection: Connection, mailbox: Mailbox) -> Sequence[News]:
         """Send pings before the first tokens, and while a resumed stream catches up."""
-        while self._num_waiting or self._is_behind:
+        while self._choices.num_waiting or self._events.is_behind:
             news = await news_within(PING_S, mailbox)
             if news is not None:
                 return news
-            await self._say(connection, self._ping)
+            await self._say(connection, self._events.ping)
         return await mailbox.take_news()
 
     def _absorb(self, batch: Sequence[News]) -> list[Step]:
-        """Raise a failed request's error.
-
-        While a resumed stream catches up, each token is a Step of its own.
-        """
-        now = time.monotonic()
-        deltas: dict[int, Delta] = {}
-        steps: list[Step] = []
-        for news in batch:
-            if isinstance(news, Failure):
-                raise news.error
-            if isinstance(news, ScoredPrompt):
-                self._prompts.add_scores(self._job_of[news.rid], news.logprobs)
-                continue
-            index = self._job_of[news.rid] * self._plan.num_sequences + news.seq_index
-            if self._choices[index].finish_reason is not None:
-                continue
-            if news.ids:
-                self._observe(index, len(news.ids), now)
-            if news.end is not None:
-                self._note_cached(news.rid, news.end.cached_tokens)
-            if self._is_behind:
-                own = self._choices[index]
-                steps += [(index, self._advance(index, one)) for one in one_by_one(news) if own.finish_reason is None]
-            else:
-                add_delta(deltas, index, self._advance(index, news))
-        return steps or list(deltas.items())
-
-    def _advance(self, index: int, update: Update) -> Delta:
-        choice = self._choices[index]
-        delta = Delta() if self._plan.show.hides_answer else choice.feed(update.ids, update.logprobs)
-        if update.end is not None and choice.finish_reason is None:
-            reason = FinishReason.LENGTH if self._plan.show.hides_answer else FinishReason(update.end.reason)
-            delta.add(choice.finish(reason))
-        if self._certifying is not None:
-            self._certifying.take_delta(index, delta, self._nodes[update.rid])
-        if choice.finish_reason is not None:
-            self._num_open -= 1
-            if update.end is None:
-                self._gateway.close_sequence(update.rid, update.seq_index)
-        return delta
-
-    def _observe(self, index: int, num_tokens: int, now: float) -> None:
-        """The time since the last batch is divided equally among a batch's tokens."""
-        if self._num_waiting == len(self._choices):
-            self._metrics.first_token(now - self._arrived)
-            self._times.first = now
-        self._times.last = now
-        before = self._last_token_at[index]
-        self._num_waiting -= not before
-        self._last_token_at[index] = now
-        if before:
-            for _ in range(num_tokens):
-                self._metrics.next_token((now - before) / num_tokens)
-
-    def _note_cached(self, rid: str, cached_tokens: int) -> None:
-        job = self._job_of[rid]
-        limit = len(self._plan.jobs[job].ids)
-        self._cached[job] = max(self._cached[job], min(cached_tokens, limit))
+        return self._choices.absorb(batch, each_token=self._events.is_behind)
 
     def _outcome(self) -> FinishReason:
-        reasons = {choice.finish_reason for choice in self._choices}
-        return FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
+        return FinishReason.LENGTH if FinishReason.LENGTH in self._choices.reasons else FinishReason.STOP
