@@ -28,8 +28,8 @@ from tests.support.cores.core_rig import (
     make_core,
     run_local,
 )
-from tests.support.cores.step_counts import run_until_still
 from tests.support.cores.step_faults import PLACES, break_at, run_with_fault
+from tests.support.cores.steps import run_until_still
 from tests.support.hazards.attach import watching
 from tests.support.oracles.grammar_oracle import (
     JSON,

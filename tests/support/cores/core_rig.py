@@ -338,7 +338,9 @@ def assert_whole(core: NodeCore) -> None:
     core.kv.flush_cache()
     core.kv.check_integrity(idle=True)
     assert core.kv.allocator.num_free == core.kv.allocator.num_total
-    assert not core.queues.requests and not core.engine.leases
+    queues = core.queues
+    assert not core.engine.leases and not queues.requests and not queues.waiting and not queues.prefilling
+    assert not queues.granted and not queues.handed_off and not queues.ungranted
 
 
 def assert_streams(jobs: Sequence[Job], outcome: Outcome) -> None:

@@ -14,21 +14,12 @@ from hypothesis import strategies as st
 from shared.config.core_plan import (
     CorePlan,
     cpu_quota,
-    environment,
     num_threads,
     of_node,
     of_rank,
     plan_cores,
-    usable_cores,
 )
 from shared.config.settings.settings import ParallelConfig
-
-
-def test_two_cores_one_pair():
-    plan = plan_cores((0, 1), 1, 1)
-    assert plan.router == CorePlan(threads=1, cpus=(0,))
-    assert plan.prefill == (CorePlan(threads=1, cpus=(0,)),)
-    assert plan.decode == (CorePlan(threads=1, cpus=(1,)),)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +70,6 @@ def test_a_node_s_cores_are_dealt_out_among_its_ranks(cpus, size, shares):
     assert [num_threads(plan) for plan in plans] == [len(share) for share in shares]
 
 
-def test_without_cores_of_their_own_ranks_share_the_threads():
-    plans = [of_rank(CorePlan(threads=6, wait_policy="active"), rank, 4) for rank in range(4)]
-    assert plans == [CorePlan(threads=1, wait_policy="active")] * 4
-
-
 @pytest.mark.parametrize(("threads", "stages", "each"), [(2, 1, 2), (2, 2, 1), (5, 2, 2), (8, 4, 2), (1, 2, 1)])
 def test_a_node_s_stages_share_its_threads_and_stay_on_its_cores(threads, stages, each):
     cpus = tuple(range(threads))
@@ -92,29 +78,10 @@ def test_a_node_s_stages_share_its_threads_and_stay_on_its_cores(threads, stages
     assert num_threads(plan) * stages <= max(threads, stages)
 
 
-def test_a_node_of_several_ranks_takes_the_first_one_s_share():
-    plan = CorePlan(threads=4, cpus=(0, 1, 2, 3))
-    assert of_node(plan, ParallelConfig(tp=2)) == of_rank(plan, 0, 2)
-
-
 def test_no_cores_or_no_nodes_is_a_mistake_of_the_caller():
     for cores, prefill in (((), 1), ((0,), 0)):
         with pytest.raises(ValueError, match="at least one"):
             plan_cores(cores, prefill, 0)
-
-
-def test_threads_come_from_the_plan_then_cores_then_the_machine():
-    assert num_threads(CorePlan(threads=3, cpus=(0,))) == 3
-    assert num_threads(CorePlan(cpus=(0, 1))) == 2
-    assert num_threads(CorePlan()) == len(usable_cores())
-
-
-def test_idle_threads_sleep_unless_told_to_spin():
-    passive = environment(CorePlan(threads=2))
-    assert passive["OMP_NUM_THREADS"] == "2"
-    assert (passive["OMP_WAIT_POLICY"], passive["GOMP_SPINCOUNT"], passive["KMP_BLOCKTIME"]) == ("PASSIVE", "0", "0")
-    active = environment(CorePlan(threads=2, wait_policy="active"))
-    assert active["OMP_WAIT_POLICY"] == "ACTIVE" and active["GOMP_SPINCOUNT"] != "0"
 
 
 def test_quota_of_a_control_group(tmp_path):

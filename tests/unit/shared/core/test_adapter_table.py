@@ -47,8 +47,3 @@ def test_there_are_no_more_adapters_than_a_hello_lists() -> None:
     table = AdapterTable((str(n), "x") for n in range(MAX_ADAPTERS))
     with pytest.raises(ConfigError, match="remove one first"):
         table.add("one more", "x")
-
-
-def test_no_adapter_is_always_there() -> None:
-    table = AdapterTable()
-    assert table.serves("") and table.holds("") and table.slot("") == 0 and table.digests == []

@@ -24,16 +24,11 @@ def by_hand(keys: list[int], adapter: str, salt: int) -> list[int]:
 
 
 @given(TOKENS, DIGESTS, SALTS)
-def test_a_key_says_token_and_adapter(tokens: list[int], adapter: str, salt: int) -> None:
-    made = prefix_keys(array("q", tokens).tobytes(), adapter, 0, salt)
-    assert list(array("Q", made)) == by_hand(list(tokens), adapter, salt)
-
-
-@given(TOKENS, DIGESTS, SALTS)
-def test_a_key_with_lookahead_says_the_next_token(tokens: list[int], adapter: str, salt: int) -> None:
-    keys = [token << 32 | after for token, after in zip(tokens, tokens[1:], strict=False)]
-    made = prefix_keys(array("q", tokens).tobytes(), adapter, 1, salt)
-    assert list(array("Q", made)) == by_hand(keys, adapter, salt)
+def test_a_key_says_token_and_adapter_and_the_next_token(tokens: list[int], adapter: str, salt: int) -> None:
+    pairs = [token << 32 | after for token, after in zip(tokens, tokens[1:], strict=False)]
+    for lookahead, keys in ((0, list(tokens)), (1, pairs)):
+        made = prefix_keys(array("q", tokens).tobytes(), adapter, lookahead, salt)
+        assert list(array("Q", made)) == by_hand(keys, adapter, salt)
 
 
 @given(st.lists(st.integers(0, 94), min_size=32, max_size=32), st.integers(1, 2**63 - 1))

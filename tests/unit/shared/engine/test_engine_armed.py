@@ -66,7 +66,6 @@ def test_a_step_of_nobody_promises_nothing(backend: str) -> None:
     assert core.loop._resolve(), "no step has failed"
     core.loop.step(block=True)
     assert core.loop.idle and core.loop.num_failed_steps == 0
-    core.close()
 
 
 @pytest.mark.rule("S6")
@@ -80,16 +79,3 @@ def test_lengths_after_an_empty_step_are_those_of_the_one_before() -> None:
     engine.admit(of_nobody(engine.new_step()))
     assert newest is not None and engine.newest_publish() is newest
     script.finish()
-    script.core.close()
-
-
-def test_asking_for_lengths_or_results_launches_late_sampling() -> None:
-    """A pipeline launches a step's sampling a step late: until then there is nothing that one could wait for."""
-    core = make_core(CoreKnobs("inline", width=4))
-    flushed: list[str] = []
-    core.engine.stages.flush = lambda: bool(flushed.append("flushed"))  # type: ignore[method-assign]
-    for ask in (core.engine.newest_publish, core.engine.wait_oldest, core.engine.recover):
-        flushed.clear()
-        ask()
-        assert flushed, ask
-    core.close()

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared.engine.boundary import Boundary, PinnedCopies, SameMemory
-from shared.node.records.core import NodeCore
+from shared.engine.boundary import Boundary, SameMemory
 from tests.support.cores.boundary import GARBAGE, PoisonedSlots
 from tests.support.cores.core_rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from tests.support.cores.core_rig import some_follow_grammars as constrained
@@ -45,15 +44,6 @@ BOTH = pytest.mark.parametrize("boundary", [SameMemory(), PoisonedSlots()], ids=
 
 
 @BOTH
-def test_arrays_come_as_they_were_sent(boundary: Boundary) -> None:
-    sent = boundary.upload(ARRAYS, Lease())
-    assert list(sent) == list(ARRAYS)
-    for name, array in ARRAYS.items():
-        wanted = array if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
-        assert sent[name].dtype == wanted.dtype and torch.equal(sent[name], wanted), name
-
-
-@BOTH
 def test_results_come_back_and_stay(boundary: Boundary) -> None:
     """What was read is the host's own: the next step's results, in the same slot, do not change it."""
     lease, tensors = Lease(), {name: torch.as_tensor(np.array(ARRAYS[name])) for name in ("rows", "flags", "table")}
@@ -72,30 +62,6 @@ def test_a_slot_is_nobody_else_s_until_its_lease_ends() -> None:
     assert one.view(torch.uint8).eq(GARBAGE).all() and other.tolist() == [4, 5, 6]
     again = boundary.upload({"ids": np.asarray([7])}, Lease())["ids"]
     assert again.data_ptr() == one.data_ptr(), "a slot is used again"
-
-
-def test_a_slot_is_as_large_as_what_is_sent() -> None:
-    boundary, lease = PoisonedSlots(), Lease()
-    boundary.upload({"few": np.zeros(1)}, lease)
-    lease.end()
-    many = np.arange(100_000)
-    assert boundary.upload({"many": many}, Lease())["many"].tolist() == many.tolist()
-
-
-class CountedCopies(PoisonedSlots):
-    """Counts what crosses, by kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.uploads = self.downloads = 0
-
-    def upload(self, *args):  # noqa: ANN002, ANN201
-        self.uploads += 1
-        return PinnedCopies.upload(self, *args)
-
-    def download(self, *args):  # noqa: ANN002, ANN201
-        self.downloads += 1
-        return PinnedCopies.download(self, *args)
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -124,20 +90,3 @@ def test_streams_are_the_same_across_the_boundary(kind: str, seed: int) -> None:
     jobs = constrained(draw_jobs(rng, 10))
     assert_streams(jobs, run_local(core, jobs, retract_every=7, rng=rng))
     assert_whole(core)
-    core.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_crosses_once_each_way(kind: str) -> None:
-    """Arrivals of no kind, and no grammar: these cross for themselves."""
-    core = make_core(apart(kind))
-    counted = count(core)
-    outcome = run_local(core, draw_jobs(random.Random(1), 6))
-    assert counted.uploads == counted.downloads == outcome.num_steps > 10
-    core.close()
-
-
-def count(core: NodeCore) -> CountedCopies:
-    counted = CountedCopies()
-    core.engine.worker.boundary = counted
-    return counted

@@ -11,15 +11,12 @@ import pytest
 import torch
 
 from shared.engine.buckets import (
-    BATCHES,
     MANY_ROWS,
     MOST_PROMPTS,
     Buckets,
     PromptShape,
     Shape,
     lengths_up_to,
-    some_up_to,
-    some_widths,
 )
 from shared.engine.graphs import Captured, FixedInputs
 from shared.kernel.code.step_layout import HostLengths, Layout, equal_bounds
@@ -51,24 +48,6 @@ def prompts_of(*lens: int, outputs: int = 1, longest: int = 60, **more: Any) -> 
     return ModelInputs(numbers, numbers.clone(), layout, numbers[:outputs], **{name: numbers.clone() for name in more})
 
 
-def test_batches_end_at_what_may_run() -> None:
-    assert BUCKETS.batches == (1, 2, 4, 8, 16)
-    assert Buckets.up_to(1, (1,), (9,)).batches == (1,) and Buckets.up_to(8, (1,), (9,)).batches == (1, 2, 4, 8)
-    assert (
-        Buckets.up_to(256, (1,), (9,)).batches == Buckets.up_to(1000, (1,), (9,)).batches == BATCHES
-        and len(BATCHES) == 14
-    )
-
-
-def test_the_largest_is_captured_first() -> None:
-    shapes = Buckets.up_to(10, (1, 4), (100,), has_adapters=True).shapes()
-    assert shapes[0] == Shape(16, 4, 100, True) and shapes[-1] == Shape(1, 1, 100, False) and len(shapes) == 5 * 2 * 2
-    assert [shape.num_tokens for shape in shapes] == sorted((shape.num_tokens for shape in shapes), reverse=True)
-    assert len(BUCKETS.shapes()) == 5 * 2 + 3, "without adapters no graph has any"
-    shapes = Buckets.up_to(4, (), (100,), has_adapters=True, prompts=(8, 16)).shapes()
-    assert shapes == [PromptShape(num, 100, adapted) for num in (16, 8) for adapted in (True, False)]
-
-
 @pytest.mark.parametrize(("rows", "batch"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (9, 16), (16, 16)])
 def test_a_step_takes_the_next_larger_graph(rows: int, batch: int) -> None:
     assert BUCKETS.shape_of(inputs_of(rows)) == Shape(batch, 1, 100)
@@ -88,12 +67,6 @@ def test_many_rows_have_graphs_by_length() -> None:
     assert buckets.shape_of(inputs_of(MANY_ROWS, longest=5001)) == "length"
 
 
-@pytest.mark.parametrize(("lens", "bucket"), [((1,), 8), ((8,), 8), ((3, 6), 16), ((1,) * 8, 8), ((24,), 24)])
-def test_prompts_take_the_next_larger_graph(lens: tuple[int, ...], bucket: int) -> None:
-    assert BUCKETS.shape_of(prompts_of(*lens)) == PromptShape(bucket, 100)
-    assert BUCKETS.shape_of(prompts_of(*lens, outputs=0, adapters=True)) == PromptShape(bucket, 100, True)
-
-
 REFUSED: list[tuple[str, ModelInputs]] = [
     ("mixed", inputs_of(3, num_running=2)),
     ("length", inputs_of(2, longest=101)),
@@ -110,21 +83,6 @@ REFUSED: list[tuple[str, ModelInputs]] = [
 @pytest.mark.parametrize(("why", "inputs"), REFUSED)
 def test_what_no_graph_holds(why: str, inputs: ModelInputs) -> None:
     assert BUCKETS.shape_of(inputs) == why and why in EAGER_REASONS
-
-
-def test_a_node_without_graphs_of_prompts_or_of_windows_says_so() -> None:
-    assert Buckets.up_to(10, (1,), (100,)).shape_of(prompts_of(3)) == "prompts"
-    assert Buckets.up_to(10, (), (100,), prompts=(8,)).shape_of(inputs_of(2)) == "width"
-
-
-def test_buckets_of_prompts_end_at_the_chunk_size() -> None:
-    sizes = (64, 128, 256)
-    assert [some_up_to(sizes, chunk) for chunk in (1, 64, 65, 8192)] == [sizes[:1], sizes[:1], sizes[:2], sizes]
-    assert some_up_to((), 9) == ()
-
-
-def test_up_to_three_widths_get_graphs() -> None:
-    assert some_widths([1]) == (1,) and some_widths([1, 6]) == (1, 6) and some_widths([1, 2, 3, 4, 6, 8]) == (1, 4, 8)
 
 
 def test_places_hold_the_step_s_arrays_and_behind_them_padding() -> None:
@@ -160,17 +118,6 @@ def test_the_row_behind_a_step_s_prompts_owns_the_padding() -> None:
         assert read.logits_idx[:num_rows].tolist() == step.logits_idx.tolist()
         assert len(read.logits_idx) == MOST_PROMPTS and int(read.logits_idx.max()) < num, "another graph's tokens"
         assert layout.host is not None and (layout.host.num_running, layout.host.varies) == (0, True)
-
-
-def test_a_graph_reads_trees_and_adapters_only_where_they_are() -> None:
-    fixed = FixedInputs(
-        [Shape(4, 2, 100), PromptShape(7, 100)], 5, ("input_ids", "positions", "slots", "visible", "adapters"), CPU
-    )
-    assert fixed.of(Shape(4, 1, 100)).per_token().keys() == {"input_ids", "positions"}
-    assert fixed.of(Shape(2, 2, 100)).per_token().keys() == {"input_ids", "positions", "slots", "visible"}
-    for shape in (Shape(2, 1, 100, True), PromptShape(7, 100, True)):
-        assert fixed.of(shape).per_token().keys() == {"input_ids", "positions", "adapters"}
-    assert fixed.of(PromptShape(7, 100)).per_token().keys() == {"input_ids", "positions"}
 
 
 def test_a_graph_runs_steps_with_just_its_arrays() -> None:

@@ -14,7 +14,7 @@ from shared.core.errors import IntegrityError
 from shared.device.events import Event
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.lease import Carry, StepLease
-from shared.engine.plan import Admission, HistorySeed
+from shared.engine.plan import Admission
 from shared.model.math.interface import ModelOutput
 from tests.support.cores.simulated_streams import World
 from tests.support.cores.verify_steps import make_batch, make_plan
@@ -28,13 +28,6 @@ def rows(*values: int) -> FutureIndices:
 
 def tensor(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
-
-
-def test_a_row_gives_back_what_was_stashed_for_it() -> None:
-    future_map = FutureMap(6, 32)
-    future_map.stash(rows(4, 2), tensor(40, 20), step=7)
-    tokens, tag_ok = future_map.gather(rows(2, 4), tensor(7, 7))
-    assert tokens.tolist() == [20, 40] and tag_ok.tolist() == [True, True]
 
 
 @pytest.mark.rule("I2")
@@ -122,15 +115,6 @@ def test_resolve_waits_for_publish_and_for_nothing_behind_it() -> None:
     ticket = world.stream("forward").launch(step, fires=[ready])
     lengths = future_map.resolve_seq_lens_cpu(np.asarray([4, 2]), ready)
     assert lengths.tolist() == [33, 12] and not ticket.done.peek()
-
-
-def test_history_is_written_by_row_and_position_and_seeded_at_0() -> None:
-    future_map = FutureMap(4, 16)
-    seeds = [HistorySeed(2, np.asarray([9, 8, 7])), HistorySeed(1, np.asarray([4]))]
-    future_map.seed_history(seeds, torch.tensor([9, 8, 7, 4], dtype=torch.int32))
-    assert future_map.history[1, :2].tolist() == [4, 0]
-    future_map.write_history(tensor(2, 2, 3), tensor(3, 4, 0), tensor(6, 5, 1))
-    assert future_map.history[2, :5].tolist() == [9, 8, 7, 6, 5] and future_map.history[3, 0] == 1
 
 
 def lease_of(staging: torch.Tensor | None) -> StepLease:

@@ -12,7 +12,6 @@ import torch
 
 from shared.core.keys import RequestKey
 from shared.core.request import Request
-from shared.core.sampling_params import SamplingParams
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, HistorySeed, RowId, ScoreShare, StepPlan
@@ -21,7 +20,8 @@ from shared.kernel.code.step_layout import Layout
 from shared.model.hashlm.model import HashLM
 from shared.node.records.core import NodeCore
 from shared.sample.interface import SamplingBatch
-from tests.support.cores.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core, run_local
+from tests.support.cores.core_rig import CoreKnobs, assert_streams, draw_jobs, make_core, run_local
+from tests.support.cores.steps import plans_of
 from tests.support.cores.verify_steps import new_batch
 
 FROZEN = (StepPlan, Admission, HistorySeed, Layout, SamplingBatch, ScoreShare)
@@ -45,62 +45,19 @@ def walk(value: object, path: str) -> Iterator[tuple[str, object]]:
         assert isinstance(value, (*VALUES, torch.Tensor)), f"{path} is a {type(value)}: not a value"
 
 
-def record_plans(core: NodeCore) -> list[StepPlan]:
-    plans: list[StepPlan] = []
-    launch = core.engine.launch
-
-    def remember(plan: StepPlan):  # noqa: ANN202
-        plans.append(plan)
-        return launch(plan)
-
-    core.engine.launch = remember  # type: ignore[method-assign]
-    return plans
-
-
 @pytest.mark.rule("S8")
 @pytest.mark.parametrize("width", [1, 4])
 def test_a_plan_holds_values_only(width: int) -> None:
     """Frozen is shallow: a Request in a plan would let a closure read what the scheduler changes meanwhile."""
     core = make_core(CoreKnobs(width=width, num_pages=60))
-    plans, rng = record_plans(core), random.Random(width)
+    plans, rng = plans_of(core), random.Random(width)
     run_local(core, draw_jobs(rng, 20), retract_every=5, rng=rng)
-    core.close()
     assert any(plan.num_prefill and plan.num_prefill < plan.batch_size for plan in plans), "no mixed step was seen"
     assert any(plan.history_seeds for plan in plans)
     for plan in plans:
         assert not any(isinstance(value, Request) for _, value in walk(plan, f"plan {plan.step}"))
         per_row = (plan.row_ids, plan.q_lens, plan.emits, plan.sampling, plan.seq_lens_cpu)
         assert len({len(values) for values in per_row}) == 1
-
-
-def test_the_deep_check_finds_a_request() -> None:
-    core = make_core(CoreKnobs())
-    plans = record_plans(core)
-    run_local(core, draw_jobs(random.Random(1), 1))
-    core.close()
-    request = Job(0, (1, 2), SamplingParams(max_tokens=2), 0).request()
-    for sneaky in ((request,), np.asarray([request], dtype=object), [1, 2]):
-        with pytest.raises(AssertionError, match=r"plan\.row_ids"):
-            list(walk(dataclasses.replace(plans[0], row_ids=sneaky), "plan"))
-
-
-def test_a_plan_shares_no_memory_with_what_the_scheduler_changes() -> None:
-    core = make_core(CoreKnobs(chunk_size=8))
-    for job in draw_jobs(random.Random(3), 6):
-        core.scheduler.intake.submit(job.request())
-    for _ in range(20):
-        plan = core.scheduler.planner.plan()
-        if plan is None:
-            break
-        running, rows = core.queues.running, core.kv.rows
-        bounds = (running.seq_lens.lo, running.seq_lens.hi)
-        live = (rows.table, rows.num_pages, running.req_pool_indices, running.expect_step, running.in_flight, *bounds)
-        for path, value in walk(plan, "plan"):
-            if isinstance(value, np.ndarray):
-                assert not any(np.shares_memory(value, array) for array in live), path
-        core.engine.launch(plan)
-        core.loop.step(block=True)
-    core.close()
 
 
 def init_new(plan: StepPlan, core: NodeCore) -> ForwardBatch:
@@ -111,7 +68,7 @@ def init_new(plan: StepPlan, core: NodeCore) -> ForwardBatch:
 def test_seq_lens_sum_is_computed_here_and_needs_host_lengths() -> None:
     """Regression (g), S1: the sum belongs to the ForwardBatch; with bounds only there is none, and nobody reads it."""
     core = make_core(CoreKnobs(width=4))
-    plans = record_plans(core)
+    plans = plans_of(core)
     run_local(core, draw_jobs(random.Random(5), 4))
     exact = [plan for plan in plans if not plan.lengths_relayed]
     bounds = [plan for plan in plans if plan.lengths_relayed]
@@ -119,7 +76,6 @@ def test_seq_lens_sum_is_computed_here_and_needs_host_lengths() -> None:
     for plan in exact:
         assert init_new(plan, core).seq_lens_sum == sum(plan.seq_lens_cpu.tolist())
     assert init_new(bounds[0], core).seq_lens_sum is None
-    core.close()
 
 
 class Counted(np.ndarray):
@@ -145,7 +101,7 @@ def test_lengths_are_summed_once_and_only_if_attention_asks(resolved: bool) -> N
 
     core.engine.launch = counted  # type: ignore[method-assign]
     Counted.num_sums = 0
-    plans = record_plans(core)
+    plans = plans_of(core)
     run_local(core, draw_jobs(random.Random(5), 4))
     assert len(lengths) > 3 and not any(plan.lengths_relayed for plan in plans)
     assert not Counted.num_sums, "HashLM's attention asks for no sum"
@@ -156,7 +112,6 @@ def test_lengths_are_summed_once_and_only_if_attention_asks(resolved: bool) -> N
     assert Counted.num_sums == 1 and len(set(asked)) == 1, "once for all layers"
     host = inputs.layout.host
     assert host is not None and host.seq_lens_sum == int(np.asarray(plan.seq_lens_cpu).sum()) > 0
-    core.close()
 
 
 @pytest.mark.rule("S8", "I1")
@@ -164,7 +119,7 @@ def test_making_and_running_a_batch_leaves_its_plan_unchanged() -> None:
     """S8, I1: a plan is bit-identical from its freezing to the end. The lengths of what is in flight are not known when
     it is frozen, so a forward that wrote them there would change it: on a CPU its arrays are the forward's tensors."""
     core = make_core(CoreKnobs("simulated", width=4, chunk_size=8, seed=3))
-    plans, frozen = record_plans(core), []
+    plans, frozen = plans_of(core), []
     launch = core.engine.launch
 
     def freeze(plan: StepPlan):  # noqa: ANN202
@@ -173,7 +128,6 @@ def test_making_and_running_a_batch_leaves_its_plan_unchanged() -> None:
 
     core.engine.launch = freeze  # type: ignore[method-assign]
     run_local(core, draw_jobs(random.Random(8), 6))
-    core.close()
     assert len(frozen) == len(plans) > 10
     for plan, before in zip(plans, frozen, strict=True):
         for (path, old), (_, new) in zip(before, walk(plan, "plan"), strict=True):
@@ -189,9 +143,8 @@ def _copied(value: object) -> object:
 
 def test_mixed_steps_list_chunks_first_and_name_the_decode_tail() -> None:
     core = make_core(CoreKnobs(chunk_size=8))
-    plans = record_plans(core)
+    plans = plans_of(core)
     run_local(core, draw_jobs(random.Random(3), 8))
-    core.close()
     mixed = [plan for plan in plans if 0 < plan.num_prefill < plan.batch_size]
     assert mixed
     for plan in mixed:
@@ -211,11 +164,10 @@ def test_every_mode_takes_the_same_path(overlap: bool, width: int) -> None:
     labels = []
     launch = core.streams.forward.launch
     core.streams.forward.launch = lambda fn, fires=(), label="": (labels.append(label), launch(fn, fires, label))[1]  # type: ignore[method-assign]
-    plans = record_plans(core)
+    plans = plans_of(core)
     run_local(core, draw_jobs(random.Random(2), 3))
     assert labels == [f"{what}({plan.step})" for plan in plans for what in ("forward", "sample")]
     assert (core.future_map.written_by >= 0).any() and all(plan.emits[plan.num_prefill :].all() for plan in plans)
-    core.close()
 
 
 def test_a_model_s_attention_says_that_it_needs_exact_lengths() -> None:
@@ -224,8 +176,7 @@ def test_a_model_s_attention_says_that_it_needs_exact_lengths() -> None:
     assert not make_core(CoreKnobs(width=4), model=model).settings.needs_cpu_seq_lens
     model.spec = dataclasses.replace(model.spec, needs_cpu_seq_lens=True)
     core = make_core(CoreKnobs("simulated", width=4, chunk_size=16), model=model)
-    plans = record_plans(core)
+    plans = plans_of(core)
     jobs = draw_jobs(random.Random(3), 4, max_prompt=40)
     assert_streams(jobs, run_local(core, jobs))
     assert plans and not any(plan.lengths_relayed for plan in plans)
-    core.close()

@@ -51,45 +51,10 @@ def test_one_raise_costs_one_step_and_nobody_else(
         served = run_local(core, late)
         assert all(served.streams[f"r{job.rid}"] == job.expected() for job in late), "the next request is served"
         assert_whole(core)
-        core.close()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("width", [1, 4])
-def test_fault_after_fault(backend: str, width: int) -> None:
-    """Every 7th forward raises: each time the rest goes on, and in the end all pools are whole."""
-    core = make_core(CoreKnobs(backend, chunk_size=16, width=width, num_pages=60, seed=3))
-    calls, forward = 0, core.model.forward
-
-    def sometimes(*args: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls % 7 == 0:
-            raise Fault("injected again")
-        return forward(*args)  # type: ignore[arg-type]
-
-    core.model.forward = sometimes  # type: ignore[method-assign]
-    run_with_fault(core, draw_jobs(random.Random(5), 12))
-    assert core.loop.num_failed_steps >= 2
-    assert_whole(core)
-    core.close()
 
 
 def long_job(rid: int, prompt: tuple[int, ...], max_tokens: int = 30) -> Job:
     return Job(rid, prompt, SamplingParams(max_tokens=max_tokens, temperature=0.8), rid)
-
-
-def test_pages_that_a_failed_step_did_not_fill_are_not_cached() -> None:
-    """Both rows had their last chunk in flight when it failed: offering those pages to the prefix cache would give
-    the next request with this prompt garbage."""
-    prompt = tuple(range(60))
-    core = make_core(CoreKnobs("simulated", page_size=4, chunk_size=200, seed=1))
-    break_at(core, "forward", 1)
-    core.scheduler.intake.submit(long_job(0, prompt).request())
-    core.loop.step()
-    run_with_fault(core, [long_job(1, prompt), long_job(2, prompt)])
-    assert_whole(core)
-    core.close()
 
 
 @pytest.mark.rule("Rf")
@@ -127,7 +92,6 @@ def test_a_row_gone_before_its_chunk_fails_leaves_no_garbage(way_out: str) -> No
     if way_out == "retract":
         assert req.output_ids == job.expected(), "the failed step was of its former life"
     assert_whole(core)
-    core.close()
 
 
 def _raise(*args: object) -> None:

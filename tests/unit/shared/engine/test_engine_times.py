@@ -71,7 +71,6 @@ def test_a_step_lasts_from_forward_start_to_sampling_end(width: int, spans: set[
     assert len(results) > 5
     found = {(result.draft_seconds / TICK_S, result.verify_seconds / TICK_S) for result in results}
     assert found == spans, "the drafter, all the rest"
-    core.close()
 
 
 def test_what_is_left_for_the_rest_is_never_less_than_nothing() -> None:

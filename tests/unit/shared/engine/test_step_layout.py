@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import numpy as np
-import pytest
 import torch
 
 from shared.engine.forward_batch import host_lengths
@@ -46,9 +45,3 @@ def test_a_part_has_its_rows_of_every_array() -> None:
     assert part.cu_q_lens.tolist() == [0, 3, 6] and (part.max_q_len, part.max_seq_len, part.host) == (3, 60, host)
     for name in part.arrays().keys() - {"cu_q_lens"}:
         assert np.array_equal(part.arrays()[name], full().arrays()[name][1:3])
-
-
-def test_a_model_with_one_page_group_refuses_two() -> None:
-    with pytest.raises(ValueError):
-        _ = full().page_table
-    assert replace(full(), page_tables=full().page_tables[:1]).page_table is not None

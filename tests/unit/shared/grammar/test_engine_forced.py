@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from llguidance import LLMatcher
@@ -14,7 +12,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.engine.verify import Drafts
 from shared.engine.window import with_forced
 from tests.support.cores.core_rig import CoreKnobs, Job, assert_streams, assert_whole, make_core
-from tests.support.cores.step_counts import results_of, run_until_still, tokens_of
+from tests.support.cores.steps import results_of, run_until_still, tokens_of
 from tests.support.oracles.grammar_oracle import following, make_grammars
 
 WIDTH, OFF = 4, -1
@@ -75,22 +73,3 @@ def test_an_answer_goes_fast_where_its_grammar_forces_it(kind: str) -> None:
     per_step = tokens_of(seen, "r0")
     assert len(outcome.streams["r0"]) == 2 * len(TEXT) + 4 and len(per_step) < 40, per_step
     assert_whole(core)
-    core.close()
-
-
-def test_forced_tokens_leave_masks_as_they_are() -> None:
-    """llguidance looks ahead and comes back."""
-    looks, never = make_grammars(), make_grammars()
-    rng = random.Random(3)
-    one, other = looks.constraint(GRAMMAR), never.constraint(GRAMMAR)
-    ids: list[int] = []
-    while len(ids) < 2 * len(TEXT):
-        out, expected = np.zeros((3, looks.num_words), np.uint32), np.zeros((1, looks.num_words), np.uint32)
-        one.fill(ids, list(one.forced.ids[:2]) or [1], [0, 1][: max(1, len(one.forced.ids[:2]))], out)
-        other.fill(ids, [], [], expected)
-        assert (out[:1] == expected).all()
-        allowed = np.flatnonzero(np.unpackbits(expected.view(np.uint8), bitorder="little"))
-        assert one.forced.num_emitted == len(ids) and list(one.forced.ids[:1]) in ([], allowed.tolist())
-        ids.append(int(rng.choice(allowed)))
-    looks.close()
-    never.close()

@@ -261,11 +261,6 @@ def test_white_space_before_a_grammar_takes_linear_time(space: str) -> None:
     assert grows_linearly(refuse, 1000)
 
 
-def test_empty_lines_and_indents_are_no_part_of_a_grammar() -> None:
-    spaced = '\n\t start: a \n\u3000\n   a: "b" \r\n  | "c"\n\n'
-    assert grammars.of_grammar(spaced) == grammars.of_grammar('start: a\na: "b"\n| "c"')
-
-
 def test_white_space_comes_to_an_end() -> None:
     """Between the parts of a JSON text: a model that likes line breaks must close its object some day."""
     grammar = grammars.of_schema({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})

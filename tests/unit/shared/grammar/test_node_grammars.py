@@ -10,21 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from router.text import grammars
-from router.text.folder_tokenizer import load_folder
-from shared.config.models.vocabulary import folder_vocabulary
 from shared.config.processes import NodeParts
 from shared.config.settings.settings import ModelConfig, ParallelConfig
-from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import InvalidRequest
-from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars, NoGrammars
 from shared.model.loading.load import load_model
 from shared.node.assembly.build_model import make_grammars
 from shared.observe.log import Logger
 from shared.wire.fitting import NO_GRAMMAR
 from tests.support.cores.core_rig import CoreKnobs, draw_jobs, make_core, some_follow_grammars
-from tests.support.models.library_families import VOCAB, save, write_tokenizer
+from tests.support.models.library_families import VOCAB, write_tokenizer
 from tests.support.models.tiny_llama import write_tiny_llama
 
 SPEC = load_model("hashlm").spec
@@ -48,19 +43,6 @@ def folder(tmp_path: Path) -> Path:
     write_tiny_llama(tmp_path, vocab=ROWS)
     write_tokenizer(tmp_path)
     return tmp_path
-
-
-@pytest.mark.parametrize("kind", ["gemma3", "step3p7"])
-def test_models_that_also_see_follow_grammars(kind: str, tmp_path: Path) -> None:
-    """They describe their vocabulary, which is padded, in a part of config.json."""
-    save(kind, tmp_path, vocab_size=ROWS)
-    write_tokenizer(tmp_path)
-    found, said = made(tmp_path)
-    assert isinstance(found, Grammars) and not said
-    assert found.version.endswith(folder_vocabulary(tmp_path).digest)
-    matcher = GrammarCompiler(folder_vocabulary(tmp_path)).compile(grammars.of_schema(grammars.ANY_OBJECT))
-    ids = load_folder(tmp_path, TextConfig()).tokenizer.encode('{"a":[1,"b"]}', add_special=False)
-    assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
 def lose_tokenizer(folder: Path) -> None:
@@ -102,4 +84,3 @@ def test_a_node_without_grammars_refuses_one_with_the_reason() -> None:
     with pytest.raises(InvalidRequest, match="^this node follows no grammars: nodes with --pp have none$"):
         core.scheduler.intake.constrain(job.request())
     assert core.scheduler.intake.grammar_version == f"{NO_GRAMMAR}: nodes with --pp have none"
-    core.close()

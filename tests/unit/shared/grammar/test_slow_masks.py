@@ -17,12 +17,12 @@ from shared.core.request import NodeAsk, Request, RequestState
 from shared.core.sampling_params import SamplingParams
 from shared.device.cpu import do_nothing
 from shared.grammar.compiler import GrammarCompiler
-from shared.grammar.constraint import FADE, GrammarConstraint
+from shared.grammar.constraint import GrammarConstraint
 from shared.grammar.grammars import Grammars
 from shared.sched.steps.batch import ScheduleBatch
 from shared.sched.steps.slow_masks import LEAST_S, rows_with_slow_masks
 from tests.support.cores.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, make_core
-from tests.support.cores.step_counts import results_of, run_until_still, tokens_of
+from tests.support.cores.steps import results_of, run_until_still, tokens_of
 from tests.support.machine.patience import HANG_GUARD_S
 from tests.support.oracles.grammar_oracle import (
     GRAMMARS,
@@ -51,7 +51,6 @@ def test_plain_rows_take_no_longer_beside_slow_masks(backend: str, width: int) -
     alone = make_core(CoreKnobs(backend, width=width, hit_rate=100))
     expected = results_of(alone)
     run_until_still(alone, PLAIN)
-    alone.close()
 
     executor, outcome = Later(), Outcome()
     core = make_core(
@@ -70,7 +69,6 @@ def test_plain_rows_take_no_longer_beside_slow_masks(backend: str, width: int) -
         run_until_still(core, outcome=outcome)
     assert_streams([CONSTRAINED], outcome)
     assert_whole(core)
-    core.close()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -81,7 +79,6 @@ def test_drafts_of_plain_rows_count_beside_a_slow_row(backend: str) -> None:
     outcome = run_until_still(core, [CONSTRAINED, *PLAIN])
     assert_streams([CONSTRAINED, *PLAIN], outcome)
     assert set(tokens_of(seen, "r0")) == {1} and 4 in tokens_of(seen, "r1")
-    core.close()
 
 
 def test_cheap_masks_are_made_while_the_step_runs() -> None:
@@ -94,7 +91,6 @@ def test_cheap_masks_are_made_while_the_step_runs() -> None:
     run_until_still(core, outcome=outcome)
     assert_streams([CONSTRAINED], outcome)
     assert not executor.waiting and max(tokens_of(seen, "r0")) > 1
-    core.close()
 
 
 @pytest.mark.parametrize(("num_steps", "num_chunks", "is_hidden"), [(2, 0, True), (1, 0, False), (2, 1, False)])
@@ -112,25 +108,6 @@ def test_masks_that_a_long_step_hides_are_cheap(num_steps: int, num_chunks: int,
     executor.run()
     run_until_still(core, outcome=outcome)
     assert (len(outcome.streams["r0"]) > 1) is is_hidden and executor.waiting, "later steps take no time"
-    core.close()
-
-
-def test_a_retracted_row_begins_when_its_mask_is_made() -> None:
-    executor, outcome = Later(), Outcome()
-    core = make_core(CoreKnobs(), grammars=make_grammars(executor, clock=always(SLOW_S)))
-    request = CONSTRAINED.request()
-    core.submit(request)
-    while core.requests:
-        executor.run()
-        run_until_still(core, outcome=outcome)
-        num_emitted = len(outcome.streams["r0"])
-        if core.requests and num_emitted % 3 == 0:
-            core.queues.retract(request)
-            run_until_still(core, outcome=outcome)
-            assert len(outcome.streams["r0"]) == num_emitted and executor.waiting, "its mask is being made"
-    assert_streams([CONSTRAINED], outcome)
-    assert_whole(core)
-    core.close()
 
 
 class FakeConstraint:
@@ -167,18 +144,6 @@ def test_the_cheapest_masks_that_fit_into_a_step_are_its() -> None:
     late, prepared = rows_with_slow_masks(batch_of(*costs), 0.0)
     assert names(late) == ["r0"] and not prepared, "3 ms do not fit beside 4.5 of 5 ms"
     assert [one.asked for one in costs] == [[1], [], [], []]
-
-
-def test_a_slow_row_steps_when_its_mask_is_made() -> None:
-    slow = FakeConstraint(1.0)
-    batch = batch_of(slow)
-    for _ in range(2):
-        late, prepared = rows_with_slow_masks(batch, 0.0)
-        assert names(late) == ["r0"] and not prepared
-    assert slow.asked == [1]
-    slow.is_ready = True
-    late, prepared = rows_with_slow_masks(batch, 0.0)
-    assert not late and names(prepared) == ["r0"]
 
 
 def test_a_slow_row_waits_for_its_token_in_flight() -> None:
@@ -234,17 +199,6 @@ def test_a_grammar_that_was_slow_is_taken_for_slow_for_a_while() -> None:
         costs.append(constraint.cost_s)
         constraint.fill([], [BRACE], [0], out)
     assert costs[0] == 0.05 and costs == sorted(costs, reverse=True) and 10 < len(costs) < 40
-    ours.close()
-
-
-def test_a_copy_of_a_mask_says_nothing_of_what_masks_cost() -> None:
-    ours = make_grammars(clock=always(SLOW_S))
-    constraint, made, copied = ours.constraint(JSON), *np.zeros((2, 1, ours.num_words), np.uint32)
-    constraint._clock = Seconds([])
-    constraint.fill([], [], [], copied)
-    constraint._clock = always(0.0)
-    constraint.fill([BRACE], [], [], made)
-    assert constraint.cost_s == pytest.approx(FADE * SLOW_S) and copied.any() and (copied != made).any()
     ours.close()
 
 

@@ -52,13 +52,6 @@ def evicted(cache: PrefixCache, n: int = 99) -> list[int]:
     return pages
 
 
-def test_what_is_kept_is_evicted_after_what_is_younger() -> None:
-    cache = cache_of()
-    keep(cache, put(cache, 11, 12), 30.0, ANNA)
-    put(cache, 21, 22)
-    assert evicted(cache, 3) == [22, 21, 12]
-
-
 def test_when_its_time_is_over_it_is_evicted_by_its_age() -> None:
     cache = cache_of()
     keep(cache, put(cache, 11, 12), 30.0, ANNA)
@@ -99,16 +92,6 @@ def test_a_copy_is_no_return() -> None:
     assert evicted(cache) == [21, 12, 11]
 
 
-def test_what_is_kept_during_a_copy_stays_kept() -> None:
-    cache = cache_of()
-    end = put(cache, 11, 12)
-    copy = cache.pin(cache.take_cold(9), "copy")
-    keep(cache, end, 30.0, ANNA)
-    put(cache, 21)
-    cache.unlock(copy)
-    assert evicted(cache) == [21, 12, 11]
-
-
 def test_who_comes_back_during_a_copy_is_back() -> None:
     cache = cache_of()
     keep(cache, put(cache, 11, 12, 13), 30.0, ANNA, num_prompt=1)
@@ -133,14 +116,6 @@ def test_a_tenant_keeps_no_more_than_its_share() -> None:
     assert cache.leaves.num_kept == share == 6
     put(cache, 21)
     assert evicted(cache) == [11, 12, 21, 13, 14, 15, 16, 17, 18], "the oldest two lost their place"
-
-
-def test_what_is_larger_than_the_share_is_not_kept() -> None:
-    cache = cache_of(num_total=4)
-    keep(cache, put(cache, 11, 12, 13), 50.0, ANNA)
-    put(cache, 21)
-    assert cache.leaves.num_kept == 0
-    assert evicted(cache) == [13, 12, 11, 21]
 
 
 def test_tenants_keep_equal_parts() -> None:
@@ -179,14 +154,6 @@ def test_nobody_keeps_a_long_prompt_by_asking_twice() -> None:
     for end in ends:
         keep(cache, end, 50.0, ANNA)
     assert cache.leaves.num_kept == 0, "which is longer than the share"
-
-
-def test_the_tenant_that_keeps_most_gives_way_first() -> None:
-    cache = cache_of()
-    for name in (11, 12, 13):
-        keep(cache, put(cache, name), 50.0, ANNA)
-    keep(cache, put(cache, 21), 90.0, BERT)
-    assert evicted(cache, 2) == [11, 12] and cache.leaves.num_kept == 2
 
 
 def test_a_spent_branch_goes_first_and_its_trunk_stays() -> None:

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shared.core.states import TAGS, PageState
-from shared.kv.group_cache import make_cache
+from shared.kv.group_cache import by_group, make_cache
 from shared.kv.manager import KVManager, page_count
 from shared.kv.pages import PageAllocator, PageIds
-from shared.kv.prefix_cache import Firsts, Keys, Match
+from shared.kv.prefix_cache import Firsts, Keys, Lock, Match
 from shared.kv.rows import ReqToTokenPool
 
 PAGES_OF_A_GROUP, NUM_ROWS, MAX_PAGES = 12, 5, 6
@@ -56,6 +56,7 @@ class KVLives(RuleBasedStateMachine):
         super().__init__()
         self.running: list[Life] = []
         self.open_matches: list[tuple[Match, list[int]]] = []
+        self.copies: list[tuple[int, Lock, list[tuple[int, ...]]]] = []  # page group, and each page's tokens
         self.contents: dict[int, Content] = {}  # page -> what it holds; absent: poisoned
         self.cached: dict[Content, int] = {}
 
@@ -210,6 +211,20 @@ class KVLives(RuleBasedStateMachine):
         match, _ = self.open_matches.pop(data.draw(st.integers(0, len(self.open_matches) - 1)))
         self.kv.cache.unlock(match.lock)
 
+    @rule(data=st.data(), most=st.integers(1, 3))
+    def copy(self, data: st.DataObject, most: int) -> None:
+        """The cold tier's copies pin pages, of a group without a window with all before them."""
+        group = data.draw(st.integers(0, self.num_groups - 1))
+        cache = by_group(self.kv.cache)[group]
+        if nodes := cache.take_cold(most):
+            self.copies.append((group, cache.pin(nodes, "copy"), [self.contents[node.page][1] for node in nodes]))
+
+    @precondition(lambda self: self.copies)
+    @rule(data=st.data())
+    def end_copy(self, data: st.DataObject) -> None:
+        group, lock, _ = self.copies.pop(data.draw(st.integers(0, len(self.copies) - 1)))
+        by_group(self.kv.cache)[group].unlock(lock)
+
     @rule(n=st.integers(0, 4) | st.just(PAGES_OF_A_GROUP))
     def press(self, n: int) -> None:
         """Pages wanted and given back: evicts."""
@@ -226,7 +241,7 @@ class KVLives(RuleBasedStateMachine):
         self.kv.flush_cache()
         assert self.kv.cache.num_evictable == 0
 
-    @precondition(lambda self: not self.running and not self.open_matches)
+    @precondition(lambda self: not self.running and not self.open_matches and not self.copies)
     @rule()
     def rest(self) -> None:
         self.kv.check_integrity(idle=True)
@@ -250,6 +265,10 @@ class KVLives(RuleBasedStateMachine):
         whole = [group for group, window in enumerate(self.windows) if not window]
         for life in self.running:  # a row pins the whole path, also where it has pages of its own
             pinned |= {self.page_at(life.ids, group, index) for group in whole for index in range(life.offered)}
+        for group, _, pages in self.copies:
+            for ids in pages:
+                last = len(ids) // self.page_size
+                pinned |= {self.page_at(list(ids), group, i) for i in range(0 if group in whole else last - 1, last)}
         assert self.kv.cache.num_evictable == len(set(self.cached.values()) - pinned)
 
     @invariant()
@@ -275,6 +294,8 @@ class KVLives(RuleBasedStateMachine):
             self.kv.release(life.row)
         for match, _ in self.open_matches:
             self.kv.cache.unlock(match.lock)
+        for group, lock, _ in self.copies:
+            by_group(self.kv.cache)[group].unlock(lock)
         self.kv.check_integrity(idle=True)
         self.kv.flush_cache()
         assert self.kv.allocator.num_free == self.kv.allocator.num_total

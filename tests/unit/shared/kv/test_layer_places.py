@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shared.kv.layer_groups import MOST_GROUPS, group_layers
-from shared.kv.layout import page_bytes, page_windows
+from shared.kv.layout import page_windows
 from shared.model.library.layer_places import LayerShape, places_of
 
 ONE = LayerShape(2, 8, 8, torch.bfloat16)
@@ -22,10 +22,8 @@ def layers_of(pattern: str, window: int = 16) -> list[LayerShape]:
 @pytest.mark.parametrize(
     ("pattern", "windows", "per_page"),
     [
-        ("....", (0,), 4),
         ("wwww", (16,), 4),
         ("w.w.", (0, 16), 2),
-        ("wwwww." * 3, (0, 16, 16, 16, 16, 16), 3),
         ("wwwww." * 5 + "wwww", (0, *[16] * 6), 5),  # Gemma 3 4B's: 5 and 29
         ("wwwww." * 10 + "ww", (0, *[16] * 6), 10),  # 27B's: 10 and 52, eight slots are empty
         ("wn" * 4, (8, 16), 4),
@@ -62,16 +60,3 @@ def test_layers_of_unlike_sizes_share_one_page_list() -> None:
     assert [(place.group, place.slot) for place in places.layers] == [(0, 0), (0, 0), (0, 1)]
     assert page_windows(places.specs(4)) == (0,)
     assert [place.num_whole for place in places.layers] == [1, 1, 2], "only the first plane's layers count"
-
-
-def test_groups_that_would_keep_more_than_one_list_are_left_out() -> None:
-    """One of many layers reads all tokens; in pages of equal size it would keep as much as all do now."""
-    layers = layers_of("w" * 100 + ".")
-    assert page_windows(places_of(layers).specs(4)) == (0, *[16] * 7)
-    assert page_bytes(places_of(layers).specs(4)) < page_bytes(places_of(layers_of("." * 101)).specs(4)) / 6
-
-
-def test_bytes_have_their_scales_in_the_same_groups() -> None:
-    planes = places_of(layers_of("w.w.")).specs(4, "int8")
-    assert [plane.shape for plane in planes] == [(2, 4, 32), (2, 4, 4)]
-    assert page_windows(planes) == (0, 16)

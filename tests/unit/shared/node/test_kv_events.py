@@ -18,7 +18,7 @@ from shared.config.settings.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
 from shared.core.page_identity import KEY_BYTES, ROOT, child_identity, prefix_keys
 from shared.core.sampling_params import SamplingParams
-from shared.node.machine.kv_events import LEAST_BETWEEN_PAGES_S, LEAST_BETWEEN_S, KvEvents, hash_of
+from shared.node.machine.kv_events import LEAST_BETWEEN_S, KvEvents, hash_of
 from shared.node.records.cache_teller import CacheTeller
 from shared.node.records.core import NodeCore
 from shared.wire.zeromq import publisher
@@ -216,18 +216,6 @@ def test_a_follower_s_mirror_is_the_cache(rigs: list[Rig], name: str) -> None:
     assert not follower.blocks and follower.num_cleared == 1
 
 
-def test_pages_that_leave_and_return_untold_keep_their_order(rigs: list[Rig]) -> None:
-    """A message has what became of many steps, and each page must come after the one before it."""
-    rigs.append(rig := Rig(CoreKnobs(num_pages=24, page_size=SIZE)))
-    follower, jobs = rig.join(), [job(rid) for rid in range(12)]
-    for number, one in enumerate(4 * jobs):
-        rig.run(one, tells=False)
-        if number % 3 == 0:
-            rig.catch_up(follower)
-            assert follower.blocks == held(rig.core, jobs)
-    assert follower.num_cleared == 1
-
-
 def test_who_joins_late_is_told_all_and_the_others_again(rigs: list[Rig]) -> None:
     rigs.append(rig := Rig(CoreKnobs(num_pages=400, page_size=SIZE)))
     jobs = [job(rid) for rid in range(6)]
@@ -265,19 +253,6 @@ class Comers:
         return self.state
 
     def publish(self, payload: bytes) -> None: ...
-
-
-def test_the_more_pages_the_rarer_all_are_told() -> None:
-    now, subscribers = 5.0, Comers()
-    subscribers.state = True, True
-    events = KvEvents(subscribers, SIZE, 0, lambda: now)
-    for number in range(20_000):
-        events.note_page(number.to_bytes(16), (b"", ROOT))
-    told = []
-    for passes in (0.0, LEAST_BETWEEN_S, 20_000 * LEAST_BETWEEN_PAGES_S - LEAST_BETWEEN_S):
-        now += passes
-        told.append(events.look_for_followers())
-    assert told == [(True, True), (True, False), (True, True)]
 
 
 def test_subscribers_that_come_and_go_wait_for_their_pages() -> None:

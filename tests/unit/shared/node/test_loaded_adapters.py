@@ -175,19 +175,6 @@ def test_a_name_with_other_weights_never_meets_old_pages(rig: Rig) -> None:
     assert cached == [0, 0, 64]
 
 
-def test_other_weights_load_beside_streams_of_the_old(rig: Rig) -> None:
-    rig.load("sql", "v1")
-    key = rig.start(1, "v1")
-    rig.net.run(until=lambda: bool(rig.net.router.streams[key]))
-    rig.remove("sql")
-    rig.tell(LoadAdapter, "sql", "v2")
-    new = {"sql": rig.digest("v2")}
-    rig.net.run(until=lambda: rig.named(rig.p) == rig.named(rig.d) == new)
-    assert rig.d.ctx.core.settings.adapters.digests == [rig.digest("v1"), rig.digest("v2")]
-    assert rig.answer(2, "v2") == 0
-    rig.check(key, 1, "v1")
-
-
 def test_an_offer_made_before_the_removal_is_granted(rig: Rig) -> None:
     rig.load("sql", "v1")
     first = rig.start(1, "v1")
@@ -336,16 +323,6 @@ def test_a_name_removed_while_it_loads_is_not_loaded(rig: Rig) -> None:
     assert rig.named(rig.d) == {}
 
 
-def test_an_order_said_again_changes_nothing(rig: Rig) -> None:
-    rig.load("sql", "v1", rig.d)
-    num_hellos = len(rig.net.router.hellos)
-    rig.number -= 1
-    rig.load("sql", "v2", rig.d)
-    assert rig.order(rig.d).digest == rig.digest("v1") and len(rig.net.router.hellos) == num_hellos
-    rig.load("sql", "v1", rig.d)
-    assert rig.order(rig.d) == AdapterOrder(2, "sql", "loaded", rig.digest("v1"))
-
-
 def test_an_old_order_said_again_changes_nothing(rig: Rig) -> None:
     """When heartbeats no longer tell of it, too."""
     rig.load("sql", "v1", rig.d)
@@ -382,28 +359,6 @@ def test_a_second_removal_changes_the_time_that_is_left(rig: Rig) -> None:
     assert rig.net.router.end(key).error_code == "adapter_missing"
     assert rig.order(rig.d, told) == AdapterOrder(told, "sql", "removed", rig.digest("v1"))
     assert_clean(rig.p, rig.d)
-
-
-def test_a_second_name_keeps_the_weights(rig: Rig) -> None:
-    rig.load("a", "v1")
-    rig.load("b", "v1")
-    rig.remove("a")
-    rig.net.run()
-    assert rig.order(rig.d).state == "removed" and rig.named(rig.d) == {"b": rig.digest("v1")}
-    assert rig.answer(1, "v1") == 0
-
-
-def test_the_thread_that_reads_wakes_the_loop(tmp_path: Path) -> None:
-    rig, woken = Rig(tmp_path), []
-    rig.d.ctx.wake = lambda: woken.append(1)
-    rig.d.adapters = AdapterDesk(rig.d.ctx, bank_of(rig.d.ctx.core.model), rig.d.side.outside, rig.d.side.abort)
-    try:
-        rig.tell(LoadAdapter, "sql", "v1", rig.d)
-        while not (woken and rig.net.router.hellos and rig.named(rig.d)):
-            rig.net.turn()
-        assert rig.named(rig.d) == {"sql": rig.digest("v1")}
-    finally:
-        rig.d.adapters.close()
 
 
 def test_drafts_and_late_steps_keep_streams_exact(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from shared.kernel.team.program import Program
 from shared.model.hashlm.model import HashLM
 from shared.model.llama.llama_compiled import CompiledLlama
 from shared.node.loop.daemon import Daemon
-from shared.node.machine.cores import FEW_THREADS, IN_STEP, NO_BORROW, NO_CPUS, NO_PROGRAM, NodeCores
+from shared.node.machine.cores import IN_STEP, NO_CPUS, NO_PROGRAM, NodeCores
 from shared.observe.log import Logger
 from tests.support.cores.core_rig import CoreKnobs
 from tests.support.worlds.node_pair import make_node
@@ -82,22 +82,6 @@ def test_a_node_holds_its_cores_while_it_computes_and_rests(watcher: CoreTable) 
     compute(cores)
     cores.close()
     assert holders(watcher) == {}
-
-
-@pytest.mark.parametrize(
-    ("plan", "why"),
-    [
-        (CorePlan(threads=1, cpus=(2, 3), borrow=(0, 1)), FEW_THREADS),
-        (CorePlan(threads=2, cpus=(2, 3)), NO_BORROW),
-    ],
-)
-def test_who_borrows_nothing_lends_nothing(watcher: CoreTable, plan: CorePlan, why: str) -> None:
-    cores, _ = taken(plan)
-    assert cores.team.size == plan.threads and holders(watcher) == {2: ("decode-0",), 3: ("decode-0",)}
-    compute(cores)
-    cores.rest()
-    assert holders(watcher) == {2: ("decode-0",), 3: ("decode-0",)} and why in cores.describe_cores()
-    cores.close()
 
 
 @pytest.mark.parametrize("parallel", [ParallelConfig(tp=2), ParallelConfig(dp=2), ParallelConfig(pp=2)])

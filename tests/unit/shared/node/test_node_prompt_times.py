@@ -48,17 +48,3 @@ def test_a_step_s_time_begins_where_the_one_before_it_ends() -> None:
     node.round(9.0)  # it is noticed late
     node.round(9.0)
     assert node.counted() == (2, 40, 3.0), "from 1 to 4, and nothing for the second: both ended at 4"
-
-
-def test_steps_that_only_decode_count_nothing() -> None:
-    node = Watched()
-    node.core.submit(job(20, 5).request())
-    at = 1.0
-    while not node.core.idle:
-        node.round(at)
-        node.device_works(until=at + 0.5)
-        at += 1.0
-    node.round(at)
-    steps, tokens, seconds = node.counted()
-    assert (steps, tokens, seconds) == (1, 20, 0.5)
-    assert len(node.metrics.take_observations()["step_seconds"]) >= 5

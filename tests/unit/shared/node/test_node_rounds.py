@@ -9,7 +9,6 @@ from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
 from shared.node.loop.daemon import Daemon
 from shared.node.loop.node import Node
-from shared.node.records.departure import Departure
 from shared.node.records.mail import HangUp, Outgoing
 from shared.node.routers.dialled import Routers
 from shared.observe.log import Logger
@@ -185,14 +184,6 @@ def test_a_drain_after_a_signal_gives_no_more_time() -> None:
     assert stopping.move_after_ms() == 3000 and not stopping.daemon.finished
     stopping.now = 10.0
     assert stopping.daemon.finished
-
-
-def test_a_node_ends_when_it_is_idle_and_knows_what_comes_then() -> None:
-    assert not Departure().is_over(9.0, is_idle=True), "a Drain that says: wait"
-    drained, signalled = Departure(then="restart"), Departure(until=9.0)
-    assert drained.is_over(9.0, is_idle=True) and not drained.is_over(9.0, is_idle=False)
-    assert signalled.is_over(1.0, is_idle=True) and not signalled.is_over(8.0, is_idle=False)
-    assert signalled.is_over(9.0, is_idle=False)
 
 
 def test_a_second_signal_ends_a_node_at_once() -> None:

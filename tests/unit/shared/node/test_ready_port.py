@@ -108,12 +108,6 @@ def test_a_port_that_is_taken_is_told_with_its_flag(port: ReadyPort) -> None:
         ReadyPort("127.0.0.1", port.port, SILENCE_S)
 
 
-def test_a_closed_port_is_free_again() -> None:
-    first = ReadyPort("127.0.0.1", 0, SILENCE_S)
-    first.close()
-    ReadyPort("127.0.0.1", first.port, SILENCE_S).close()
-
-
 def test_a_daemon_tells_of_its_routers_and_of_its_end(port: ReadyPort) -> None:
     node = make_node("decode", "d0", CoreKnobs())
     welcome = list(Net([node]).inboxes[name_of(node)])

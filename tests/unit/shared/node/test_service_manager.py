@@ -61,14 +61,6 @@ def test_it_hears_ready_signs_of_life_and_the_end(manager: Manager) -> None:
     process.close()
 
 
-def test_without_a_watchdog_it_hears_no_signs_of_life(manager: Manager) -> None:
-    process = ServiceManager(NotifySocket(manager.address))
-    for leaving in (False, False, True):
-        process.tell(is_leaving=leaving)
-    process.close()
-    assert manager.heard() == [["READY=1"], ["STOPPING=1"]]
-
-
 def test_what_a_full_queue_refuses_is_said_again(tmp_path: Path) -> None:
     """Without "ready" systemd would end a process that serves. And no call waits: the loop that serves would stand."""
     manager, clock = Manager(str(tmp_path / "notify")), Clock()

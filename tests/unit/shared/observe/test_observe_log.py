@@ -79,16 +79,6 @@ def test_no_field_of_a_line_hides_the_line_s_head():
     assert named.isdisjoint(HEAD) and "node" in named
 
 
-def test_levels_below_the_threshold_are_not_written():
-    log, stream = make(level="warning")
-    log.debug("a")
-    log.info("b")
-    log.warning("c")
-    log.error("d")
-    assert [line.split()[-1] for line in stream.getvalue().splitlines()] == ["c", "d"]
-    assert not log.enabled("info")
-
-
 def test_a_record_is_one_line_whatever_it_carries():
     log, stream = make()
     try:
@@ -205,17 +195,6 @@ def test_a_kind_is_written_once_an_interval_and_the_rest_counted():
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[0].endswith("peer=p0") and lines[2].endswith("peer=p0 more_since=4")
-
-
-def test_a_kind_may_have_several_lines_an_interval():
-    log, stream = make()
-    clock = Clock()
-    once = LogOnce(log, lines=3, interval_s=60, clock=clock)
-    assert [once.info("lost", "lost") for _ in range(5)] == [True] * 3 + [False] * 2
-    clock.now = 61
-    assert [once.info("lost", "lost") for _ in range(4)] == [True] * 3 + [False]
-    told = [line.partition("more_since=")[2] for line in stream.getvalue().splitlines()]
-    assert told == ["", "", "", "2", "", ""]
 
 
 def test_memory_of_kinds_is_bounded():

@@ -14,7 +14,7 @@ from router.fleet.registry import Registry
 from router.requests.new_request import NewRequest
 from router.tenants.tenant import Tenant
 from shared.core.sampling_params import SamplingParams
-from shared.core.states import PageState, QueueStage, RowState
+from shared.core.states import QueueStage, RowState
 from shared.observe.metric_names import NODE_COUNTERS, NODE_HISTOGRAMS
 from shared.observe.metrics import KEPT_S, MAX_REMEMBERED, ClusterMetrics, NodeReport, RequestMetrics, render
 from shared.observe.node_metrics import MAX_SAMPLES, NodeMetrics
@@ -47,15 +47,6 @@ def changed(**fields):
     return dataclasses.replace(REPORT, **fields)
 
 
-def test_gauges_of_a_node_partition_its_pages(registry):
-    ClusterMetrics(registry).update(REPORT)
-    pages = [registry.get_sample_value("baton_kv_pages", PLACE | {"state": state}) for state in PageState]
-    assert pages == [6, 0, 4, 0, 0]
-    assert sum(pages) == registry.get_sample_value("baton_kv_pool_pages", PLACE)
-    assert registry.get_sample_value("baton_request_rows", PLACE | {"state": "running"}) == 1
-    assert registry.get_sample_value("baton_waiting_requests", PLACE) == 2
-
-
 def test_labels_of_states_stay_as_dashboards_know_them(registry):
     metrics, node = ClusterMetrics(registry), NodeMetrics()
     for stage in QueueStage:
@@ -73,38 +64,11 @@ def test_labels_of_states_stay_as_dashboards_know_them(registry):
     assert registry.get_sample_value("baton_request_rows", PLACE | {"state": RowState.FREE}) is None
 
 
-def test_a_state_that_is_empty_again_reads_zero(registry):
-    metrics = ClusterMetrics(registry)
-    metrics.update(REPORT)
-    metrics.update(changed(pages={"free": 10}))
-    assert registry.get_sample_value("baton_kv_pages", PLACE | {"state": "active"}) == 0
-
-
 def test_counters_rise_by_the_difference_and_survive_a_restart(registry):
     metrics = ClusterMetrics(registry)
     for epoch, total in ((1, 5), (1, 8), (1, 8), (2, 3), (2, 4)):
         metrics.update(changed(epoch=epoch, counters={"steps": float(total)}))
     assert registry.get_sample_value("baton_steps_total", {"node": "decode-0"}) == 12
-
-
-def test_accepted_drafts_by_position_and_the_width_of_steps(registry):
-    metrics = ClusterMetrics(registry)
-    first = {
-        "spec_accepted_at.1": 5.0,
-        "spec_accepted_at.2": 3.0,
-        "spec_accepted_at.16": 1.0,
-        "spec_accepted_at.x": 1.0,
-    }
-    metrics.update(changed(counters=first))
-    metrics.update(changed(counters=first | {"spec_accepted_at.1": 9.0}, spec_width=2))
-    at = {
-        position: registry.get_sample_value("baton_spec_accepted_at_total", {"node": "decode-0", "position": position})
-        for position in ("1", "2", "16", "x")
-    }
-    assert at == {"1": 9, "2": 3, "16": None, "x": None}
-    assert registry.get_sample_value("baton_spec_width", PLACE) == 2
-    metrics.forget("decode-0")
-    assert registry.get_sample_value("baton_spec_width", PLACE) is None
 
 
 def test_a_silent_node_loses_its_gauges_and_returns_counted_once(registry):
@@ -192,12 +156,6 @@ def test_a_node_that_changes_its_role_is_shown_once(registry):
     assert registry.get_sample_value("baton_kv_pool_pages", PLACE | {"role": "prefill"}) == 10
 
 
-def test_histograms_of_nodes(registry):
-    ClusterMetrics(registry).update(REPORT)
-    assert registry.get_sample_value("baton_step_seconds_count", {"node": "decode-0"}) == 2
-    assert registry.get_sample_value("baton_queue_seconds_sum", {"stage": "waiting"}) == 0.5
-
-
 def test_names_a_peer_makes_up_are_dropped(registry):
     report = changed(
         counters={"evil": 1.0}, observations={"evil": [1.0], "queue_seconds.evil": [1.0]}, pages={"evil": 1}
@@ -258,25 +216,6 @@ def test_gateways_of_a_router_without_nodes_read_no_load(registry):
     GatewayMetrics(registry, (), lambda: 0, list, lambda: 7.0)
     assert registry.get_sample_value("vllm:kv_cache_usage_perc") == 0
     assert b"cache_config_info{" not in render(registry)
-
-
-def test_two_processes_worth_of_metrics_share_nothing():
-    first, second = CollectorRegistry(), CollectorRegistry()
-    RequestMetrics(first).started()
-    RequestMetrics(second)
-    assert second.get_sample_value("baton_open_requests") == 0
-
-
-def test_a_node_counts_for_good_and_hands_samples_over_once():
-    node = NodeMetrics()
-    node.count("steps")
-    node.count("device_idle_seconds", 0.5)
-    node.observe("step_seconds", 0.1)
-    node.observe_queue(QueueStage.WAITING, 0.2)
-    assert node.take_observations() == {"step_seconds": [0.1], "queue_seconds.waiting": [0.2]}
-    assert node.take_observations() == {}
-    counters = node.counters()
-    assert (counters["steps"], counters["device_idle_seconds"]) == (1, 0.5)
 
 
 def test_a_name_that_does_not_exist_is_a_mistake_in_the_node():

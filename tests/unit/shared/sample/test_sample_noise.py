@@ -112,27 +112,6 @@ def test_noise_is_finite_over_the_whole_range_and_never_falls() -> None:
     assert float(gumbels[-1]) == pytest.approx(-math.log(-math.log1p(-0.5 / 2**23)), abs=1e-5)
 
 
-def test_one_bit_more_would_have_made_infinite_noise() -> None:
-    """The trap that NOISE_BITS avoids: this is why it must not be raised."""
-    assert np.float32(np.float32(2**24 - 1) + np.float32(0.5)) * np.float32(2.0**-24) == 1.0
-    assert np.float32(np.float32(LAST) + np.float32(0.5)) * np.float32(2.0**-23) < 1.0
-
-
-def test_both_extremes_are_drawn_by_real_hashes() -> None:
-    """The token with all bits set wins, the one with none loses; neither is nan or infinite."""
-    first, second = noise.row_keys(7, 3)
-    ids = torch.arange(1 << 22, dtype=torch.int32)
-    keys = [torch.tensor([[signed32(key)]], dtype=torch.int32) for key in (first, second)]
-    bits = noise.torch_noise_bits(*keys, ids)[0]
-    assert int(bits.max()) > LAST - 64 and int(bits.min()) < 64
-    assert noise.torch_gumbel(bits).isfinite().all()
-    assert abs(bits.double().mean() / LAST - 0.5) < 1e-3
-
-
-def signed32(key: int) -> int:
-    return key - 2**32 if key >> 31 else key
-
-
 def test_no_noise_that_reaches_is_passed_over() -> None:
     assert num_reaching_themselves() == LAST + 1
 

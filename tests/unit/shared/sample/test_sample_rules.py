@@ -20,7 +20,6 @@ from shared.sample.sampler import sample
 from shared.sample.sampler_numba import NO_TOKEN, outputs_of, row_params, sample_cpu
 from tests.support.cores.sampling_cases import (
     EFFECTS,
-    KNOBS,
     VOCAB,
     Case,
     Sampler,
@@ -94,26 +93,6 @@ def plain(case: Case, e: int) -> int:
 def test_every_rule_equals_its_definition_in_plain_python(sampler: Sampler, seed: int) -> None:
     case = Case(seed)
     assert case.run(sampler).ids.tolist() == [plain(case, e) for e in range(len(case.rows))]
-
-
-@BOTH
-def test_each_knob_changes_something(sampler: Sampler) -> None:
-    """Else the test above would pass with that rule taken away."""
-    num = 400
-    rng = np.random.default_rng(8)
-    logits = torch.from_numpy((rng.standard_normal((num, VOCAB)) * 2.5).astype(np.float32))
-    tokens = torch.from_numpy(rng.integers(0, 30, (1, 600)).astype(np.int32))
-    history = History(tokens, torch.zeros(1, dtype=torch.int64))
-    rows, positions = np.zeros(num, np.int64), torch.arange(20, 20 + num)
-    skip = ({}, {"top_k": VOCAB + 5}, {"min_tokens": 5, "stop_token_ids": (1, 2, 150), "logit_bias": ((2, 50.0),)})
-    ids = {}
-    for knobs in KNOBS:
-        more = {**knobs, "min_tokens": 300} if "min_tokens" in knobs else knobs
-        batch = SamplingBatch.build([make_params(more)], [5], [10])
-        ids[str(knobs)] = sampler(logits, batch, rows, positions, history).ids
-    for knobs in KNOBS:
-        assert (knobs in skip) or not torch.equal(ids[str(knobs)], ids["{}"]), knobs
-    assert torch.equal(ids[str({"top_k": VOCAB + 5})], ids["{}"])
 
 
 @BOTH
@@ -216,14 +195,6 @@ def test_an_array_of_another_layout_is_refused() -> None:
 
 
 @BOTH
-def test_logits_are_left_as_they_are(sampler: Sampler) -> None:
-    case = Case(6)
-    before = case.logits.clone()
-    case.run(sampler)
-    assert torch.equal(case.logits, before)
-
-
-@BOTH
 def test_equal_logits_go_to_the_lowest_id(sampler: Sampler) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [40, 41, 90]] = 3.0
@@ -256,14 +227,6 @@ def test_each_row_gets_as_many_logprobs_as_it_asked_for(sampler: Sampler) -> Non
     output = sampler(logits, batch, np.arange(4), torch.full((4,), 3), None)
     assert (output.top_ids != NO_TOKEN).sum(dim=1).tolist() == [0, 0, 2, 5]
     assert (output.logprobs != 0).tolist() == [False, True, True, True]
-
-
-@BOTH
-def test_top_k_wider_than_the_vocabulary_of_logprobs(sampler: Sampler) -> None:
-    logits = torch.tensor([[0.5, 2.0, 1.0]])
-    batch = SamplingBatch.build([SamplingParams(max_tokens=1, num_logprobs=5)], [1], [1])
-    output = sampler(logits, batch, np.zeros(1, np.int64), torch.tensor([3]), None)
-    assert output.top_ids.tolist() == [[1, 2, 0, NO_TOKEN, NO_TOKEN]]
 
 
 @BOTH
@@ -342,12 +305,6 @@ def test_drafts_of_an_output_count_as_if_they_had_been_emitted(sampler: Sampler,
         one = np.zeros(1, np.int64)
         alone = sampler(case.logits[e : e + 1], batch, one, case.positions[e : e + 1], plain_history)
         assert alone.ids[0] == together.ids[e], f"output {e} of {case.params[b]}"
-
-
-def test_numba_and_torch_agree_on_windows_bit_for_bit() -> None:
-    for seed in range(10):
-        case, _ = windows(seed)
-        assert torch.equal(case.run(sample_cpu).ids, case.run(sample_tensors).ids)
 
 
 def test_a_wrong_window_is_refused() -> None:

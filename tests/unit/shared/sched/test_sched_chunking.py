@@ -56,34 +56,6 @@ def test_prompts_of_one_length_end_one_by_one(length: int, budget: int, number: 
     assert ends([length] * number, budget) == [-(-(i + 1) * length // budget) for i in range(number)]
 
 
-@given(st.integers(20, 400), st.integers(1, 40), st.integers(1, 64))
-def test_endless_short_prompts_at_most_double_the_oldest_s_steps(long: int, short: int, budget: int) -> None:
-    """In every step new short prompts want the whole budget; the long one needs at most twice the steps it would
-    need alone."""
-    alone, steps, left = -(-long // budget), 0, long
-    while left:
-        left -= share_budget([left] + [short] * (budget // short + 2), budget)[0]
-        steps += 1
-        assert steps <= 2 * alone
-
-
-@given(st.lists(st.integers(1, 200), min_size=1, max_size=10), st.integers(1, 64))
-def test_everybody_ends(remaining: list[int], budget: int) -> None:
-    left, steps, total = list(remaining), 0, sum(remaining)
-    while left:
-        shares = share_budget(left, budget)
-        left = [rest - share for rest, share in zip(left, shares, strict=True) if rest > share]
-        steps += 1
-        assert steps <= total // budget + 1
-
-
-def test_what_the_short_ones_leave_goes_back_to_the_oldest() -> None:
-    assert share_budget([100, 3], 32) == [29, 3]
-    assert share_budget([100], 32) == [32]
-    assert share_budget([2, 100, 50], 32) == [2, 0, 30]
-    assert share_budget([], 32) == []
-
-
 def test_a_prompt_is_as_urgent_as_its_shortest_follower() -> None:
     """And only for as many tokens as that one lacks: then the shorter ones go first again."""
     assert chunking.share_budget([300, 100, 200], [300, 100, 200], 64) == [32, 32, 0]

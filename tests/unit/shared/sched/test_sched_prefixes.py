@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -47,31 +48,18 @@ def check(core: NodeCore, jobs: list[Job], outcome: Outcome) -> None:
     core.kv.check_integrity(idle=True)
     prefixes = core.queues.prefixes
     assert not (prefixes._leaders or prefixes._leads or prefixes._waits_for or prefixes._wanted), "nothing is left"
-    core.close()
 
 
 @pytest.mark.parametrize("chunk_size", [48, 64, 512])
-@pytest.mark.parametrize(("width", "spec"), [(1, "none"), (4, "eagle"), (3, "ngram")])
-def test_a_burst_computes_its_prefix_once(chunk_size: int, width: int, spec: str) -> None:
-    core = make_core(replace(KNOBS, chunk_size=chunk_size, width=width, spec=spec))
-    jobs = jobs_of(16)
+@pytest.mark.parametrize(
+    "knobs", [{}, {"width": 4, "spec": "eagle"}, {"width": 3, "spec": "ngram"}, {"window": 40}], ids=str
+)
+def test_a_burst_computes_its_prefix_once(chunk_size: int, knobs: dict[str, Any]) -> None:
+    core = make_core(replace(KNOBS, chunk_size=chunk_size, **knobs))
+    jobs = [replace(job, window=knobs.get("window", 0)) for job in jobs_of(16)]
     submit(core, jobs)
     outcome = finish(core)
     assert core.queues.counters.prompt_tokens == COMMON + 16 * (STEM - COMMON + OWN)
-    check(core, jobs, outcome)
-
-
-def test_a_request_that_comes_later_finds_the_finished_chunks() -> None:
-    core, jobs = make_core(KNOBS), jobs_of(2)
-    submit(core, jobs[:1])
-    outcome = Outcome()
-    first = core.queues.requests[RequestKey("test", 1, "r0", 0, 0)]
-    while first.computed < KNOBS.chunk_size:
-        core.loop.step(block=True)
-        outcome.take(core)
-    submit(core, jobs[1:])
-    finish(core, outcome)
-    assert core.queues.counters.prompt_tokens == COMMON + 2 * (STEM - COMMON + OWN)
     check(core, jobs, outcome)
 
 
@@ -105,7 +93,6 @@ def test_waiting_takes_no_longer_than_computing() -> None:
             outcome.take(core)
         steps = core.loop.num_steps
         finish(core, outcome)
-        core.close()
         return steps
 
     assert first_token_step(shared=True) <= first_token_step(shared=False) + 1
@@ -168,24 +155,6 @@ def test_nobody_waits_for_a_prompt_under_suspicion() -> None:
     check(core, jobs, finish(core, outcome))
 
 
-def test_siblings_share_their_prompt() -> None:
-    core = make_core(KNOBS)
-    jobs = [Job(0, tokens(0, STEM + OWN), replace(ANSWER, temperature=1.0), i, seq_index=i) for i in range(6)]
-    submit(core, jobs)
-    finish(core)
-    assert core.queues.counters.prompt_tokens <= COMMON + 6 * (STEM - COMMON + OWN)
-    core.kv.check_integrity(idle=True)
-    core.close()
-
-
-def test_windows_share_too() -> None:
-    core, jobs = make_core(replace(KNOBS, window=40)), [replace(job, window=40) for job in jobs_of(8)]
-    submit(core, jobs)
-    outcome = finish(core)
-    assert core.queues.counters.prompt_tokens == COMMON + 8 * (STEM - COMMON + OWN)
-    check(core, jobs, outcome)
-
-
 def steps_until(core: NodeCore, outcome: Outcome, name: str) -> int:
     begin = core.loop.num_steps
     while not outcome.streams.get(name):
@@ -224,4 +193,3 @@ def test_few_prompts_are_hashed_in_one_round(monkeypatch: pytest.MonkeyPatch) ->
     submit(core, jobs)
     core.scheduler.planner.plan()
     assert sum(req.page_names is not None for req in core.queues.requests.values()) == 1 + 3, "the leader and three"
-    core.close()

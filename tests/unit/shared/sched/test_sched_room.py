@@ -90,19 +90,6 @@ def test_the_next_page_of_its_prompt_makes_it_fit(window: int | None) -> None:
     assert not site.waits(waiting) and waiting.row
 
 
-def test_pages_of_others_wake_nobody() -> None:
-    site = Site()
-    row = site.kv.alloc_row("other")
-    assert row is not None and site.kv.grow(row, 20)
-    site.hold(14)
-    waiting = site.request(STEM + tuple(range(60)))
-    assert not site.waits(waiting)
-    other = np.arange(100, 180)
-    for num_tokens in (16, 32, 48):
-        site.kv.insert_prefix(row, other[:num_tokens], num_tokens)
-        assert site.waits(waiting)
-
-
 def test_an_evicted_prefix_is_looked_up_anew() -> None:
     site = Site()
     site.cache_stem(40)
@@ -113,13 +100,3 @@ def test_an_evicted_prefix_is_looked_up_anew() -> None:
     assert not site.waits(waiting), "what was found is gone"
     for each in (held, row):
         site.kv.release(each)
-
-
-def test_without_a_free_row_a_row_is_lacking() -> None:
-    site = Site()
-    site.hold(30)
-    waiting = site.request(STEM + tuple(range(60)))
-    assert not site.waits(waiting)
-    while site.kv.rows.num_free:
-        assert site.kv.alloc_row("more") is not None
-    assert site.no_room.lacking(waiting, 0) == Shortage(0)

@@ -85,10 +85,8 @@ def assert_scores(jobs: Sequence[Job], scores: Scores) -> None:
 CELLS = [
     CoreKnobs(chunk_size=16),
     CoreKnobs("simulated", chunk_size=7, page_size=4),
-    CoreKnobs("simulated", chunk_size=32, width=4, mix=False),
-    CoreKnobs("simulated", chunk_size=16, width=4, needs_cpu_seq_lens=True, overlap=False),
+    CoreKnobs("simulated", chunk_size=16, width=4, mix=False, needs_cpu_seq_lens=True, overlap=False),
     CoreKnobs("inline", chunk_size=16, width=4, topk=2, steps=2, spec="eagle"),
-    CoreKnobs("simulated", chunk_size=16, prefix_cache=False, num_pages=40),
     CoreKnobs("simulated", chunk_size=16, cold_pages=50, num_pages=30),
     CoreKnobs("inline", chunk_size=16, stages=2),
 ]
@@ -104,10 +102,9 @@ def test_every_prompt_token_is_scored_once_and_right(knobs: CoreKnobs) -> None:
         assert_scores(jobs, scores)
         assert_streams(jobs, outcome)
     assert_whole(core)
-    core.close()
 
 
-@pytest.mark.parametrize("known", [1, 2, 16, 17, 40, 59, 60])
+@pytest.mark.parametrize("known", [1, 17, 60])
 def test_known_scores_are_not_computed_again_and_the_cache_helps(known: int) -> None:
     job = scored(Job(1, tuple(random.Random(1).randrange(95) for _ in range(60)), SamplingParams(4, 0.0), 1))
     core = make_core(CoreKnobs(chunk_size=16))
@@ -124,7 +121,6 @@ def test_known_scores_are_not_computed_again_and_the_cache_helps(known: int) -> 
     assert found == list(range(known, 60))
     cacheable = (59 if known == 60 else known - 1) // 16 * 16
     assert request.cached_tokens == cacheable and request.output_ids == job.expected()
-    core.close()
 
 
 def test_scores_on_tensors_are_those_of_the_kernels() -> None:

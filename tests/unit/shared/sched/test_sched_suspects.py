@@ -14,7 +14,7 @@ import torch
 from shared.core.errors import DeviceLost, StepFailed
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
-from shared.engine.plan import StepPlan
+from shared.engine.plan import RowId
 from shared.model.math.interface import ModelInputs, ModelOutput
 from shared.node.assembly.warm_up import warm_up
 from shared.node.records.core import NodeCore
@@ -22,6 +22,7 @@ from shared.observe.log import Logger
 from shared.sched.loop import MOST_IN_A_ROW
 from shared.wire.messages import Installed, Ready
 from tests.support.cores.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, make_core, run_local
+from tests.support.cores.steps import plans_of
 from tests.support.worlds.node_pair import Net, assert_clean, expected, make_node
 
 BACKENDS = ("inline", "cpu", "simulated")
@@ -81,38 +82,10 @@ def test_a_bad_request_fails_alone(backend: str, overlap: bool, width: int, mix:
     judge(outcome, good, [bad])
     assert core.loop.num_failed_steps == 2, "once in company, once alone"
     assert_whole(core)
-    core.close()
-
-
-@pytest.mark.parametrize(
-    "knobs", [{"stages": 2}, {"encoder": True}, {"window": 24}, {"spec": "ngram", "width": 4}], ids=str
-)
-def test_whatever_the_model_is(knobs: dict) -> None:
-    core = make_core(CoreKnobs("simulated", chunk_size=200, page_size=4, seed=1, **knobs))
-    asked, company = [], 3
-
-    def third_company(inputs: ModelInputs) -> bool:
-        asked.append(len(inputs.layout.cu_q_lens) - 1)
-        return asked[-1] >= company and sum(rows >= company for rows in asked) == 2
-
-    if not knobs.get("stages"):
-        Forward(core, third_company)
-    else:
-        stages = core.engine.stages
-        (second,) = stages.later  # type: ignore[attr-defined]
-        calls: list[int] = []
-        stages.later = (lambda *args: calls.append(1) or (second(*args) if len(calls) != 9 else 1 // 0),)  # type: ignore
-    jobs = [
-        replace(good_job(rid), window=knobs.get("window", 0), encoder=knobs.get("encoder", False)) for rid in range(5)
-    ]
-    assert_streams(jobs, run_local(core, jobs, rng=random.Random(5)))
-    assert core.loop.num_failed_steps == 1
-    assert_whole(core)
-    core.close()
 
 
 @pytest.mark.parametrize("backend", ["inline", "simulated"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_many_bad_requests_fail_alone_and_leave_the_node_up(backend: str, seed: int) -> None:
     rng = random.Random(seed)
     knobs = CoreKnobs(backend, chunk_size=rng.choice([16, 64]), width=rng.choice([1, 4]), num_pages=90, seed=seed)
@@ -129,7 +102,6 @@ def test_many_bad_requests_fail_alone_and_leave_the_node_up(backend: str, seed: 
     late = [good_job(rid) for rid in (50, 51)]
     assert_streams(late, run_local(core, late))
     assert_whole(core)
-    core.close()
 
 
 def test_bad_requests_in_a_row_do_not_end_an_idle_node() -> None:
@@ -143,7 +115,6 @@ def test_bad_requests_in_a_row_do_not_end_an_idle_node() -> None:
         judge(outcome, [], [bad_job(rid)])
     assert_streams([good_job(50)], run_local(core, [good_job(50)]))
     assert_whole(core)
-    core.close()
 
 
 def test_who_came_through_steps_with_the_others_again() -> None:
@@ -154,15 +125,12 @@ def test_who_came_through_steps_with_the_others_again() -> None:
     judge(outcome, good, [bad_job(9)])
     assert max(forward.rows[-20:]) == 4, "all four decode together in the end"
     assert sum(rows == 1 for rows in forward.rows) < 30
-    core.close()
 
 
 def test_others_step_between_two_suspects() -> None:
     """Those who were not in the failed step need not wait until all the suspects are through."""
     core = make_core(CoreKnobs(overlap=False, chunk_size=500, prefix_cache=False, mix=False))
-    plans: list[StepPlan] = []
-    launch = core.engine.launch
-    core.engine.launch = lambda plan: plans.append(plan) or launch(plan)  # type: ignore[func-returns-value, method-assign]
+    plans = plans_of(core)
     decoding = good_job(0, 20, 60).request()
     core.scheduler.intake.submit(decoding)
     while len(decoding.output_ids) < 3:
@@ -181,7 +149,6 @@ def test_others_step_between_two_suspects() -> None:
     assert sum(names == {"r0"} for names in rids) >= 4
     run_local(core, [])
     assert decoding.output_ids == good_job(0, 20, 60).expected()
-    core.close()
 
 
 @pytest.mark.parametrize("nth", [3, 9, 14])
@@ -195,7 +162,22 @@ def test_a_suspect_that_comes_back_from_the_cold_tier_goes_on(nth: int) -> None:
     assert core.loop.num_failed_steps == 1
     assert core.queues.counters.readmissions == 0
     assert nth == 3 or core.queues.counters.restored_pages
-    core.close()
+
+
+def test_a_failed_step_of_a_former_life_leaves_the_next_alone() -> None:
+    """The request gave its memory away while that step was in flight."""
+    core, job = make_core(CoreKnobs(chunk_size=16)), good_job(0, 40)
+    request = job.request()
+    core.scheduler.intake.submit(request)
+    while len(request.output_ids) < 5:
+        core.loop.step(block=True)
+    former = RowId(request.key, request.incarnation)
+    core.queues.retract(request)
+    for _ in range(2):  # the first makes a suspect of whom it names, the second ends him
+        core.scheduler.results.step_failed((former,), (), StepFailed("injected"))
+    run_local(core, [])
+    assert request.output_ids == job.expected()
+    assert_whole(core)
 
 
 # ---- hand-offs
@@ -239,7 +221,6 @@ def test_a_hand_off_recomputes_only_what_the_failed_step_lost(nth: int) -> None:
     core.queues.complete_handoff(req.key)
     run_local(core, [])
     assert_whole(core)
-    core.close()
 
 
 # ---- the device
@@ -264,7 +245,6 @@ def test_a_dead_device_ends_the_node_and_blames_no_request(backend: str, num_job
             core.loop.step(block=True)
     outcome.take(core)
     assert core.loop.num_failed_steps <= MOST_IN_A_ROW and not outcome.ends
-    core.close()
 
 
 def test_a_node_does_not_come_up_on_a_dead_device() -> None:
@@ -273,13 +253,11 @@ def test_a_node_does_not_come_up_on_a_dead_device() -> None:
     with pytest.raises(DeviceLost):
         warm_up(core, Logger("d", said))
     assert "warm" not in said.getvalue()
-    core.close()
 
 
-@pytest.mark.parametrize("layer_ends", [(), (1,)])
-def test_a_dead_device_ends_a_prefill_node(layer_ends: tuple[int, ...]) -> None:
-    """Also where a hand-off can't begin again, for its layers have gone ahead."""
-    core, outcome = make_core(CoreKnobs(chunk_size=16, layer_ends=layer_ends)), Outcome()
+def test_a_dead_device_ends_a_prefill_node() -> None:
+    """Its hand-offs can't begin again, for their layers have gone ahead."""
+    core, outcome = make_core(CoreKnobs(chunk_size=16, layer_ends=(1,))), Outcome()
     dies(core)
     core.scheduler.intake.submit(good_job(0).request(handoff_to="decode"))
     with pytest.raises(DeviceLost):
@@ -287,7 +265,6 @@ def test_a_dead_device_ends_a_prefill_node(layer_ends: tuple[int, ...]) -> None:
             core.loop.step(block=True)
     outcome.take(core)
     assert not outcome.ends
-    core.close()
 
 
 def test_requests_that_leave_in_time_do_not_hide_a_dead_device() -> None:
@@ -302,7 +279,6 @@ def test_requests_that_leave_in_time_do_not_hide_a_dead_device() -> None:
                 core.loop.step(block=True)
             core.queues.abort(req.key)
     assert core.loop.num_failed_steps == MOST_IN_A_ROW
-    core.close()
 
 
 @pytest.mark.parametrize("place", ["forward", "copy"])
@@ -318,7 +294,6 @@ def test_a_device_error_is_believed_if_an_empty_step_fails_too(place: str) -> No
         for _ in range(20):
             core.loop.step(block=True)
     assert core.loop.num_failed_steps == 1, "nobody had to try it again"
-    core.close()
 
 
 def _lost() -> None:
@@ -334,7 +309,6 @@ def test_device_errors_that_pass_leave_the_other_streams_right() -> None:
     assert core.loop.num_failed_steps > 2
     failed = {rid for rid, end in outcome.ends.items() if end.reason is FinishReason.ERROR}
     assert_streams([job for job in good if f"r{job.rid}" not in failed], outcome)
-    core.close()
 
 
 @pytest.mark.parametrize("knobs", [{}, {"encoder": True}, {"width": 4}, {"page_size": 1}], ids=str)
@@ -355,4 +329,3 @@ def test_the_step_of_nobody_s_takes_nothing_and_touches_nobody(hazards, knobs: d
     assert_streams([], run_local(core, []))
     assert req.output_ids == job.expected()
     assert_whole(core)
-    core.close()

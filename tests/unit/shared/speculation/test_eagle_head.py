@@ -145,15 +145,6 @@ def test_chunks_and_single_steps_equal_one_causal_pass(case: Case, kernels: str,
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_bfloat16_stays_near_float32(case: Case, kernels: str) -> None:
-    draft = Draft(case.head(kernels, "bfloat16"))
-    got = joined([draft.one(case, 0, 30), *(draft.one(case, n, n + 1) for n in range(30, SLOTS))])
-    want, logits = case.plain.hidden(case.next_ids, case.plain.features(case.aux)), got.logits
-    assert (got.hidden - want).abs().mean() < 0.02 * want.abs().mean()
-    assert (logits - case.plain.logits(want)).abs().mean() < 0.03 * case.plain.logits(want).abs().mean()
-
-
-@pytest.mark.parametrize("kernels", KERNELS)
 def test_a_chain_feeds_on_itself_and_leaves_no_trace(case: Case, kernels: str) -> None:
     """Draft steps take the head's own output; their slots are written again once the target has been there."""
     draft, start = Draft(case.head(kernels)), 20
@@ -191,23 +182,6 @@ def test_a_tree_is_its_paths(whole: Case, kernels: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_neighbours_and_cuts_do_not_show(whole: Case, dtype: str) -> None:
-    """Bit for bit, on compiled kernels: rows of 30, 1, 4 and 1 slots in one call, and each alone in other cuts."""
-    head = whole.head("auto", dtype)
-    together, alone = Draft(head, 4), Draft(head, 4)
-    parts = {0: range(0, 30), 1: range(25, 26), 2: range(7, 11), 3: range(0, 1)}
-    for row, part in parts.items():
-        for draft in (together, alone):
-            if part.start:
-                draft.one(whole, 0, part.start, row)
-    flat = torch.tensor([slot for part in parts.values() for slot in part])
-    got = together.extend(parts, whole.next_ids[flat], whole.aux[flat])
-    cuts = {0: (0, 1, 9, 30), 1: (25, 26), 2: (7, 8, 11), 3: (0, 1)}
-    want = [alone.one(whole, *cut, row) for row, at in cuts.items() for cut in zip(at, at[1:], strict=False)]
-    assert torch.equal(got.hidden, joined(want).hidden) and torch.equal(got.logits, joined(want).logits)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_one_program_has_the_bits_of_separate_kernels(whole: Case, dtype: str, threads: int) -> None:
     if not supports(128, getattr(torch, dtype)):
@@ -224,16 +198,6 @@ def test_one_program_has_the_bits_of_separate_kernels(whole: Case, dtype: str, t
         got, want = (draft.forward(parts, ids, features[-size:]) for draft in (program, separate))
         assert torch.equal(got.hidden, want.hidden) and torch.equal(got.logits, want.logits)
     assert torch.equal(program.pool.plane("eagle").nan_to_num(), separate.pool.plane("eagle").nan_to_num())
-
-
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_what_is_written_alone_is_what_a_forward_writes(whole: Case, kernels: str) -> None:
-    whole_run, written = Draft(whole.head(kernels)), Draft(whole.head(kernels))
-    for start, stop in ((0, 19), (19, 20), (20, SLOTS)):
-        whole_run.one(whole, start, stop)
-        written.write({0: range(start, stop)}, whole.next_ids[start:stop], whole.aux[start:stop])
-    planes = [draft.pool.plane("eagle")[draft.table[0].long()] for draft in (whole_run, written)]
-    assert torch.equal(planes[0].nan_to_num(7.0), planes[1].nan_to_num(7.0)) and not planes[0][0].isnan().any()
 
 
 @needs_program
@@ -341,17 +305,6 @@ def test_aux_is_what_layers_read(case: Case, kernels: str, layers: tuple[int, ..
     assert off.aux is None
     model.capture_aux(())
     assert step(model, ids, [39]).aux is None
-
-
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_aux_is_in_the_dtype_and_the_callers(whole: Case, kernels: str) -> None:
-    model = whole.target(kernels, "bfloat16")
-    model.capture_aux(AUX_LAYERS)
-    first = step(model, [5, 6, 7], [2])
-    kept = first.aux.clone()
-    second = step(model, [8, 9, 10], [2])
-    assert first.aux.dtype == torch.bfloat16 and first.aux.shape == (3, 3 * 128)
-    assert torch.equal(first.aux, kept) and not torch.equal(first.aux, second.aux)
 
 
 def test_layers_that_are_not_there_are_refused(whole: Case) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.engine.plan import StepPlan
-from shared.engine.verify import Drafts, Verified, in_order, last_token_idx, next_ids, verify
+from shared.engine.verify import Drafts, last_token_idx, next_ids, verify
 from shared.engine.window import compact, counted_tokens, lay_out
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
@@ -74,27 +74,6 @@ def test_verify_takes_the_longest_right_path(seed: int, width: int, num_rows: in
         assert verified.tokens[len(chunks) - 1, 0] == draws[0] and verified.accept_lens[len(chunks) - 1] == 1
 
 
-@given(seed=st.integers(0, 2**32), width=st.integers(2, 6), vocab=st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
-def test_a_chain_is_the_tree_in_which_each_node_has_one_child(seed: int, width: int, vocab: int) -> None:
-    rng = random.Random(seed)
-    ids = torch.tensor([[rng.randrange(vocab) for _ in range(width - 1)] for _ in range(2)])
-    draws = torch.tensor([rng.randrange(vocab) for _ in range(2 * width)])
-    chain, tree = Drafts(ids), Drafts(ids, torch.arange(width - 1).expand(2, -1))
-    assert torch.equal(chain.lineage, tree.lineage)
-    results: list[tuple[Verified, torch.Tensor, torch.Tensor]] = []
-    for drafts in (chain, tree):
-        fb = make_batch(make_plan([9, 20], width, []))
-        lay_out(fb, drafts)
-        verified = verify(fb, drawn(draws), drafts)
-        results.append((verified, next_ids(fb, verified), last_token_idx(fb, verified)))
-    (of_chain, *rest_of_chain), (of_tree, *rest_of_tree) = results
-    assert of_chain.order is None
-    for name in ("tokens", "accept_lens", "seq_lens", "next_token"):
-        assert torch.equal(getattr(of_chain, name), getattr(of_tree, name)), name
-    assert all(map(torch.equal, rest_of_chain, rest_of_tree))
-
-
 @given(seed=st.integers(0, 2**32), width=st.integers(2, 16))
 @settings(max_examples=60, deadline=None)
 def test_a_tree_is_laid_out_by_depth_and_ancestors(seed: int, width: int) -> None:
@@ -122,13 +101,6 @@ def test_a_tree_is_laid_out_by_depth_and_ancestors(seed: int, width: int) -> Non
             assert counted == [int(ids[d, n - 1]) for n in path_to(tree, node)[1:]], "no sibling, and itself"
     assert inputs.positions[:4].tolist() == inputs.slots[:4].tolist() == [3, 4, 5, 6]
     assert (inputs.visible[:4] == -1).all()
-
-
-def test_a_chain_keeps_slots_and_positions_together() -> None:
-    fb = make_batch(make_plan([9, 20], 4, [4]))
-    positions = fb.inputs.positions
-    lay_out(fb, Drafts(torch.zeros((2, 3), dtype=torch.int64)))
-    assert fb.inputs.slots is None and fb.inputs.visible is None and fb.inputs.positions is positions
 
 
 # --- compaction -------------------------------------------------------------------------------------------------------
@@ -204,7 +176,3 @@ def _assert_only_windows_changed(pool: KVPool, before: torch.Tensor, plan: StepP
         written |= {int(plan.layout.page_table[b, slot // page_size]) for slot in range(start, start + width)}
     for page in range(pool.num_pages):
         assert page in written or torch.equal(pool.pages_bytes[page], before[page]), f"page {page}"
-
-
-def test_rows_before_the_windows_keep_their_places() -> None:
-    assert in_order(torch.tensor([[0, 2, 1], [0, 1, 2]]), 8).tolist() == [0, 1, 2, 4, 3, 5, 6, 7]

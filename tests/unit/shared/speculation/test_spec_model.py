@@ -16,7 +16,6 @@ from shared.core.request import NodeAsk, Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
-from shared.engine.plan import StepResult
 from shared.kernel.attention.attention import AttentionInputs
 from shared.kernel.team.team import Team
 from shared.kv.layout import PlaneSpec
@@ -135,39 +134,6 @@ def test_streams_are_those_of_plain_decoding(folders: tuple[Path, Path]) -> None
         assert streams[kind] == streams["none"], kind
 
 
-def watch_results(core: NodeCore) -> list[StepResult]:
-    results: list[StepResult] = []
-    process = core.scheduler.process
-
-    def watched(result: StepResult) -> None:
-        results.append(result)
-        process(result)
-
-    core.scheduler.process = watched  # type: ignore[method-assign]
-    return results
-
-
-def state_of_first(result: StepResult) -> dict[str, torch.Tensor]:
-    """What the end of the first job's prompt left, if it is in this step."""
-    rows = enumerate(result.row_ids[: result.num_prefill])
-    row = next((b for b, row_id in rows if row_id.key.rid == "0.0" and result.accept_lens[b]), None)
-    return {} if row is None else {name: value[row] for name, value in result.draft_state.items()}
-
-
-@pytest.mark.parametrize("kind", ["eagle", "mtp"])
-def test_draft_state_is_the_same_however_a_prompt_was_cut(kind: str, folders: tuple[Path, Path]) -> None:
-    """What is relayed after the prompt, and so what the next step drafts, depends on the prompt alone."""
-    states = []
-    for chunk_size in (64, 5):
-        core = make_core(kind, folders, chunk_size)
-        results = watch_results(core)
-        run(core)
-        states.append(next(state for state in map(state_of_first, results) if state))
-    assert set(states[0]) >= {"topk_index"}
-    for name, value in states[0].items():
-        torch.testing.assert_close(value, states[1][name], rtol=1e-4, atol=1e-5)
-
-
 Drafted = dict[tuple[str, int], list[int]]
 
 
@@ -205,20 +171,3 @@ def test_a_decode_node_drafts_what_one_node_alone_would(kind: str, folders: tupl
     assert found == wanted and len(found) > 40
     alone.close()
     pair.close()
-
-
-def test_the_head_drafts_from_its_own_vocabulary(folders: tuple[Path, Path]) -> None:
-    core = make_core("eagle", folders)
-    drafter = core.engine.worker.drafter
-    assert drafter is not None
-    proposed, propose = [], drafter.propose
-
-    def watched(*args):  # noqa: ANN002, ANN202
-        proposed.append(propose(*args).ids)
-        return propose(*args)
-
-    drafter.propose = watched  # type: ignore[method-assign]
-    run(core)
-    known = load_eagle_head(str(folders[1]), "", core.model).d2t  # type: ignore[arg-type]
-    drafts = torch.cat([ids.reshape(-1) for ids in proposed])
-    assert torch.isin(drafts, known).all() and len(drafts.unique()) > 3

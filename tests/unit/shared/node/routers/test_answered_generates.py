@@ -8,10 +8,8 @@ import pytest
 from shared.core.errors import StepFailed, WireError
 from shared.core.sampling_params import SamplingParams
 from shared.node.loop.node import TAKEN_AT_ONCE, Node
-from shared.node.records.departure import Departure
 from shared.wire.messages import Generate, Heartbeat, Key, Welcome
 from shared.wire.parts import Taken
-from shared.wire.peers import PeerClosed, PeerUp
 from shared.wire.ranges import MAX_TAKEN
 from shared.wire.unreadable import Unreadable
 from shared.wire.zeromq.budget import MAX_BATCH
@@ -103,17 +101,6 @@ def test_a_heartbeat_tells_what_was_taken_once(node: Node, net: Net) -> None:
     assert net.router.streams[first] == expected(JOB)
 
 
-def test_a_refused_generate_counts_as_taken(node: Node, net: Net) -> None:
-    """Its router knows from the end."""
-    node.ctx.leaving = Departure()
-    key = net.generate(node, JOB)
-    net.run()
-    assert codes(net, key) == ["node_draining"]
-    net.now = 1.0
-    net.tick(name_of(node))
-    assert taken(net)[-1].keys == [key]
-
-
 def test_a_welcome_is_answered_at_once_with_its_clock(node: Node, net: Net) -> None:
     key = net.generate(node, JOB)
     net.to_node(name_of(node), Welcome(ROUTER_ID, ROUTER_EPOCH, 1, b"k", 77))
@@ -131,12 +118,3 @@ def test_a_full_list_is_told_at_once(node: Node, net: Net) -> None:
         net.generate(node, Job(rid, JOB.prompt, JOB.sampling, 7))
         net.tick(name_of(node))
     assert [len(one.keys) for one in taken(net)[before:]] == [TAKEN_AT_ONCE]
-
-
-def test_a_new_connection_begins_with_nothing_taken(node: Node, net: Net) -> None:
-    net.generate(node, JOB)
-    net.tick(name_of(node))
-    net.inboxes[name_of(node)].extend([PeerClosed(ROUTER), PeerUp(ROUTER)])
-    net.to_node(name_of(node), Welcome(ROUTER_ID, ROUTER_EPOCH, 2, b"k", 5))
-    net.tick(name_of(node))
-    assert taken(net)[-1] == Taken(5, [])

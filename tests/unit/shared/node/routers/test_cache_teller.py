@@ -49,7 +49,6 @@ def test_a_router_knows_the_cache_whatever_happens_to_it() -> None:
     core.kv.flush_cache()
     assert all(index.take_events(message) for message in told(teller)) and not len(index)
     assert evicted > 20
-    core.close()
 
 
 def test_what_was_missed_is_told_again_or_from_the_beginning() -> None:
@@ -68,7 +67,6 @@ def test_what_was_missed_is_told_again_or_from_the_beginning() -> None:
     anew = told(teller)
     assert [one.cleared for one in anew] == [True]
     assert index.take_events(anew[0]) and index._names == set(core.kv.cache.cached_names())
-    core.close()
 
 
 def test_what_is_kept_for_a_router_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,16 +83,6 @@ def test_what_is_kept_for_a_router_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert max(len(one.stored) + len(one.removed) for one in messages) == 5
     assert all(index.take_events(message) for message in messages)
     assert index._names == set(core.kv.cache.cached_names())
-    core.close()
-
-
-def test_a_router_that_is_gone_is_told_nothing() -> None:
-    core = make_core(CoreKnobs())
-    teller = CacheTeller(core.kv, "a", 1)
-    teller.asked(ROUTER, 0)
-    run_one(core, 1)
-    assert told(teller, "tcp://other") == [] and teller.seq(ROUTER) == 0 and core.kv.cache.listener is None
-    core.close()
 
 
 def test_late_messages_of_a_lost_connection_change_nothing() -> None:
@@ -115,4 +103,3 @@ def test_late_messages_of_a_lost_connection_change_nothing() -> None:
     assert index.take_events(anew[0]) and all(index.take_events(message) for message in late)
     assert all(index.take_events(message) for message in anew[1:])
     assert index._names == set(core.kv.cache.cached_names())
-    core.close()

@@ -25,18 +25,6 @@ def state(router: Router, node_id: str) -> tuple[bool, bool]:
     return node is not None, leaving is not None and By.LIST in leaving.by
 
 
-def test_a_newly_listed_router_hears_hello_within_two_seconds() -> None:
-    site = Site()
-    first, second = site.router(A, "a", 1), site.router(B, "b", 1)
-    node = site.node("decode", "d0", (A,))
-    site.run(1.0)
-    assert first.nodes() == ["d0"] and second.nodes() == []
-    site.list_routers(node, A, B)
-    site.run(2.0)
-    assert first.nodes() == second.nodes() == ["d0"]
-    assert node.ctx.metrics.counters()["router_list_changes"] == 1
-
-
 def test_a_router_off_the_list_keeps_its_streams_to_their_end() -> None:
     site = Site()
     first, second = site.router(A, "a", 1), site.router(B, "b", 1)
@@ -79,26 +67,6 @@ def test_a_node_stays_until_the_other_half_of_a_hand_off_comes() -> None:
         site.list_routers(node, A)
     site.run(3.0)
     assert state(second, "d0") == state(second, "p0") == (True, True) and not site.hung_up
-
-
-def test_a_router_that_nobody_waits_for_is_left_at_once() -> None:
-    site = Site()
-    second = site.router(B, "b", 1)
-    node = site.node("decode", "d0")
-    site.run(1.0)
-    site.list_routers(node, A)
-    site.run(2.0)
-    assert site.hung_up == [("d0@1", B)] and state(second, "d0") == (False, False)
-
-
-def test_a_router_that_was_never_there_is_forgotten() -> None:
-    site = Site()
-    node = site.node("decode", "d0")
-    site.run(1.0)
-    assert node.membership.lacking() == [A, B]
-    site.list_routers(node, A)
-    site.run(1.0)
-    assert site.hung_up == [("d0@1", B)] and list(node.ctx.routers.dialled) == [A]
 
 
 NO_ANSWER, SERVED = "no router answers at this address", "a router serves this node"

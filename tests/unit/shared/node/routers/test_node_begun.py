@@ -6,7 +6,7 @@ from shared.node.records.mail import Outgoing
 from shared.wire.messages import Begun, Message
 from tests.support.cores.core_rig import CoreKnobs
 from tests.support.worlds.faulty_pair import job, pair
-from tests.support.worlds.node_pair import Net, assert_clean, make_node, name_of, sibling
+from tests.support.worlds.node_pair import Net, assert_clean, make_node, name_of
 
 
 def test_the_word_leaves_with_the_round_that_launches_the_step() -> None:
@@ -30,12 +30,3 @@ def test_who_waits_for_memory_has_not_begun() -> None:
     net.run()
     assert net.router.begun == [("p0", first), ("p0", second)], "once each"
     assert_clean(p)
-
-
-def test_each_sibling_s_start_is_told_by_the_node_computing_it() -> None:
-    p, d = pair()
-    net = Net([p, d])
-    key = net.generate(p, job(), d, num_sequences=2)
-    net.run()
-    assert len(net.router.begun) == 2 and set(net.router.begun) == {("p0", key), ("p0", sibling(key, 1))}
-    assert_clean(p, d)

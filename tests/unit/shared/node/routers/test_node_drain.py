@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from shared.core.sampling_params import SamplingParams
 from shared.node.loop.node import Node
-from shared.node.records.convert import drafts_within
 from shared.wire.messages import Drain, Heartbeat, Refuse
 from tests.support.cores.core_rig import CoreKnobs, Job
 from tests.support.worlds.node_pair import ROUTER, Net, assert_clean, expected, make_node, name_of
@@ -78,26 +76,3 @@ def test_who_is_left_at_the_end_of_a_drain_hears_of_it() -> None:
     assert [(end.error_code, end.error_message) for end in ends] == [("node_draining", "its time is up")] * 2
     net.run()
     assert_clean(p, d)
-
-
-def test_the_end_of_a_drain_ends_offers_that_wait_too() -> None:
-    """A decode node without pages: the second offer waits, outside of the scheduler's books."""
-    node = make_node("decode", "d0", CoreKnobs(num_pages=8, max_running=1))
-    prefill = make_node("prefill", "p0", CoreKnobs())
-    net = Net([prefill, node])
-    keys = [net.generate(prefill, job(rid), node) for rid in range(3)]
-    for _ in range(400):
-        if node.side.outside():
-            break
-        net.turn()
-    assert node.side.outside(), "no offer waits"
-    node.fail_all("the time of the drain is over")
-    assert not node.side.outside() and not node.ctx.core.requests
-    net.run()
-    assert {net.router.end(key).error_code for key in keys} == {"node_draining"}
-
-
-@pytest.mark.parametrize(("ids", "fits"), [([0], True), ([94], True), ([95], False), ([-1], False), ([3, 95], False)])
-def test_drafts_of_a_peer_are_ids_of_the_vocabulary(ids: list[int], fits: bool) -> None:
-    assert drafts_within({"topk_index": torch.tensor(ids)}, 95) == fits
-    assert drafts_within({}, 95)

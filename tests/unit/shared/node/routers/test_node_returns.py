@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 
-import pytest
 from prometheus_client import CollectorRegistry
 
 from router.dispatch.gateway import Gateway
@@ -16,8 +15,8 @@ from shared.observe.metrics import ClusterMetrics
 from shared.wire.codec import key_of
 from shared.wire.messages import Abort, Drain, Generate, Heartbeat, Hello, Key, Message, Welcome
 from shared.wire.peers import PeerClosed, PeerUp, Received, peer_name
-from tests.support.cores.core_rig import CoreKnobs, Job
-from tests.support.worlds.node_pair import ROUTER, Net, assert_clean, make_node
+from tests.support.cores.core_rig import CoreKnobs
+from tests.support.worlds.node_pair import ROUTER, Net, make_node
 from tests.support.worlds.router_rig import RouterRig, hello, load
 
 
@@ -51,14 +50,6 @@ def request() -> NewRequest:
 
 def kinds(link: FakeLink, peer: str) -> list[type[Message]]:
     return [type(message) for name, message in link.sent if name == peer and isinstance(message, Welcome | Generate)]
-
-
-def test_a_restarted_node_is_welcomed_before_its_old_requests() -> None:
-    gateway, link = gateway_of(RouterRig(max_attempts=3))
-    say_hello(gateway, 1)
-    gateway.open([request()])
-    say_hello(gateway, 2)
-    assert kinds(link, peer_name("d", 2)) == [Welcome, Generate]
 
 
 def test_a_node_that_connects_anew_gets_its_requests_anew() -> None:
@@ -171,48 +162,3 @@ def test_a_node_that_is_asked_says_hello_and_not_too_often() -> None:
     net.at(10 * HELLO_AGAIN_S)
     net.tick(name)
     assert len(net.messages(Hello)) == said[-1], "nobody is there"
-
-
-def test_a_hello_of_no_role_is_not_one_of_an_old_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[tuple[str, str, float]] = []
-    monkeypatch.setattr(ClusterMetrics, "count", lambda metrics, *what: counted.append(what))
-    gateway, link = gateway_of(RouterRig())
-    gateway.handle(Received(peer_name("d", 1), hello("cook", "d", 1)))
-    assert not counted
-    say_hello(gateway, 2)
-    say_hello(gateway, 1)
-    assert counted == [("r", "refused.epoch", 1)]
-
-
-def test_a_hello_without_welcome_is_said_again() -> None:
-    """Its router still knew another life of this node, say, with a later epoch."""
-    node = make_node("decode", "d", CoreKnobs())
-    net = Net([node])
-    name = next(iter(net.nodes))
-    net.inboxes[name].clear()
-    net.inboxes[name].append(PeerUp(ROUTER))
-    for now in (0.0, HELLO_AGAIN_S / 2, HELLO_AGAIN_S, 1.5 * HELLO_AGAIN_S):
-        net.now = now
-        net.tick(name)
-    assert len([m for m in net.messages(Hello)]) == 2
-    net.to_node(name, Welcome("test", 1, 1))
-    net.at(10 * HELLO_AGAIN_S)
-    net.tick(name)
-    net.at(10 * HELLO_AGAIN_S)
-    net.tick(name)
-    assert len(net.messages(Hello)) == 2
-    net.inboxes[name].extend([PeerClosed(ROUTER), PeerUp(ROUTER)])
-    net.tick(name)
-    assert [hello.connection for hello in net.router.hellos] == [1, 1, 2]
-
-
-def test_a_generate_without_welcome_is_answered() -> None:
-    """The Welcome met a full queue. Nobody would miss the request: the node's next Hello is of the same connection."""
-    node = make_node("decode", "d", CoreKnobs())
-    net = Net([node])
-    name = next(iter(net.nodes))
-    net.inboxes[name].pop()  # the Welcome
-    key = net.generate(node, Job(0, (1, 2, 3), SamplingParams(max_tokens=5), 7))
-    net.run()
-    assert [end.error_code for end in net.router.ends[key]] == ["overloaded"]
-    assert_clean(node)
