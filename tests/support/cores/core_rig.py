@@ -246,6 +246,7 @@ class Outcome:
                 self.ends[name_of(event.key)] = event
             else:
                 if isinstance(event, Scored):
+                    assert not self.streams.get(name_of(event.key)), f"{event.key} had its scores after a token"
                     self.scores[name_of(event.key)].extend(event.logprobs)
                 others.append(event)
         return others

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.engine.lease import StepLease
-from shared.engine.plan import StepPlan, StepResult
+from shared.engine.plan import RowId, StepPlan, StepResult
 from shared.node.records.core import NodeCore
 from tests.support.cores.core_rig import Job, Outcome
 
@@ -42,6 +46,37 @@ def plans_of(core: NodeCore) -> list[StepPlan]:
 
     core.engine.launch = heard  # type: ignore[method-assign]
     return plans
+
+
+ROW = RowId(RequestKey("test", 1, "r0", 0, 0), 0)
+
+
+def made_up_result(
+    accept_lens: npt.NDArray[np.integer],
+    seconds: float,
+    *,
+    width: int = 1,
+    num_prefill: int = 0,
+    prompt_tokens: int = 0,
+) -> StepResult:
+    """What a step took, a quarter of it for drafts, and how many tokens each of its rows got."""
+    num_rows = len(accept_lens)
+    return StepResult(
+        step=1,
+        row_ids=(ROW,) * num_rows,
+        num_prefill=num_prefill,
+        tokens=np.zeros((num_rows, width), np.int64),
+        accept_lens=accept_lens.astype(np.int32),
+        seq_lens=np.zeros(num_rows, np.int64),
+        tag_ok=np.ones(num_rows, np.bool_),
+        draft_state={},
+        draft_seconds=0.25 * seconds,
+        verify_seconds=0.75 * seconds,
+        logprobs=np.zeros((num_rows, width), np.float32),
+        top_ids=np.zeros((num_rows, width, 0), np.int64),
+        top_logprobs=np.zeros((num_rows, width, 0), np.float32),
+        prompt_tokens=prompt_tokens,
+    )
 
 
 def results_of(core: NodeCore) -> list[StepResult]:

@@ -98,7 +98,8 @@ from shared.config import core_plan
 from shared.config.core_plan import CorePlan
 core_plan.apply(CorePlan(cpus=(int(sys.argv[1]),)))
 loaded = sorted({"torch", "numpy"} & set(sys.modules))
-print(json.dumps([sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"], loaded]))
+omp = [os.environ[name] for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")]
+print(json.dumps([sorted(os.sched_getaffinity(0)), omp, loaded]))
 """
 
 
@@ -106,7 +107,7 @@ print(json.dumps([sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"]
 def test_apply_pins_a_fresh_process_and_loads_nothing_heavy():
     core = max(os.sched_getaffinity(0))
     done = subprocess.run([sys.executable, "-c", APPLY, str(core)], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [[core], "1", []]
+    assert json.loads(done.stdout) == [[core], ["1", "PASSIVE", "0", "0"], []], "idle threads sleep"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this platform has no affinity")

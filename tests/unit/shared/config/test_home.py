@@ -98,6 +98,13 @@ def test_triton_s_own_folder_wins(temporary: Path) -> None:
     assert home.os.environ[home.TRITON_CACHE] == "/mine"
 
 
+def test_code_that_is_not_ours_is_kept_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout may belong to another user."""
+    assert kept_code.is_own_checkout()
+    monkeypatch.setattr(kept_code.os, "access", lambda *_: False)
+    assert not kept_code.is_own_checkout()
+
+
 # ---- as such a user
 
 SETPRIV = shutil.which("setpriv")

@@ -2,58 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from shared.device.clock import Mark
 from shared.engine.lease import StepTimes
-from shared.engine.plan import StepResult
-from shared.node.records.core import NodeCore
 from tests.support.cores.core_rig import CoreKnobs, draw_jobs, make_core, run_local
+from tests.support.cores.steps import results_of
 
 TICK_S = 0.25
 
 
-class Ticks:
-    """A clock on which nothing takes time but to mark it."""
+class Listed:
+    """A clock whose marks are these; by default nothing takes time but to mark it."""
 
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def mark(self) -> float:
-        self._now += TICK_S
-        return self._now
-
-    def seconds(self, first: Mark, last: Mark) -> float:
-        assert isinstance(first, float) and isinstance(last, float)
-        return last - first
-
-
-class Listed(Ticks):
-    """A clock whose marks are these."""
-
-    def __init__(self, marks: Iterable[float]) -> None:
-        super().__init__()
-        self._marks = iter(marks)
+    def __init__(self, *marks: float) -> None:
+        self._marks = iter(marks or itertools.count(0.0, TICK_S))
 
     def mark(self) -> float:
         return next(self._marks)
 
-
-def record_results(core: NodeCore) -> list[StepResult]:
-    results: list[StepResult] = []
-    collect = core.engine.collect
-
-    def remember() -> StepResult | None:
-        result = collect()
-        results.extend([result] if result is not None else [])
-        return result
-
-    core.engine.collect = remember  # type: ignore[method-assign]
-    return results
+    def seconds(self, first: Mark, last: Mark) -> float:
+        assert isinstance(first, float) and isinstance(last, float)
+        return last - first
 
 
 @pytest.mark.parametrize(
@@ -65,8 +39,8 @@ def record_results(core: NodeCore) -> list[StepResult]:
 )
 def test_a_step_lasts_from_forward_start_to_sampling_end(width: int, spans: set[tuple[int, int]]) -> None:
     core = make_core(CoreKnobs("inline", width=width))
-    core.streams = core.engine.streams = replace(core.streams, clock=Ticks())
-    results = record_results(core)
+    core.streams = core.engine.streams = replace(core.streams, clock=Listed())
+    results = results_of(core)
     run_local(core, draw_jobs(random.Random(1), 3))
     assert len(results) > 5
     found = {(result.draft_seconds / TICK_S, result.verify_seconds / TICK_S) for result in results}
@@ -75,7 +49,7 @@ def test_a_step_lasts_from_forward_start_to_sampling_end(width: int, spans: set[
 
 def test_what_is_left_for_the_rest_is_never_less_than_nothing() -> None:
     """A device rounds each span by itself."""
-    times = StepTimes(Listed([1.0, 0.5, 2.5, 2.0]))
+    times = StepTimes(Listed(1.0, 0.5, 2.5, 2.0))
     times.mark()
     with times.drafting():
         pass

@@ -17,7 +17,7 @@ from shared.core.request import NodeAsk, Request, RequestState
 from shared.core.sampling_params import SamplingParams
 from shared.device.cpu import do_nothing
 from shared.grammar.compiler import GrammarCompiler
-from shared.grammar.constraint import GrammarConstraint
+from shared.grammar.constraint import FADE, GrammarConstraint
 from shared.grammar.grammars import Grammars
 from shared.sched.steps.batch import ScheduleBatch
 from shared.sched.steps.slow_masks import LEAST_S, rows_with_slow_masks
@@ -199,6 +199,17 @@ def test_a_grammar_that_was_slow_is_taken_for_slow_for_a_while() -> None:
         costs.append(constraint.cost_s)
         constraint.fill([], [BRACE], [0], out)
     assert costs[0] == 0.05 and costs == sorted(costs, reverse=True) and 10 < len(costs) < 40
+    ours.close()
+
+
+def test_a_copy_of_a_mask_says_nothing_of_what_masks_cost() -> None:
+    ours = make_grammars(clock=always(SLOW_S))
+    constraint, made, copied = ours.constraint(JSON), *np.zeros((2, 1, ours.num_words), np.uint32)
+    constraint._clock = Seconds([])
+    constraint.fill([], [], [], copied)
+    constraint._clock = always(0.0)
+    constraint.fill([BRACE], [], [], made)
+    assert constraint.cost_s == pytest.approx(FADE * SLOW_S) and copied.any() and (copied != made).any()
     ours.close()
 
 

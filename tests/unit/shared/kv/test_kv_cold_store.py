@@ -44,18 +44,6 @@ def known(store: ColdStore, numbers: range) -> list[int]:
     return [number for number in numbers if name(number) in store]
 
 
-def test_pages_go_to_memory_then_to_the_file_then_nowhere() -> None:
-    store = ColdStore(PAGE, 2, 3)
-    put(store, 0, 1, 2)
-    assert [store.find(name(n)).place for n in range(3)] == [2, 1, 0]  # type: ignore[union-attr]
-    put(store, 3, 4, 5, 6)
-    assert known(store, range(7)) == [2, 3, 4, 5, 6] and len(store) == 5
-    for number in range(2, 7):
-        assert np.array_equal(get(store, number), page_of(number))
-    check_books(store)
-    store.close()
-
-
 def test_what_was_asked_for_last_stays_longest() -> None:
     store = ColdStore(PAGE, 3)
     put(store, 0, 1, 2)

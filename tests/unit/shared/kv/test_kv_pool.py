@@ -48,22 +48,6 @@ def num_open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_planes_are_views_of_whole_pages() -> None:
-    pool = KVPool(PLANES, NUM_PAGES, 4)
-    kv, draft = pool.plane("kv"), pool.plane("draft")
-    assert kv.shape == (NUM_PAGES, 2, 2, 3, 4, 8) and kv.dtype == torch.bfloat16
-    assert draft.shape == (NUM_PAGES, 5, 3) and draft.dtype == torch.int64
-    assert pool.page_bytes == PAGE_BYTES
-    values = torch.arange(15).reshape(5, 3)
-    draft[2] = values
-    kv[2] = 1.5
-    page = pool.page_view(2)
-    assert page.shape == (pool.page_bytes,)
-    assert page[768 : 768 + 120].view(np.int64).tolist() == values.flatten().tolist()
-    assert set(page[:768].view(np.uint16).tolist()) == {0x3FC0}
-    assert not pool.page_view(1).any() and not pool.page_view(3).any()
-
-
 def test_unknown_names_and_pages_are_refused() -> None:
     pool = KVPool(PLANES, NUM_PAGES, 4)
     with pytest.raises(KeyError, match="no plane 'k'"):

@@ -26,6 +26,8 @@ from shared.node.records.convert import (
 )
 from shared.node.records.page_ranges import PageRanges
 from shared.node.records.tombstones import Tombstones
+from shared.node.routers.dialled import Routers, RouterState
+from shared.node.routers.lives import RouterLife, SessionKey
 from shared.sched.steps.events import PrefillDone
 from shared.transfer.interface import Part
 from shared.wire.codec import decode, encode, to_wire
@@ -149,6 +151,33 @@ def test_every_field_but_two_keeps_nodes_apart() -> None:
 
 
 # ---- routers
+
+
+# ---- routers
+
+WORD = SessionKey(b"k", 0.0, 0.0)
+
+
+def test_a_router_is_known_by_id_and_epoch() -> None:
+    routers = Routers(("a", "b"))
+    assert routers.dialled["a"].welcome(RouterLife("router", 3), WORD) is None
+    assert routers.peer_of(KEY) == "a" and not routers.is_over(KEY)
+    assert routers.peer_of(KEY._replace(router_epoch=2)) is None
+    assert routers.is_over(KEY._replace(router_epoch=2)) and not routers.is_over(KEY._replace(router_epoch=4))
+
+
+def test_of_two_that_are_up_under_one_name_the_first_is_served() -> None:
+    routers = Routers(("a", "b", "c"))
+    a, b = routers.dialled["a"], routers.dialled["b"]
+    first, second = RouterLife("router", 3), RouterLife("router", 4)
+    a.welcome(first, WORD)
+    assert routers.rival("b", second) == "a" and routers.rival("a", second) is None
+    assert routers.rival("b", first) is None, "one router at two addresses"
+    assert b.refuse(second, "a") is None and b.session.rival == "a" and b.state is RouterState.REFUSED
+    assert routers.welcomed() == ["a"] and not routers.is_over(KEY)
+    assert a.end(RouterState.DIALLED) == first and routers.take_heirs(RouterLife("another", 1)) == []
+    assert routers.take_heirs(first) == [b] and b.session.rival is None and b.state is RouterState.GREETED
+    assert routers.rival("b", second) is None and b.welcome(second, WORD) is None
 
 
 # ---- conversions

@@ -184,17 +184,17 @@ class Clock:
         return self.now
 
 
-def test_a_kind_is_written_once_an_interval_and_the_rest_counted():
+def test_a_kind_has_few_lines_an_interval_and_the_rest_are_counted():
     log, stream = make()
     clock = Clock()
-    once = LogOnce(log, interval_s=60, clock=clock)
-    assert [once.warning("bad frame", "bad frame", peer="p0") for _ in range(5)] == [True] + [False] * 4
+    once = LogOnce(log, lines=2, interval_s=60, clock=clock)
+    assert [once.warning("bad frame", "bad frame", peer="p0") for _ in range(6)] == [True] * 2 + [False] * 4
     assert once.error("other", "other kind")
     clock.now = 61
     assert once.warning("bad frame", "bad frame", peer="p0")
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 3
-    assert lines[0].endswith("peer=p0") and lines[2].endswith("peer=p0 more_since=4")
+    assert len(lines) == 4
+    assert lines[1].endswith("peer=p0") and lines[3].endswith("peer=p0 more_since=4")
 
 
 def test_memory_of_kinds_is_bounded():

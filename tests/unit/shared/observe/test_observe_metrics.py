@@ -230,6 +230,7 @@ def test_samples_are_bounded():
     for _ in range(MAX_SAMPLES + 10):
         node.observe("step_seconds", 0.0)
     assert len(node.take_observations()["step_seconds"]) == MAX_SAMPLES
+    assert node.take_observations() == {}, "they are handed over once"
 
 
 def test_everything_a_node_can_report_is_shown(registry):

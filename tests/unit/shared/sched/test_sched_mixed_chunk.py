@@ -17,10 +17,9 @@ from shared.config.load import load
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.settings.settings import SchedConfig
 from shared.core.errors import ConfigError
-from shared.core.keys import RequestKey
 from shared.device.clock import HostClock
 from shared.device.cpu import do_nothing
-from shared.engine.plan import RowId, StepPlan, StepResult
+from shared.engine.plan import StepPlan, StepResult
 from shared.node.assembly.build_core import build_core
 from shared.node.machine.cores import NodeCores
 from shared.node.records.core import NodeCore
@@ -28,32 +27,16 @@ from shared.observe.log import Logger
 from shared.ranks.leader import RankProcesses
 from shared.sched.steps.mixed_chunk import LEAST, BudgetedChunk, FixedChunk, MixedChunk, make_mixed_chunk
 from tests.support.cores.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core, run_local
+from tests.support.cores.steps import made_up_result
 
-ROW = RowId(RequestKey("test", 1, "r0", 0, 0), 0)
 MOST = 512
 RAMP = 16  # steps
 
 
-def result(num_rows: int, prompt_tokens: int, seconds: float, width: int = 1) -> StepResult:
-    num_prefill = 1 if prompt_tokens else 0
-    size = num_rows + num_prefill
-    none = np.zeros((size, width), np.float32)
-    return StepResult(
-        step=1,
-        row_ids=(ROW,) * size,
-        num_prefill=num_prefill,
-        tokens=np.zeros((size, width), np.int64),
-        accept_lens=np.ones(size, np.int32),
-        seq_lens=np.zeros(size, np.int64),
-        tag_ok=np.ones(size, np.bool_),
-        draft_state={},
-        draft_seconds=0.25 * seconds,
-        verify_seconds=0.75 * seconds,
-        logprobs=none,
-        top_ids=np.zeros((size, width, 0), np.int64),
-        top_logprobs=np.zeros((size, width, 0), np.float32),
-        prompt_tokens=prompt_tokens,
-    )
+def result(num_rows: int, prompt_tokens: int, seconds: float) -> StepResult:
+    num_prefill = int(prompt_tokens > 0)
+    accept_lens = np.ones(num_rows + num_prefill, np.int32)
+    return made_up_result(accept_lens, seconds, num_prefill=num_prefill, prompt_tokens=prompt_tokens)
 
 
 def on_one_core(num_rows: int, prompt_tokens: int) -> float:
@@ -67,19 +50,15 @@ class Machine:
     choice: MixedChunk
     num_rows: int = 4
     seconds_of: Callable[[int, int], float] = on_one_core
-    noise: float = 0.0
-    outliers: float = 0.0  # so many of the steps take ten times as long
     held_up: float = 1.0  # all steps take so many times as long
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
     _late: deque[StepResult] = field(default_factory=deque)
 
     def step(self, prompt_tokens: int | None = None) -> tuple[int, float]:
-        """(prompt tokens, seconds without what was an outlier). `prompt_tokens`: all that there are; None: many."""
+        """(prompt tokens, seconds). `prompt_tokens`: all that there are; None: many."""
         chosen = self.choice.choose()
         tokens = chosen if prompt_tokens is None else min(chosen, prompt_tokens)
-        seconds = self.seconds_of(self.num_rows, tokens) * self.held_up * (1 + self.noise * self.rng.random())
-        seen = 10 * seconds if self.rng.random() < self.outliers else seconds
-        self._late.append(result(self.num_rows, tokens, seen))
+        seconds = self.seconds_of(self.num_rows, tokens) * self.held_up
+        self._late.append(result(self.num_rows, tokens, seconds))
         if len(self._late) > 1:
             self.choice.observe(self._late.popleft())
         return tokens, seconds
@@ -100,15 +79,6 @@ def test_steps_fill_the_budget_and_do_not_pass_it(budget_s: float, num_rows: int
     after = machine.run(50)
     assert all(seconds <= budget_s for _, seconds in after)
     assert after[-1][1] > 0.85 * budget_s
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_noise_makes_few_steps_pass_the_budget_and_by_little(seed: int) -> None:
-    machine = Machine(BudgetedChunk(0.06, MOST), noise=0.3, outliers=0.02, rng=random.Random(seed))
-    steps = machine.run(1000)[RAMP:]
-    seconds = [taken for _, taken in steps]
-    assert np.percentile(seconds, 70) <= 0.06 and max(seconds) <= 0.06 * 1.2
-    assert np.mean([tokens for tokens, _ in steps]) > 0.65 * fitting(0.06, machine.num_rows)
 
 
 @pytest.mark.parametrize("budget_s", [1e-6, 0.005, 0.012])

@@ -3,8 +3,8 @@ retractions did."""
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -12,18 +12,16 @@ from functools import cache
 import pytest
 import torch
 
-from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.node.records.core import NodeCore
 from shared.sample.sampler import score
 from shared.sample.sampler_torch import SCORED_AT_ONCE, score_torch
-from shared.sched.steps.events import Emitted, Scored
-from shared.wire.messages import TokenLogprob
+from shared.sched.steps.events import Scored
 from tests.support.cores.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, draw_jobs, make_core
+from tests.support.cores.steps import submit
 from tests.support.oracles.hashlm_reference import reference_run
 
 NUM_TOP = 3
-Scores = dict[str, dict[int, TokenLogprob]]
 
 
 def scored(job: Job) -> Job:
@@ -39,27 +37,17 @@ def reference(prompt: tuple[int, ...], position: int) -> float:
     return run.logprobs[0]
 
 
-def run(core: NodeCore, requests: Sequence[Request], *, retract_every: int = 0) -> tuple[Outcome, Scores]:
-    """Run them dry. Of each prompt position something may be said once, in order, and before the first token."""
-    outcome, scores, rng = Outcome(), defaultdict[str, dict[int, TokenLogprob]](dict), random.Random(0)
-    for req in requests:
-        core.scheduler.intake.submit(req)
-    loops = 0
-    while core.queues.requests or not core.loop.idle:
-        loops += 1
-        core.loop.step(block=True)
-        for event in core.queues.events:
-            if isinstance(event, Scored):
-                known = scores[event.key.rid]
-                assert event.first_pos == len(known) + 1 and event.key.rid not in outcome.streams
-                known.update(enumerate(event.logprobs, event.first_pos))
-            elif isinstance(event, Emitted):
-                outcome.streams.setdefault(event.key.rid, [])
-        outcome.streams.update({rid: ids for rid, ids in outcome.streams.items() if ids})
+def run(core: NodeCore, jobs: Sequence[Job], retract_every: int = 0) -> Outcome:
+    outcome, rng = Outcome(), random.Random(0)
+    submit(core, *jobs)
+    for number in itertools.count(1):
+        core.step(block=True)
         outcome.take(core)
-        if retract_every and loops % retract_every == 0:
+        if retract_every and number % retract_every == 0:
             retract_any(core, rng)
-    return outcome, scores
+        if not core.requests and core.idle:
+            return outcome
+    raise AssertionError("it never ends")
 
 
 def retract_any(core: NodeCore, rng: random.Random) -> None:
@@ -69,12 +57,12 @@ def retract_any(core: NodeCore, rng: random.Random) -> None:
         core.queues.retract(rng.choice(holders))
 
 
-def assert_scores(jobs: Sequence[Job], scores: Scores) -> None:
+def assert_scores(jobs: Sequence[Job], outcome: Outcome) -> None:
+    """Of each position but the first, once and in order. `Outcome` asserts that none follows a token."""
     for job in jobs:
-        entries = scores[f"r{job.rid}"]
-        wanted = range(1, len(job.prompt)) if job.sampling.prompt_logprobs >= 0 else range(0)
-        assert sorted(entries) == list(wanted), f"r{job.rid}"
-        for position, entry in entries.items():
+        entries = outcome.scores[f"r{job.rid}"]
+        assert len(entries) == (len(job.prompt) - 1 if job.sampling.prompt_logprobs >= 0 else 0), f"r{job.rid}"
+        for position, entry in enumerate(entries, 1):
             assert entry.logprob == pytest.approx(reference(job.prompt, position), abs=1e-5)
             assert len(entry.top_ids) == NUM_TOP
             assert list(entry.top_logprobs) == sorted(entry.top_logprobs, reverse=True)
@@ -98,8 +86,8 @@ def test_every_prompt_token_is_scored_once_and_right(knobs: CoreKnobs) -> None:
     jobs = [scored(job) if job.rid % 3 else job for job in draw_jobs(random.Random(5), 12, max_prompt=60)]
     core = make_core(knobs)
     for retract_every in (0, 3):
-        outcome, scores = run(core, [job.request() for job in jobs], retract_every=retract_every)
-        assert_scores(jobs, scores)
+        outcome = run(core, jobs, retract_every)
+        assert_scores(jobs, outcome)
         assert_streams(jobs, outcome)
     assert_whole(core)
 
@@ -108,7 +96,7 @@ def test_every_prompt_token_is_scored_once_and_right(knobs: CoreKnobs) -> None:
 def test_known_scores_are_not_computed_again_and_the_cache_helps(known: int) -> None:
     job = scored(Job(1, tuple(random.Random(1).randrange(95) for _ in range(60)), SamplingParams(4, 0.0), 1))
     core = make_core(CoreKnobs(chunk_size=16))
-    run(core, [Job(0, job.prompt, SamplingParams(1, 0.0), 0).request()])
+    run(core, [Job(0, job.prompt, SamplingParams(1, 0.0), 0)])
     request = job.request()
     request.scored = known
     core.scheduler.intake.submit(request)

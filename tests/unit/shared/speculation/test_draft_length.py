@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from shared.core.keys import RequestKey
-from shared.engine.plan import RowId, StepResult
+from shared.engine.plan import StepResult
 from shared.sched.steps.draft_length import LONGEST_PROBE, MEMORY, PROBE_STEPS, DraftLength, WidthChoice
+from tests.support.cores.steps import made_up_result
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
-ROW = RowId(RequestKey("test", 1, "r0", 0, 0), 0)
 
 
 def on_two_cores(num_rows: int, width: int) -> float:
@@ -58,26 +57,7 @@ class Machine:
         if self.noise and self.rng.random() < 0.02:
             seconds *= 10  # the system was elsewhere
         self.tokens += int(accept_lens.sum())
-        return result(width, accept_lens, seconds)
-
-
-def result(width: int, accept_lens: np.ndarray, seconds: float, num_prefill: int = 0) -> StepResult:
-    num_rows, none = len(accept_lens), np.zeros((len(accept_lens), width), np.float32)
-    return StepResult(
-        step=1,
-        row_ids=(ROW,) * num_rows,
-        num_prefill=num_prefill,
-        tokens=np.zeros((num_rows, width), np.int64),
-        accept_lens=accept_lens.astype(np.int32),
-        seq_lens=np.zeros(num_rows, np.int64),
-        tag_ok=np.ones(num_rows, np.bool_),
-        draft_state={},
-        draft_seconds=0.25 * seconds,
-        verify_seconds=0.75 * seconds,
-        logprobs=none,
-        top_ids=np.zeros((num_rows, width, 0), np.int64),
-        top_logprobs=np.zeros((num_rows, width, 0), np.float32),
-    )
+        return made_up_result(accept_lens, seconds, width=width)
 
 
 def adaptive() -> DraftLength:
@@ -182,8 +162,8 @@ def test_steps_that_compute_prompts_too_say_nothing_of_cost() -> None:
     choice = adaptive()
     for _ in range(50):
         width = choice.choose(1)
-        choice.observe(result(width, np.full(1, width), 0.001 if width > 1 else 0.01))
-        choice.observe(result(width, np.array([0, width]), 9.0 * width, num_prefill=1))
+        choice.observe(made_up_result(np.full(1, width), 0.001 if width > 1 else 0.01, width=width))
+        choice.observe(made_up_result(np.array([0, width]), 9.0 * width, width=width, num_prefill=1))
     assert choice.choose(1) == WIDTHS[-1]
 
 
@@ -191,5 +171,5 @@ def test_empty_plans_and_steps_of_prompts_alone_change_nothing() -> None:
     choice = adaptive()
     assert {choice.choose(0) for _ in range(100)} == {WIDTHS[-1]}
     for _ in range(100):
-        choice.observe(result(4, np.array([1, 0]), 0.01, num_prefill=2))
+        choice.observe(made_up_result(np.array([1, 0]), 0.01, width=4, num_prefill=2))
     assert {choice.choose(1) for _ in range(100)} == {WIDTHS[-1]}

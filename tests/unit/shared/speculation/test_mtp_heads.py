@@ -24,17 +24,15 @@ from shared.kernel.team.team import Team
 from shared.model.hashlm.model import HashLM
 from shared.model.library.kinds import LIBRARY_VERSION
 from shared.model.library.model import LibraryModel
-from shared.model.library.mtp import MtpHead, MtpLayers
+from shared.model.library.mtp import MtpLayers
 from shared.model.library.mtp_loading import load_mtp_heads
 from shared.speculation.drafters import make_drafter
 from tests.support.cores.core_pair import CorePair, run_pair
 from tests.support.cores.core_rig import Job, assert_whole, make_core, run_local
 from tests.support.models.library_families import KNOBS, PROMPTS, VOCAB, generate, load, save
 from tests.support.models.mtp_folders import FAMILIES, NUM_LAYERS, REFUSED, MtpFolder, candidates, save_with_mtp
-from tests.support.oracles.mtp_reference import DeepSeekV3, Proposal
 
 NUM_TOKENS = 24
-NUM_DRAFTS = 3
 ADVICE = "; use --spec ngram, eagle or none"
 LEAST_PER_VERIFY = 1.8
 
@@ -204,66 +202,6 @@ def test_layers_may_have_output_rows_of_their_own(make: Make, tmp_path: Path) ->
     assert len(found) == NUM_TOKENS - 1  # no draft is right
     for length, drafts in found.items():
         assert drafts[:1] == [1 + id for id in candidates(own, [*PROMPTS[1], *stream][:length], 1)]
-
-
-# The definition, without the library
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """A greedy answer behind its prompt, and what our heads proposed after each number of tokens."""
-
-    reference: DeepSeekV3
-    num_layers: int
-    text: list[int]
-    proposals: dict[int, Proposal]
-
-    def compare(self) -> None:
-        reference = self.reference
-        states = reference.states(self.text)
-        draft = reference.drafted_by_one if self.num_layers == 1 else reference.drafted_by_modules
-        for length, ours in self.proposals.items():
-            right = draft(self.text[:length], states[: length - 1], NUM_DRAFTS)
-            assert ours.ids == right.ids
-            torch.testing.assert_close(ours.logits, right.logits, atol=2e-4, rtol=1e-4)
-
-
-@pytest.fixture(scope="module", params=[1, 3], ids=["one module", "three modules"])
-def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
-    """DeepSeek publishes one module behind 61 layers, and the library has a pattern for its names alone."""
-    fields = {"num_hidden_layers": 2, "first_k_dense_replace": 1, "num_nextn_predict_layers": request.param}
-    own = save_with_mtp("deepseek_v3", tmp_path_factory.mktemp("v3"), **fields)
-    model, names = own.load(), [rf"model\.layers\.{2 + number}\." for number in range(request.param)]
-    model.network._keys_to_ignore_on_load_unexpected = names
-    headed, reference = Headed(own, model), DeepSeekV3.read(own.folder)
-    found = []
-    for prompt in PROMPTS[1:4]:
-        proposals, stream = proposed(headed, prompt)
-        found.append(Answer(reference, request.param, [*prompt, *stream], proposals))
-    return found
-
-
-def proposed(headed: Headed, prompt: tuple[int, ...]) -> tuple[dict[int, Proposal], list[int]]:
-    """As `drafted`, with the logits of each draft. The first one's are made in the step before."""
-    logits, made = MtpHead.logits, []
-
-    def note(own: MtpHead, hidden: torch.Tensor) -> torch.Tensor:
-        made.append(logits(own, hidden))
-        return made[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MtpHead, "logits", note)
-        found, stream = drafted(headed, prompt, 1 + NUM_DRAFTS)
-    each = torch.cat(made)[: NUM_DRAFTS * len(found)].unflatten(0, (len(found), NUM_DRAFTS))
-    proposals = {length: Proposal(ids, own) for (length, ids), own in zip(found.items(), each, strict=True)}
-    return proposals, stream
-
-
-def test_drafts_are_the_report_s(answers: list[Answer]) -> None:
-    """Drafts and their logits, of modules in chunks over pages, are those of plain torch on the whole text."""
-    for answer in answers:
-        assert len(answer.proposals) > 5
-        answer.compare()
 
 
 # Refusals

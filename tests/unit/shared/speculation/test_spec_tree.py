@@ -148,18 +148,6 @@ def test_kept_nodes_have_kept_parents_even_among_equals(seed: int, topk: int) ->
         assert parent == int(parents[candidates[node] - 1]) + 1
 
 
-def test_the_relay_of_a_row_without_draft_state_makes_some_tree() -> None:
-    """A prefill node without the head leaves zeros: nothing is foreseen, and nothing breaks."""
-    fb, head = make_batch(make_plan([9], 6, [], PAGE)), ReadingHead()
-    kv = KVPool(head.kv_planes(PAGE), 20, PAGE)
-    future_map = FutureMap(2, 64)
-    root = torch.tensor([[state_of(int(fb.plan.layout.page_table[0, 0]), ())]])
-    level = Level(torch.zeros((1, 2), dtype=torch.int64), torch.zeros((1, 2)).log(), torch.full((1, 2), -1))
-    drafts = grow(head, Draw(fb, future_map, VOCAB, *fb.decode_rows()), fb, kv, level, root, 3)
-    assert drafts.parents is not None
-    assert ((drafts.parents >= 0) & (drafts.parents < torch.arange(1, 6))).all()
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
