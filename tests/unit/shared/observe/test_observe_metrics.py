@@ -116,14 +116,14 @@ def test_a_router_shows_every_node_role_and_tenant():
         new = NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), seed=7, tenant=Tenant(name))
         story.gateway.open([new] * 20)
     story.tick(2)
-    queued = [story.shown.get_sample_value("baton_queued_requests", {"tenant": name}) for name in "tu"]
+    queued = [story.metrics.get_sample_value("baton_queued_requests", {"tenant": name}) for name in "tu"]
     assert queued[0] and queued[1]
-    picks = (one for metric in story.shown.collect() for one in metric.samples if one.name == "baton_picks_total")
+    picks = (one for metric in story.metrics.collect() for one in metric.samples if one.name == "baton_picks_total")
     assert {one.labels["role"] for one in picks} == {"prefill", "decode"}
     for _ in range(2):
         story.rig.now += 2 * KEPT_S
         story.tick(1)
-    assert all(steps_of(story.shown, name) == 1.0 for name in "abc"), "none of them has gone"
+    assert all(steps_of(story.metrics, name) == 1.0 for name in "abc"), "none of them has gone"
 
 
 def test_a_node_that_comes_back_after_long_counts_on(registry):
