@@ -224,9 +224,9 @@ def test_several_routers_get_own_ports_and_every_node_dials_all():
 
 
 def test_any_ports_are_different_ones():
-    routers = local.deal_routers(replaced(cluster(routers=8), router={"port": 0}))
-    ports = [port for one in routers for port in (one.port, int(one.node_endpoint.rpartition(":")[2]))]
-    assert len(set(ports)) == 16
+    routers = ports.deal_routers(replaced(cluster(routers=8), router={"port": 0}))
+    numbers = [port for one in routers for port in (one.port, int(one.node_endpoint.rpartition(":")[2]))]
+    assert len(set(numbers)) == 16
 
 
 def test_ports_end_somewhere():
@@ -366,8 +366,8 @@ def test_a_full_disk_behind_its_output_ends_nothing(monkeypatch, stream):
 
 
 def test_ipv6_addresses_are_bracketed():
-    assert local.url("::1", 80) == "http://[::1]:80"
-    assert local.url("127.0.0.1", 80) == "http://127.0.0.1:80"
+    assert ready.url("::1", 80) == "http://[::1]:80"
+    assert ready.url("127.0.0.1", 80) == "http://127.0.0.1:80"
 
 
 def test_the_command_itself_loads_neither_torch_nor_numpy():

@@ -25,6 +25,7 @@ from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig,
 from shared.config.settings.hub_settings import HubConfig
 from shared.config.settings.settings import ModelConfig
 from shared.core import launcher
+from shared.core.errors import ConfigError
 from tests.support.web.hub_rig import NAME, WEIGHTS, HubRig, hub_rig, tiny_repo
 from tests.support.worlds import plan_cases
 
@@ -95,7 +96,7 @@ def test_what_is_no_name_stays_as_it_is() -> None:
 
 def test_offline_travels_from_the_flag_to_the_hub(rig: HubRig) -> None:
     nodes = replace(NODES, hub=HubConfig(offline=True))
-    with pytest.raises(local.ConfigError, match="offline"):
+    with pytest.raises(ConfigError, match="offline"):
         with_local_model(nodes)
     assert rig.state.asked == []
 

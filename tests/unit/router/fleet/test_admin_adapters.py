@@ -30,14 +30,15 @@ Says = Callable[[Order, int], AdapterOrder | None]  # an order, and how often th
 
 
 class Asked:
-    """A Connection."""
+    """A Connection and its body."""
 
     def __init__(self, method: str, body: object = None, **params: str) -> None:
         self.scope = {"method": method, "path_params": params}
         self.data = b"" if body is None else msgspec.json.encode(body)
         self.answers: list[Answer] = []
+        self.body = self
 
-    async def body(self, limit: int) -> bytes:
+    async def read(self, limit: int) -> bytes:
         return self.data
 
     async def answer(self, status: int, data: bytes) -> None:

@@ -38,7 +38,7 @@ def reference(prompt: tuple[int, ...], position: int) -> float:
 
 
 def run(core: NodeCore, jobs: Sequence[Job], retract_every: int = 0) -> Outcome:
-    outcome, rng = Outcome(), random.Random(0)
+    outcome, rng = Outcome(resumes=False), random.Random(0)
     submit(core, *jobs)
     for number in itertools.count(1):
         core.step(block=True)
