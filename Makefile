@@ -23,8 +23,9 @@ GPU_FLAGS ?=
 help:
 	@echo "make run        set up, then serve on http://127.0.0.1:8000 (router, one prefill node, one decode node)"
 	@echo "make test-near  lint and the tests nearest to what you changed; about a minute. BASE=main: all of a branch; BOUND=300"
-	@echo "make test       set up, then lint and the tests that notice most per second; half an hour"
-	@echo "make test-deep  the next ones; half an hour. CI runs both"
+	@echo "make test       set up, then lint and the tests that notice most per second; ten minutes"
+	@echo "make test-deep  the next ones; seventeen minutes. CI runs both"
+	@echo "make test-turn  a twentieth of those that wait, another each hour, as CI; TURN=7 takes that one"
 	@echo "make test-long  hours: costly variants, more seeds, all ranks, fuzzing, mutated bodies, kernels, soaking, mutants"
 	@echo "make setup      the environment in $(VENV) only"
 	@echo "make setup-dev  the same, with what tests, lint and benches need; they ask for it themselves"

@@ -24,7 +24,7 @@ from catalogue import ROOT, find_tests, node_id, read_all
 SECONDS = ROOT / "build" / "seconds"
 # Seconds of tests, on one core each, in the first and in the deep part of a tier. Two cores share the first two tiers.
 SHARES_S = {
-    "unit": (430.0, 800.0),
+    "unit": (380.0, 800.0),
     "simulation": (100.0, 220.0),
     "integration": (125.0, 320.0),
     "chaos": (45.0, 130.0),
