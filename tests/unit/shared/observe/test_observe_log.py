@@ -184,7 +184,7 @@ class Clock:
         return self.now
 
 
-def test_a_kind_has_few_lines_an_interval_the_rest_are_counted():
+def test_a_kind_has_few_lines_and_the_rest_are_counted():
     log, stream = make()
     clock = Clock()
     once = LogOnce(log, lines=2, interval_s=60, clock=clock)

@@ -249,24 +249,17 @@ def test_an_empty_list_changes_nothing() -> None:
     assert first.nodes() == ["d0"] and not site.hung_up
 
 
-def test_many_missing_routers_fit_into_a_heartbeat() -> None:
+def test_routers_hear_which_ones_a_node_misses() -> None:
+    """Of many, as many as fit into a heartbeat."""
     site = Site()
     first = site.router(A, "a", 1)
     node = site.node("decode", "d0")
-    site.run(1.0)
-    site.list_routers(node, A, *(f"ipc:///{number}/{'x' * 300}" for number in range(400)))
-    site.run(1.0)
-    known = first.rig.registry.named("d0")
-    assert known is not None and len(known.report.lacks) == 256
-
-
-def test_routers_hear_which_ones_a_node_misses() -> None:
-    site = Site()
-    first = site.router(A, "a", 1)
-    site.node("decode", "d0")
     site.run(1.0)
     known = first.rig.registry.named("d0")
     assert known is not None and known.report.lacks == (B,)
     site.router(B, "b", 1)
     site.run(1.0)
     assert known.report.lacks == ()
+    site.list_routers(node, A, *(f"ipc:///{number}/{'x' * 300}" for number in range(400)))
+    site.run(1.0)
+    assert len(known.report.lacks) == 256

@@ -10,13 +10,14 @@ from router.dispatch.gateway import Gateway
 from router.requests.new_request import NewRequest
 from shared.core.sampling_params import SamplingParams
 from shared.node.loop.membership import HELLO_AGAIN_S
+from shared.node.loop.node import Node
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.codec import key_of
 from shared.wire.messages import Abort, Drain, Generate, Heartbeat, Hello, Key, Message, Welcome
 from shared.wire.peers import PeerClosed, PeerUp, Received, peer_name
 from tests.support.cores.core_rig import CoreKnobs
-from tests.support.worlds.node_pair import ROUTER, Net, make_node
+from tests.support.worlds.node_pair import ROUTER, Net, make_node, name_of
 from tests.support.worlds.router_rig import RouterRig, hello, load
 
 
@@ -50,6 +51,15 @@ def request() -> NewRequest:
 
 def kinds(link: FakeLink, peer: str) -> list[type[Message]]:
     return [type(message) for name, message in link.sent if name == peer and isinstance(message, Welcome | Generate)]
+
+
+def dialling() -> tuple[Node, Net, str]:
+    """A node that has heard of no router yet."""
+    node = make_node("decode", "d", CoreKnobs())
+    net = Net([node])
+    name = name_of(node)
+    net.inboxes[name].clear()
+    return node, net, name
 
 
 def test_a_node_that_connects_anew_gets_its_requests_anew() -> None:
@@ -93,10 +103,7 @@ def test_a_drain_that_never_arrived_is_said_again() -> None:
 def test_a_welcome_of_an_earlier_connection_is_none() -> None:
     """Simulation seed 1003475: it was under way while the connection broke, the next Hello got lost, and the node, sure
     that its router knew it, never asked again."""
-    node = make_node("decode", "d", CoreKnobs())
-    net = Net([node])
-    name = next(iter(net.nodes))
-    net.inboxes[name].clear()
+    node, net, name = dialling()
     net.inboxes[name].extend([PeerUp(ROUTER), PeerClosed(ROUTER), PeerUp(ROUTER)])
     net.to_node(name, Welcome("test", 1, connection=1))
     net.tick(name)
@@ -111,10 +118,7 @@ def test_a_welcome_of_an_earlier_connection_is_none() -> None:
 
 def test_nobody_drains_or_aborts_without_having_said_welcome() -> None:
     """Who said Welcome has proved under which name its key is allowed; whoever has not may be anybody's router."""
-    node = make_node("decode", "d", CoreKnobs())
-    net = Net([node])
-    name = next(iter(net.nodes))
-    net.inboxes[name].clear()
+    node, net, name = dialling()
     net.inboxes[name].append(PeerUp(ROUTER))
     abort = Abort(Key("r", 1, "x", 0, 0), True)
     for message in (Drain("d", "stop"), abort):
@@ -141,10 +145,7 @@ def test_a_node_that_its_router_has_lost_is_asked_for_its_hello() -> None:
 
 
 def test_a_node_that_is_asked_says_hello_and_not_too_often() -> None:
-    node = make_node("decode", "d", CoreKnobs())
-    net = Net([node])
-    name = next(iter(net.nodes))
-    net.inboxes[name].clear()
+    node, net, name = dialling()
     net.inboxes[name].append(PeerUp(ROUTER))
     net.to_node(name, Welcome("test", 1, connection=1))
     net.tick(name)

@@ -41,16 +41,15 @@ def test_a_list_that_can_t_be_dialled_is_none(tmp_path: Path, text: str) -> None
         FileSource(file, has_keys=False).read()
 
 
-def test_a_name_stands_for_all_its_addresses() -> None:
-    source = DnsSource(
-        "dns://routers:7001", has_keys=True, lookup=looked_up("10.0.0.7", "127.0.0.1", "10.0.0.7", "::1")
-    )
-    assert source.read() == (THERE, HERE), "a router with addresses of both kinds is dialled once"
-
-
-def test_a_name_without_ipv4_stands_for_its_ipv6_addresses() -> None:
-    source = DnsSource("dns://routers:7001", has_keys=True, lookup=looked_up("fd00::7", "::1"))
-    assert source.read() == ("tcp://[::1]:7001", "tcp://[fd00::7]:7001")
+@pytest.mark.parametrize(
+    ("addresses", "routers"),
+    [
+        (["10.0.0.7", "127.0.0.1", "10.0.0.7", "::1"], (THERE, HERE)),  # one with both kinds is dialled once
+        (["fd00::7", "::1"], ("tcp://[::1]:7001", "tcp://[fd00::7]:7001")),
+    ],
+)
+def test_a_name_stands_for_all_its_addresses(addresses: list[str], routers: tuple[str, ...]) -> None:
+    assert DnsSource("dns://routers:7001", has_keys=True, lookup=looked_up(*addresses)).read() == routers
 
 
 def test_without_keys_a_name_must_stand_for_this_machine() -> None:
