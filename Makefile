@@ -17,7 +17,7 @@ BASE ?=
 BOUND ?=
 GPU_FLAGS ?=
 
-.PHONY: help setup setup-dev run test test-near test-deep test-long bench pictures lint mutants mutants-sampled mutants-arguments sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
+.PHONY: help setup setup-dev run test test-near test-deep test-turn test-long bench pictures lint mutants mutants-sampled mutants-arguments sim soak fuzz bodies drill clients test-gpu bench-gpu test-gpu-pair gpu-pack test-cuda-build clean
 .DEFAULT_GOAL := help
 
 help:

@@ -40,6 +40,7 @@ TARGETS = (
     "test",
     "test-near",
     "test-deep",
+    "test-turn",
     "test-long",
     "bench",
     "pictures",
