@@ -67,7 +67,7 @@ test-deep: setup-dev
 	@$(BIN)/python tests/tiers.py deep
 
 test-turn: setup-dev
-	@TURN=$(TURN) $(BIN)/python tests/tiers.py turn
+	@$(BIN)/python tests/tiers.py turn $(TURN)
 
 test-long: setup-dev
 	@$(BIN)/python tests/tiers.py long

@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from shared.config import core_plan
 from shared.config.core_plan import CorePlan
+from tests.tiers import TURNS, share_of
 
 if TYPE_CHECKING:
     from tests.support.hazards.attach import Hazards
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 LISTS = {
     part: Path(__file__).with_name(f"{part}.txt") for part in ("deep", "long")
 }  # tests/mutants/choose.py wrote them
-TURNS = 20  # runs of CI that take all of tests/long.txt between them
 FIGURES = "figures"  # the property of a test's report that holds its lines
 running: list[str] = []  # tests that were begun and have not ended, in whichever process
 GPU_TESTS = Path(__file__).parent / "gpu"
@@ -55,13 +55,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if part is None or collection_path.suffix != ".py":
         return None
     file = collection_path.relative_to(config.rootpath).as_posix()
-    named = {entry.partition("::")[0] for entry in lists_of(config)[part]} if part in LISTS else None
-    others = {entry for name, listed in lists_of(config).items() if name != part for entry in listed}
-    return True if file in others or (named is not None and file not in named) else None
+    lists = lists_of(config.getoption("--turn"))
+    is_named = part not in LISTS or file in files_of(lists[part])
+    is_whole_elsewhere = any(file in listed for name, listed in lists.items() if name != part)
+    return None if is_named and not is_whole_elsewhere else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    part, lists = config.getoption("--part"), lists_of(config)
+    part, lists = config.getoption("--part"), lists_of(config.getoption("--turn"))
     left_out = {
         item
         for item in items
@@ -79,18 +80,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
 
 
-@functools.cache
 def entries(part: str) -> list[str]:
     return LISTS[part].read_text(encoding="utf-8").splitlines()
 
 
-def lists_of(config: pytest.Config) -> dict[str, frozenset[str]]:
-    turn = config.getoption("--turn")
-    return {part: frozenset(entries(part) if turn is None or part != "long" else turn_of(part, turn)) for part in LISTS}
+@functools.cache
+def lists_of(turn: int | None) -> dict[str, frozenset[str]]:
+    """`turn`: take only this share of tests/long.txt."""
+    long = entries("long") if turn is None else share_of(turn)
+    return {"deep": frozenset(entries("deep")), "long": frozenset(long)}
 
 
-def turn_of(part: str, turn: int) -> list[str]:
-    return entries(part)[turn::TURNS]
+@functools.cache
+def files_of(listed: frozenset[str]) -> set[str]:
+    return {entry.partition("::")[0] for entry in listed}
 
 
 def part_of(nodeid: str, lists: Mapping[str, Collection[str]]) -> str:

@@ -4,7 +4,7 @@
 
 `test`, `deep` and `long` share the tests of each tier: the lists tests/deep.txt and tests/long.txt, which
 tests/mutants/choose.py wrote, say which wait. `turn` takes a twentieth of tests/long.txt, another one each hour, so
-that nothing in it rots; TURN=7 in the environment takes that one.
+that nothing in it rots; `turn 7` takes that one.
 
 Seconds are there to be read: a slow machine fails nothing. Only a tier that takes several times what a quiet machine
 needs is ended, as one that hangs; it is asked first, so that pytest says which test was running. A tier that can't run
@@ -13,6 +13,7 @@ on this machine is skipped, and the summary says why. GPU tests run on their own
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import os
@@ -31,11 +32,12 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS_COLLECTED = 5
 CANT_RUN_HERE = 77
-TURNS = 20  # as in tests/conftest.py
+TURNS = 20  # runs of CI that take all of tests/long.txt between them
 LONG_RUN = "2000"  # seeds: from here on rare events are demanded
 BIN = Path(sys.executable).parent
 SECONDS = ROOT / "build" / "seconds"
 REQUIREMENTS = ROOT / "tests" / "requirements.txt"
+WAITING = ROOT / "tests" / "long.txt"
 # without dependencies, because some of these packages want older versions of others than Baton has
 PIP_INSTALL = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check", "--retries=1")
 INSTALL_TIMEOUT_S = 600.0
@@ -65,13 +67,11 @@ def pytest_tier(name: str, quiet_s: float, *options: str) -> Tier:
     return Tier(name, quiet_s, (sys.executable, "-m", "pytest", "-q", f"tests/{name}", "--durations=5", *options))
 
 
-def shared_tiers(part: str, quiet_s: Mapping[str, float], *options: str) -> tuple[Tier, ...]:
+def shared_tiers(part: str, quiet_s: Mapping[str, float]) -> tuple[Tier, ...]:
     """One part of all tiers' tests. What each took is left in build/seconds."""
     return tuple(
         replace(
-            pytest_tier(
-                name, seconds, f"--part={part}", f"--junitxml={SECONDS / name}-{part}.xml", *HOW[name], *options
-            ),
+            pytest_tier(name, seconds, f"--part={part}", f"--junitxml={SECONDS / name}-{part}.xml", *HOW[name]),
             needs=NEEDS.get(name, ()),
         )
         for name, seconds in quiet_s.items()
@@ -120,11 +120,9 @@ LONG = (
     Tier("soak", 1900, (sys.executable, "-m", "tests.chaos.soak", "--minutes", "30", "--faults")),
     Tier("mutants", 3600, (sys.executable, "tests/mutants/run.py")),
 )
-TURN = int(os.environ.get("TURN") or time.time() // 3600) % TURNS  # the hour's
-OF_LONG = {"unit": 30.0, "simulation": 10.0, "integration": 40.0, "chaos": 30.0, "drill": 10.0}
-IN_TURN = shared_tiers("long", OF_LONG, f"--turn={TURN}")
+OF_A_TURN = shared_tiers("long", {"unit": 30, "simulation": 10, "integration": 40, "chaos": 30, "drill": 10})
 WITH_REQUIREMENTS = ("test", "deep", "turn", "long")
-PLANS = {"lint": LINT, "test": LINT + FIRST, "deep": DEEP, "turn": IN_TURN, "long": LONG, "drill": (DRILL,)}
+PLANS = {"lint": LINT, "test": LINT + FIRST, "deep": DEEP, "turn": OF_A_TURN, "long": LONG, "drill": (DRILL,)}
 
 
 def run(tier: Tier) -> tuple[bool, float]:
@@ -221,14 +219,19 @@ def install_requirements() -> None:
 
 
 def main(argv: list[str]) -> int:
-    if len(argv) != 2 or argv[1] not in PLANS:
-        print(f"usage: python tests/tiers.py {' | '.join(PLANS)}", file=sys.stderr)
-        return 2
-    if argv[1] in WITH_REQUIREMENTS:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plan", choices=PLANS)
+    parser.add_argument(
+        "turn", nargs="?", type=int, default=time.time() // 3600, help="of `turn` (default: the hour's)"
+    )
+    options = parser.parse_args(argv[1:])
+    if options.plan in WITH_REQUIREMENTS:
         install_requirements()
-    if argv[1] == "turn":
-        print(f"tiers: share {TURN} of {TURNS} of tests/long.txt; again with `make test-turn TURN={TURN}`", flush=True)
-    plan, start = PLANS[argv[1]], time.monotonic()
+    plan, start = PLANS[options.plan], time.monotonic()
+    if options.plan == "turn":
+        turn = int(options.turn) % TURNS
+        print(f"tiers: share {turn} of {TURNS} of tests/long.txt; again with `make test-turn TURN={turn}`", flush=True)
+        plan = in_turn(turn)
     together = [tier for tier in plan if tier in LINT]
     results = [(tier, "", *took) for tier, took in zip(together, run_at_once(together), strict=True)]
     for tier in plan[len(together) :]:
@@ -241,6 +244,20 @@ def main(argv: list[str]) -> int:
         print(line(verdict, tier.name, seconds, tier.quiet_s) + (f": {reason}" if reason else ""))
     print(line("", "in all", time.monotonic() - start, quiet_s(plan)))
     return 0 if all(passed for _, _, passed, _ in results) else 1
+
+
+def in_turn(turn: int) -> tuple[Tier, ...]:
+    """The tiers that have tests in this share."""
+    share = share_of(turn)
+    return tuple(
+        replace(tier, command=(*tier.command, f"--turn={turn}"))
+        for tier in OF_A_TURN
+        if any(entry.startswith(f"tests/{tier.name}/") for entry in share)
+    )
+
+
+def share_of(turn: int) -> list[str]:
+    return WAITING.read_text(encoding="utf-8").splitlines()[turn::TURNS]
 
 
 def quiet_s(plan: Sequence[Tier]) -> float:

@@ -8,6 +8,7 @@ import transformers
 from shared.model.loading.made_up import made_up
 from shared.model.math.config import LlamaConfig, RopeConfig
 from shared.model.math.interface import Model
+from tests.support.models.transformers_model import reference_config
 
 CONTEXT = 8192
 
@@ -36,23 +37,10 @@ def random_model(config: LlamaConfig, device: torch.device, kernels: str) -> Mod
 
 def random_network(config: LlamaConfig, device: torch.device, attention: str) -> transformers.PreTrainedModel:
     """transformers' network of the same shape, in bfloat16 on the device, with weights of its own."""
-    make = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}[config.family]
-    given = make(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_context,
-        tie_word_embeddings=config.tie_embeddings,
-        attn_implementation=attention,
-    )
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with device:
-            return transformers.AutoModelForCausalLM.from_config(given).eval()
+            return transformers.AutoModelForCausalLM.from_config(reference_config(config, attention)).eval()
     finally:
         torch.set_default_dtype(before)

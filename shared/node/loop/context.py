@@ -104,12 +104,8 @@ class NodeContext:
 
     def bad_ids(self, req: Request) -> InvalidRequest | None:
         vocab_size = self.core.spec.vocab_size
-        outputs, sampling = req.output_ids, req.ask.sampling
-        if (
-            len(req.ask.prompt_ids)
-            and int(req.ask.prompt_ids.max()) >= vocab_size
-            or any(i >= vocab_size for i in outputs)
-        ):
+        prompt, outputs, sampling = req.ask.prompt_ids, req.output_ids, req.ask.sampling
+        if len(prompt) and int(prompt.max()) >= vocab_size or any(i >= vocab_size for i in outputs):
             return InvalidRequest(f"a token id beyond the vocabulary of {vocab_size}")
         if any(token_id >= vocab_size for token_id, _ in sampling.logit_bias):
             return InvalidRequest(f"logit_bias: a token id beyond the vocabulary of {vocab_size}")

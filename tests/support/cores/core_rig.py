@@ -229,7 +229,6 @@ class Outcome:
     scores: dict[str, list[TokenLogprob]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[str, Ended] = field(default_factory=dict)
     num_steps: int = 0
-    resumes: bool = True  # another core may score a prompt again behind its first tokens
 
     def take(self, core: NodeCore) -> list[object]:
         """Move the scheduler's events in here; gives back those that are not tokens or ends."""
@@ -247,8 +246,6 @@ class Outcome:
                 self.ends[name_of(event.key)] = event
             else:
                 if isinstance(event, Scored):
-                    is_late = bool(self.streams.get(name_of(event.key))) and not self.resumes
-                    assert not is_late, f"{event.key} had its scores after a token"
                     self.scores[name_of(event.key)].extend(event.logprobs)
                 others.append(event)
         return others

@@ -41,7 +41,7 @@ def reference_network(source: TensorSource, dtype: torch.dtype) -> transformers.
     return network.to(dtype).eval()
 
 
-def reference_config(config: LlamaConfig) -> transformers.PretrainedConfig:
+def reference_config(config: LlamaConfig, attention: str = "sdpa") -> transformers.PretrainedConfig:
     return CONFIGS[config.family][0](
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -54,7 +54,7 @@ def reference_config(config: LlamaConfig) -> transformers.PretrainedConfig:
         rms_norm_eps=config.rms_eps,
         rope_parameters=rope_parameters(config.rope),
         tie_word_embeddings=config.tie_embeddings,
-        attn_implementation="sdpa",
+        attn_implementation=attention,
     )
 
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import tiers
-from tests.conftest import LISTS, TURNS, entries, part_of, turn_of
+from tests.conftest import LISTS, entries, lists_of, part_of
 from tests.support.house.mutant_tools import loaded
+from tests.tiers import TURNS, in_turn
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = ("catalogue", "choose", "run", "graft", "trial", "instrument", "traced", "sampled", "worth")
@@ -55,8 +55,12 @@ def test_an_entry_is_a_case_a_test_or_a_file(name: str, part: str) -> None:
 
 
 def test_turns_take_all_that_waits_for_the_long_run() -> None:
-    assert tiers.TURNS == TURNS
-    assert sorted(entry for turn in range(TURNS) for entry in turn_of("long", turn)) == entries("long")
+    assert sorted(entry for turn in range(TURNS) for entry in lists_of(turn)["long"]) == entries("long")
+
+
+def test_a_turn_runs_just_the_tiers_that_have_tests_in_it() -> None:
+    for turn in range(TURNS):
+        assert {tier.name for tier in in_turn(turn)} == {entry.split("/")[1] for entry in lists_of(turn)["long"]}
 
 
 def test_what_notices_most_per_second_goes_first(tools: SimpleNamespace) -> None:

@@ -12,11 +12,12 @@ from functools import cache
 import pytest
 import torch
 
+from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
 from shared.node.records.core import NodeCore
 from shared.sample.sampler import score
 from shared.sample.sampler_torch import SCORED_AT_ONCE, score_torch
-from shared.sched.steps.events import Scored
+from shared.sched.steps.events import Emitted, Scored
 from tests.support.cores.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, draw_jobs, make_core
 from tests.support.cores.steps import submit
 from tests.support.oracles.hashlm_reference import reference_run
@@ -38,10 +39,15 @@ def reference(prompt: tuple[int, ...], position: int) -> float:
 
 
 def run(core: NodeCore, jobs: Sequence[Job], retract_every: int = 0) -> Outcome:
-    outcome, rng = Outcome(resumes=False), random.Random(0)
+    """Whatever is said of a prompt comes before the first token."""
+    outcome, begun, rng = Outcome(), set[RequestKey](), random.Random(0)
     submit(core, *jobs)
     for number in itertools.count(1):
         core.step(block=True)
+        for event in core.queues.events:
+            if isinstance(event, Emitted):
+                begun.add(event.key)
+            assert not isinstance(event, Scored) or event.key not in begun, f"{event.key} had its scores after a token"
         outcome.take(core)
         if retract_every and number % retract_every == 0:
             retract_any(core, rng)
@@ -58,7 +64,7 @@ def retract_any(core: NodeCore, rng: random.Random) -> None:
 
 
 def assert_scores(jobs: Sequence[Job], outcome: Outcome) -> None:
-    """Of each position but the first, once and in order. `Outcome` asserts that none follows a token."""
+    """Of each position but the first, once and in order. `run` asserts that none follows a token."""
     for job in jobs:
         entries = outcome.scores[f"r{job.rid}"]
         assert len(entries) == (len(job.prompt) - 1 if job.sampling.prompt_logprobs >= 0 else 0), f"r{job.rid}"
