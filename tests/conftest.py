@@ -56,9 +56,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     file = collection_path.relative_to(config.rootpath).as_posix()
     lists = lists_of(config.getoption("--turn"))
-    is_named = part not in LISTS or file in files_of(lists[part])
-    is_whole_elsewhere = any(file in listed for name, listed in lists.items() if name != part)
-    return None if is_named and not is_whole_elsewhere else True
+    if part in LISTS:
+        return None if file in files_of(lists[part]) else True
+    return True if any(file in listed for listed in lists.values()) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -97,10 +97,10 @@ def files_of(listed: frozenset[str]) -> set[str]:
 
 
 def part_of(nodeid: str, lists: Mapping[str, Collection[str]]) -> str:
-    """The part whose list has the case, its test or its whole file."""
+    """The part whose list has the case; else its test; else its whole file."""
     file, _, rest = nodeid.partition("::")
-    names = {nodeid, f"{file}::{rest.partition('[')[0]}", file}
-    return next((part for part, listed in lists.items() if not names.isdisjoint(listed)), "first")
+    names = (nodeid, f"{file}::{rest.partition('[')[0]}", file)
+    return next((part for name in names for part, listed in lists.items() if name in listed), "first")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,8 +3,8 @@
     python tests/tiers.py test | deep | turn | long | lint | drill
 
 `test`, `deep` and `long` share the tests of each tier: the lists tests/deep.txt and tests/long.txt, which
-tests/mutants/choose.py wrote, say which wait. `turn` takes a twentieth of tests/long.txt, another one each hour, so
-that nothing in it rots; `turn 7` takes that one.
+tests/mutants/choose.py wrote, say which wait. `turn` takes a twentieth of tests/long.txt, another one each hour or
+so, that nothing in it rots; `turn 7` takes that one.
 
 Seconds are there to be read: a slow machine fails nothing. Only a tier that takes several times what a quiet machine
 needs is ended, as one that hangs; it is asked first, so that pytest says which test was running. A tier that can't run
@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -33,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS_COLLECTED = 5
 CANT_RUN_HERE = 77
 TURNS = 20  # runs of CI that take all of tests/long.txt between them
+TURN_S = 3200  # 27 a day, so that a CI at one hour of each day also meets every turn
 LONG_RUN = "2000"  # seeds: from here on rare events are demanded
 BIN = Path(sys.executable).parent
 SECONDS = ROOT / "build" / "seconds"
@@ -67,13 +69,14 @@ def pytest_tier(name: str, quiet_s: float, *options: str) -> Tier:
     return Tier(name, quiet_s, (sys.executable, "-m", "pytest", "-q", f"tests/{name}", "--durations=5", *options))
 
 
+def tier_of_part(name: str, quiet_s: float, part: str, *options: str) -> Tier:
+    return replace(pytest_tier(name, quiet_s, f"--part={part}", *HOW[name], *options), needs=NEEDS.get(name, ()))
+
+
 def shared_tiers(part: str, quiet_s: Mapping[str, float]) -> tuple[Tier, ...]:
     """One part of all tiers' tests. What each took is left in build/seconds."""
     return tuple(
-        replace(
-            pytest_tier(name, seconds, f"--part={part}", f"--junitxml={SECONDS / name}-{part}.xml", *HOW[name]),
-            needs=NEEDS.get(name, ()),
-        )
+        tier_of_part(name, seconds, part, f"--junitxml={SECONDS / name}-{part}.xml")
         for name, seconds in quiet_s.items()
     )
 
@@ -120,9 +123,9 @@ LONG = (
     Tier("soak", 1900, (sys.executable, "-m", "tests.chaos.soak", "--minutes", "30", "--faults")),
     Tier("mutants", 3600, (sys.executable, "tests/mutants/run.py")),
 )
-OF_A_TURN = shared_tiers("long", {"unit": 30, "simulation": 10, "integration": 40, "chaos": 30, "drill": 10})
+OF_A_TURN = {"unit": 30, "simulation": 10, "integration": 40, "chaos": 30, "drill": 115}  # where a share has it
 WITH_REQUIREMENTS = ("test", "deep", "turn", "long")
-PLANS = {"lint": LINT, "test": LINT + FIRST, "deep": DEEP, "turn": OF_A_TURN, "long": LONG, "drill": (DRILL,)}
+PLANS = {"lint": LINT, "test": LINT + FIRST, "deep": DEEP, "turn": (), "long": LONG, "drill": (DRILL,)}
 
 
 def run(tier: Tier) -> tuple[bool, float]:
@@ -134,11 +137,12 @@ def run(tier: Tier) -> tuple[bool, float]:
 def run_at_once(tiers: Sequence[Tier]) -> list[tuple[bool, float]]:
     """The same of several, each of which needs one core: what one says is shown when those before it have ended."""
     start, results = time.monotonic(), []
-    with contextlib.ExitStack() as stack:
+    with ThreadPoolExecutor(len(tiers) or 1) as pool, contextlib.ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in tiers]
         processes = [stack.enter_context(started(*one)) for one in zip(tiers, outputs, strict=True)]
-        for tier, process, output in zip(tiers, processes, outputs, strict=True):
-            results.append(finish(tier, process, start))
+        ends = [pool.submit(finish, tier, process, start) for tier, process in zip(tiers, processes, strict=True)]
+        for tier, end, output in zip(tiers, ends, outputs, strict=True):
+            results.append(end.result())
             output.seek(0)
             print(f"\n== {tier.name}\n{output.read().decode(errors='replace')}", end="", flush=True)
     return results
@@ -221,9 +225,7 @@ def install_requirements() -> None:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", choices=PLANS)
-    parser.add_argument(
-        "turn", nargs="?", type=int, default=time.time() // 3600, help="of `turn` (default: the hour's)"
-    )
+    parser.add_argument("turn", nargs="?", type=int, default=time.time() // TURN_S, help="of `turn`: else by the clock")
     options = parser.parse_args(argv[1:])
     if options.plan in WITH_REQUIREMENTS:
         install_requirements()
@@ -250,9 +252,9 @@ def in_turn(turn: int) -> tuple[Tier, ...]:
     """The tiers that have tests in this share."""
     share = share_of(turn)
     return tuple(
-        replace(tier, command=(*tier.command, f"--turn={turn}"))
-        for tier in OF_A_TURN
-        if any(entry.startswith(f"tests/{tier.name}/") for entry in share)
+        tier_of_part(name, seconds, "long", f"--turn={turn}")
+        for name, seconds in OF_A_TURN.items()
+        if any(entry.startswith(f"tests/{name}/") for entry in share)
     )
 
 

@@ -172,12 +172,14 @@ def test_a_tier_that_could_run_must(monkeypatch, status):
 
 def test_the_drill_and_runner_have_the_same_word_for_can_t_run():
     assert needs.CANT_RUN_HERE == tiers.CANT_RUN_HERE
-    drills = [tier for plan in tiers.PLANS.values() for tier in plan if tier.name == "drill"]
+    turns = map(tiers.in_turn, range(tiers.TURNS))
+    drills = [tier for plan in (*tiers.PLANS.values(), *turns) for tier in plan if tier.name == "drill"]
     assert len(drills) == 5 and all(tier.needs[-1] == needs.__name__ for tier in drills)
 
 
 def test_an_unknown_plan_is_refused(capsys):
-    assert tiers.main(["tiers.py", "some"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        tiers.main(["tiers.py", "some"])
     assert "usage" in capsys.readouterr().err
 
 

@@ -36,6 +36,13 @@ def test_every_entry_names_tests_that_exist(tools: SimpleNamespace, part: str) -
     assert not of_functions - tests, "run python tests/mutants/choose.py"
 
 
+def test_each_entry_changes_the_part_of_something() -> None:
+    lists = {part: frozenset(entries(part)) for part in LISTS}
+    for part, listed in lists.items():
+        idle = [entry for entry in listed if part_of(entry, lists | {part: listed - {entry}}) == part]
+        assert not idle, f"tests/{part}.txt names these and what they belong to"
+
+
 @pytest.mark.parametrize(
     ("name", "part"),
     [
@@ -46,11 +53,15 @@ def test_every_entry_names_tests_that_exist(tools: SimpleNamespace, part: str) -
         ("test_a.py::test_xx", "first"),
         ("test_c.py::test_y[two words-2]", "first"),
         ("test_bb.py::test_z", "first"),
+        ("test_a.py::test_x[long]", "long"),
+        ("test_d.py::test_z[1]", "deep"),
+        ("test_d.py::test_z[2]", "long"),
     ],
 )
 def test_an_entry_is_a_case_a_test_or_a_file(name: str, part: str) -> None:
-    deep = {"tests/unit/test_a.py::test_x", "tests/unit/test_b.py"}
-    long = {"tests/unit/test_c.py::test_y[two words-1]"}
+    """The nearest one counts."""
+    deep = {"tests/unit/test_a.py::test_x", "tests/unit/test_b.py", "tests/unit/test_d.py::test_z[1]"}
+    long = {"tests/unit/test_c.py::test_y[two words-1]", "tests/unit/test_a.py::test_x[long]", "tests/unit/test_d.py"}
     assert part_of(f"tests/unit/{name}", {"deep": deep, "long": long}) == part
 
 
