@@ -26,7 +26,9 @@ from pathlib import Path
 
 from catalogue import ROOT, CatalogueError, Mutant, find_tests, mutated, node_id, read_all
 
-FOLDERS = ("baton_serve", "shared", "router", "prefill_node", "decode_node", "deploy", "benchmarks", "tests")
+FOLDERS = (
+    "baton_serve", "shared", "router", "prefill_node", "decode_node", "deploy", "benchmarks", "docs", "tests"
+)  # fmt: skip
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 TEST_TIMEOUT_S = 300
 GROUP_TIMEOUT_S = 1200  # of all tests of a mutant: pytest itself can hang, in C or at its end
