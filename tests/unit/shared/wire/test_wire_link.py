@@ -478,7 +478,10 @@ def test_the_router_link_misses_no_edge_while_it_sends(monkeypatch: pytest.Monke
         noisy.cancel()
         node.close(), link.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), HANG_GUARD_S))
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), HANG_GUARD_S))
+    except TimeoutError:
+        pytest.fail("an edge was swallowed")
 
 
 PEER_PROCESS = """
