@@ -133,7 +133,7 @@ def panel(number: int, one: Panel) -> dict[str, Any]:
         "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
         "targets": [
-            {"refId": chr(ord("A") + at), "datasource": SOURCE, "expr": query, "legendFormat": legend}
+            {"refId": chr(ord("A") + at), "expr": query, "legendFormat": legend}
             for at, (legend, query) in enumerate(found.items())
         ],
     }
