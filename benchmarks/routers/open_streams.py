@@ -8,9 +8,6 @@ Router, nodes (benchmarks.paced_nodes) and clients (benchmarks.routers.stream_cl
 is one event of its stream. The lag is sampled every 5 ms in the router's loop. Memory of a stream is the growth of the
 router's resident memory, from the time before the first stream, divided by the streams. Exit status 1 when the lag's
 p99.9 is 100 ms or more, a stream needs more than 60 kB, streams were lost, or fewer than 95 % of the tokens came.
-
-With `--again`, answers that end are asked again, so that a token's CPU time has a part of each request's. With
-`--traced 0.01` each request has a traceparent, this share is sampled, and a collector counts the router's spans.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
@@ -32,9 +29,6 @@ from benchmarks.probed_router import read_lags
 from benchmarks.report import parser_with_json, report
 from benchmarks.sse_client import percentile
 from tests.support.clusters.router_process import RouterProcess
-
-if TYPE_CHECKING:
-    from tests.support.clusters.otlp_receiver import Receiver
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LAG_MS, MOST_KB = 100.0, 60.0
@@ -82,29 +76,12 @@ def running(child: Child) -> Iterator[Child]:
         child.stop()
 
 
-def router_of(args: argparse.Namespace, lags: Path, collector: str) -> RouterProcess:
-    """`collector`: its address, or ""."""
+def router_of(args: argparse.Namespace, lags: Path) -> RouterProcess:
     room = str(args.streams + SPARE)
     flags = ["--served-model-name", "bench", "--max-connections", room, "--max-open-requests", room]
     flags += ["--max-queued-requests", room, "--request-timeout-s", "3600"]
-    if collector:
-        flags += ["--otlp-endpoint", collector]
     program = ("env", "-C", str(args.checkout), sys.executable, "-m", "benchmarks.probed_router", str(lags))
     return RouterProcess(*flags, model=args.model, program=program)
-
-
-@contextlib.contextmanager
-def collecting(share: float | None) -> Iterator[Receiver | None]:
-    if share is None:
-        yield None
-        return
-    from tests.support.clusters.otlp_receiver import Receiver
-
-    receiver = Receiver()
-    try:
-        yield receiver
-    finally:
-        receiver.close()
 
 
 def wait_for_nodes(router: RouterProcess, count: int) -> None:
@@ -143,7 +120,6 @@ def watch(router: RouterProcess, args: argparse.Namespace) -> tuple[dict[str, An
         opening = time.monotonic()
         words = [router.url.rsplit(":", 1)[1], "--streams", str(args.streams), "--per-s", str(args.per_s)]
         words += ["--max-tokens", str(args.max_tokens), "--prompt-tokens", str(args.prompt_tokens)]
-        words += ["--again"] * args.again + ([] if args.traced is None else ["--traced", str(args.traced)])
         with running(Child("benchmarks.routers.stream_clients", *words)) as clients:
             opened = clients.read()
             cpu_opened, _ = usage(pid)
@@ -187,20 +163,17 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rows", type=int, default=32, help="tokens in a node's message")
     parser.add_argument("--model", default="smollm2", help="whose tokenizer the router has")
-    parser.add_argument("--again", action="store_true", help="ask again when an answer ends")
-    parser.add_argument("--traced", type=float, metavar="SHARE", help="of the requests; needs the extra `otel`")
     parser.add_argument("--checkout", type=Path, default=ROOT)
     args = parser.parse_args()
     args.checkout = args.checkout.resolve()
-    with tempfile.TemporaryDirectory() as folder, collecting(args.traced) as collector:
+    with tempfile.TemporaryDirectory() as folder:
         lags = Path(folder) / "lags"
-        router = router_of(args, lags, "" if collector is None else collector.url)
+        router = router_of(args, lags)
         try:
             figures, phases = watch(router, args)
         finally:
             router.stop()
         figures["lag_ms"] = {name: lag_ms(read_lags(lags, *phase)) for name, phase in phases.items()}
-        figures["spans"] = 0 if collector is None else collector.num_spans
     report({"streams_wanted": args.streams, "prompt_tokens": args.prompt_tokens, **figures}, args.json)
     return 0 if is_good(figures, args) else 1
 

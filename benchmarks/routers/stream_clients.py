@@ -5,23 +5,19 @@
 
 The process prints one line of JSON when all streams have an event or were refused, and then one for each line that it
 reads: the counts so far. When its input ends, it hangs up. With `--again`, a stream whose answer ends is opened again.
-With `--together`, the requests are sent at one moment, after all connections are open. With `--traced 0.01` each
-request has a traceparent of its own, and one in a hundred of them is sampled.
+With `--together`, the requests are sent at one moment, after all connections are open.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import cast
 
 import uvloop
@@ -52,22 +48,10 @@ class Counts:
 
 
 class Stream(asyncio.Protocol):
-    """One connection with one request after another. `_tail` keeps the part of a line that a read may have cut.
+    """One connection with one request after another. `_tail` keeps the part of a line that a read may have cut."""
 
-    `header`: makes one more line of each request's head, or b"".
-    """
-
-    def __init__(
-        self,
-        request: bytes,
-        counts: Counts,
-        *,
-        asks_again: bool,
-        asks_later: bool = False,
-        header: Callable[[], bytes] = bytes,
-    ) -> None:
+    def __init__(self, request: bytes, counts: Counts, *, asks_again: bool, asks_later: bool = False) -> None:
         self._request = request
-        self._header = header
         self._counts = counts
         self._asks_again, self._asks_later = asks_again, asks_later
         self._tail = b""
@@ -82,7 +66,7 @@ class Stream(asyncio.Protocol):
 
     def ask(self) -> None:
         assert self._transport is not None
-        self._transport.write(self._request.replace(b"\r\n", b"\r\n" + self._header(), 1))
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         text = self._tail + data
@@ -125,24 +109,15 @@ def make_request(args: argparse.Namespace, rng: random.Random) -> bytes:
     return f"{head}\r\n\r\n".encode() + data
 
 
-def trace_headers(rng: random.Random, share: float) -> Iterator[bytes]:
-    """Yield a new traceparent each time. Of a share of 0.01 every hundredth is sampled."""
-    for number in itertools.count():
-        ids = f"{rng.getrandbits(128) | 1:032x}-{rng.getrandbits(64) | 1:016x}"
-        is_sampled = int((number + 1) * share) > int(number * share)
-        yield f"traceparent: 00-{ids}-{is_sampled:02x}\r\n".encode()
-
-
 async def open_all(args: argparse.Namespace, counts: Counts) -> list[asyncio.BaseTransport]:
     """Open the streams one after another at the pace, and wait until each has an event or a refusal."""
     loop, rng = asyncio.get_running_loop(), random.Random(args.seed)
-    header = bytes if args.traced is None else partial(next, trace_headers(rng, args.traced))
     transports: list[asyncio.BaseTransport] = []
     streams: list[Stream] = []
     began = time.monotonic()
     for index in range(args.streams):
         await asyncio.sleep(max(0.0, began + index / args.per_s - time.monotonic()))
-        stream = Stream(make_request(args, rng), counts, asks_again=args.again, asks_later=args.together, header=header)
+        stream = Stream(make_request(args, rng), counts, asks_again=args.again, asks_later=args.together)
         transport, _ = await loop.create_connection(lambda stream=stream: stream, "127.0.0.1", args.port)  # type: ignore[misc]
         transports.append(transport)
         streams.append(stream)
@@ -175,7 +150,6 @@ def main() -> int:
     parser.add_argument("--chat", action="store_true", help="chat completions with words, not completions with ids")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--together", action="store_true")
-    parser.add_argument("--traced", type=float, metavar="SHARE")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     raise_limit()
