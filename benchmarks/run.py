@@ -11,11 +11,9 @@ import argparse
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from rich.table import Table
 from shared.config.core_plan import CorePlan, environment
 
 ROOT = Path(__file__).resolve().parents[1]
-OUT = Path("bench-out")  # in the checkout that is measured
+OUT = Path("bench-out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,42 +43,33 @@ class Part:
 
 def parts(quick: bool, cores: int) -> list[Part]:
     pairs = "3" if quick else "11"
-    engine = ("-m", "benchmarks.engine_core")
+    model, engine = ("-m", "benchmarks.engine_model"), ("-m", "benchmarks.engine_core")
     both = str(cores)
     spec = ("-m", "benchmarks.speculation", "--threads", both)
     few = ("--per-kind", "3", "--rounds", "1" if quick else "3")
     return [
-        Part("model_bfloat16", cores, ("benchmarks/engine_model.py", "--dtype", "bfloat16", "--threads", both)),
-        Part("model_float32", cores, ("benchmarks/engine_model.py", "--dtype", "float32", "--threads", both)),
+        Part("model_bfloat16", cores, (*model, "--dtype", "bfloat16", "--threads", both)),
+        Part("model_float32", cores, (*model, "--dtype", "float32", "--threads", both)),
         Part("engine", cores, (*engine, "--threads", both)),
         Part("engine_one_thread", 1, (*engine, "--threads", "1", "--pairs", pairs)),
         Part("spec_bfloat16", cores, (*spec, *(few if quick else ()))),
         Part("spec_float32", cores, (*spec, "--dtype", "float32", *few)),
         Part("http_shm", 1, ("-m", "benchmarks.http_load", "--transport", "shm")),
         Part("http_zmq", 1, ("-m", "benchmarks.http_load", "--transport", "zmq")),
-        Part("transfer", 1, ("benchmarks/transfer.py",)),
-        Part("router", 1, ("-P", str(ROOT / "benchmarks/router.py"))),  # for checkouts without one, too
+        Part("transfer", 1, ("-m", "benchmarks.transfer")),
+        Part("router", 1, ("-m", "benchmarks.router")),
     ]
 
 
-def command_in(checkout: Path, command: Sequence[str]) -> list[str]:
-    """Older checkouts have their benches in tests/bench."""
-    if (checkout / "benchmarks").is_dir():
-        return list(command)
-    return [re.sub(r"^benchmarks([./])", r"tests\1bench\1", word) for word in command]
-
-
-def measure(part: Part, console: Console, checkout: Path = ROOT) -> Any:
-    """Run one part with the code of a checkout. Return its figures, None when it failed."""
-    path = checkout / OUT / f"{part.name}.json"
+def measure(part: Part, console: Console) -> Any:
+    """Run one part. Return its figures, None when it failed."""
+    path = ROOT / OUT / f"{part.name}.json"
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
-    console.print(f"[bold]{part.name}[/] of {checkout.name} ...", end=" ")
+    console.print(f"[bold]{part.name}[/] ...", end=" ")
     start = time.monotonic()
-    command = [sys.executable, *command_in(checkout, part.command), "--json", str(path)]
-    # The router's bench is always this one: here it finds the benches that it imports.
-    env = {**os.environ, **part.environment, "PYTHONPATH": f"{checkout}{os.pathsep}{ROOT}"}
-    done = subprocess.run(command, env=env, cwd=checkout, capture_output=True, text=True)
+    command = [sys.executable, *part.command, "--json", str(path)]
+    done = subprocess.run(command, env={**os.environ, **part.environment}, cwd=ROOT, capture_output=True, text=True)
     console.print(f"{time.monotonic() - start:.0f} s")
     if done.returncode:
         console.print(done.stdout[-2000:] + done.stderr[-2000:], markup=False)

@@ -3,7 +3,7 @@
     python -m benchmarks.layouts.disaggregation --out DIR [--profile FILE] [--seconds 45] [--mixes chat,long]
 
 Measures a profile (`baton plan measure`) unless one is given, runs every mix of `pd_workloads` on both layouts with
-`baton load`'s own machinery, plays the same requests through the planner, and writes figures.json and report.html.
+`baton load`'s own machinery, plays the same requests through the planner, and writes figures.json.
 Needs two cores that do nothing else, for about half an hour.
 """
 
@@ -17,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.layouts.pd_report import page
 from benchmarks.layouts.pd_study import FIELDS, SIDES, Figures, Row, Study, misses
 from benchmarks.layouts.pd_workloads import MIXES, Mix
 from deploy.cluster.own_cluster import own_cluster
@@ -118,7 +117,6 @@ def main() -> int:
     known = {row.mix: row for row in before}
     found = study([mix for mix in MIXES if mix.name in wanted], profile, args.seconds, known)
     (args.out / "figures.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-    (args.out / "report.html").write_text(page(found, misses(found)), encoding="utf-8")
     print("\n".join(misses(found)) or "the planner is within 25 % everywhere and picks the better side")
     return 0
 
