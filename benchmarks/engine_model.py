@@ -1,6 +1,6 @@
 """The real model beside transformers: same weights, dtype, threads, sdpa, inference_mode, warm. Prints tokens/s.
 
-    python benchmarks/engine_model.py [--model smollm2] [--dtype bfloat16] [--threads 2] [--json out.json]
+    python -m benchmarks.engine_model [--model smollm2] [--dtype bfloat16] [--threads 2] [--json out.json]
 
 Times a forward and an argmax at engine level (no scheduler, no sampling, no HTTP): prefill of one 512-token prompt,
 decode at batch 1, 8, 32 from 128 tokens of context on. The two sides take turns, so that a busy machine hurts both.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,15 +20,14 @@ from typing import Any
 import torch
 import transformers
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from shared.config.models.model_path import resolve_model  # noqa: E402
+from benchmarks.report import parser_with_json
+from shared.config.models.model_path import resolve_model
 from shared.kernel.code.step_layout import Layout
-from shared.kv.pool import KVPool  # noqa: E402
-from shared.model.formats.opened import DTYPES, LoadOptions, open_model  # noqa: E402
-from shared.model.loading.load import load_model  # noqa: E402
-from shared.model.math.interface import Model, ModelInputs  # noqa: E402
-from tests.support.models.transformers_model import reference_network  # noqa: E402
+from shared.kv.pool import KVPool
+from shared.model.formats.opened import DTYPES, LoadOptions, open_model
+from shared.model.loading.load import load_model
+from shared.model.math.interface import Model, ModelInputs
+from tests.support.models.transformers_model import reference_network
 
 PAGE_SIZE = 16
 CONTEXT = 128
@@ -159,7 +157,7 @@ def sample_texts(source_path: Path, count: int) -> list[list[int]]:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_with_json(__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPES))
     parser.add_argument("--threads", type=int, default=2)
@@ -168,7 +166,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--flip-tokens", type=int, default=64, help="per text; 0: leave it out")
     parser.add_argument("--flip-texts", type=int, default=8)
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 import zmq
 
+from benchmarks.report import parser_with_json
 from shared.core.keys import RequestKey
 from shared.device.malloc import keep_freed_memory
 from shared.kv.layout import PlaneSpec
@@ -261,8 +262,7 @@ def show(figures: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Speed of the KV transports")
-    parser.add_argument("--json", type=Path)
+    parser = parser_with_json("Speed of the KV transports")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--mib", default="1,8,16,64")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)

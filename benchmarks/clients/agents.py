@@ -1,13 +1,12 @@
 """Agents that call tools, as `baton load --agents` sends them: prompt tokens computed and TTFT by turn, by policy.
 
-    python -m benchmarks.clients.agents [--policies prefix_aware,round_robin] [--code DIR,DIR] [--nodes 4] [--agents 24]
+    python -m benchmarks.clients.agents [--policies prefix_aware,round_robin] [--nodes 4] [--agents 24]
                                 [--kv-bytes 4MiB] [--pulls on,off] [--token-ms 0.5] [--seconds 60] [--seeds 1,2]
 
-Each cell is a cluster of its own, with `--nodes` prefill nodes and one decode node. `--code` names other checkouts, to
-compare the code of the nodes and the router; "." is this one. HashLM's device sleeps for each token, so two cores can
-show several nodes. Its tokens are characters: texts have a fifth of the words that agents have by default, and pauses
-are a fifth as long. With a small `--kv-bytes` a node can't keep all sessions: then a policy that sends each session to
-one node lets the nodes' caches together hold more.
+Each cell is a cluster of its own, with `--nodes` prefill nodes and one decode node. HashLM's device sleeps for each
+token, so two cores can show several nodes. Its tokens are characters: texts have a fifth of the words that agents have
+by default, and pauses are a fifth as long. With a small `--kv-bytes` a node can't keep all sessions: then a policy that
+sends each session to one node lets the nodes' caches together hold more.
 """
 
 from __future__ import annotations
@@ -16,17 +15,14 @@ import argparse
 import itertools
 import os
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster import ROOT, baton_up
+from benchmarks.cluster import baton_up
 from benchmarks.report import parser_with_json, report
-from deploy.cluster.ready import is_ready, url
+from benchmarks.run import ROOT
 from deploy.tools.plan.router_load import put_load
 from deploy.tools.traffic.figures.talk_figures import TurnFigures
 
-HOST = "127.0.0.1"
 AGENTS = ("--prefix-tokens", "200", "--prompt-tokens", "mix:6=5,40=3,160=1", "--think", "0.1-6", "--stall", "60")
 
 
@@ -35,16 +31,13 @@ def turn_row(row: TurnFigures) -> dict[str, Any]:
     return {"requests": row.num_requests, "failed": row.num_failed, "computed": round(row.computed.value, 4), **ttfts}
 
 
-def measure(code: str, policy: str, pulls: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def measure(policy: str, pulls: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     flags = ["--model", "hashlm", "--tool-format", "hermes", "--policy", policy, "--prefill", str(args.nodes)]
     flags += ["--pull-prefixes", pulls, "--kv-bytes", args.kv_bytes]
     load = ["--agents", str(args.agents), "--duration", str(args.seconds), "--seed", str(seed), *AGENTS]
-    with baton_up(*flags, code=Path(code).resolve()) as port:
-        while not is_ready(HOST, port, args.nodes + 1):
-            time.sleep(0.1)
-        talks = put_load(url(HOST, port), load).summary.talks
+    with baton_up(*flags) as port:
+        talks = put_load(f"http://127.0.0.1:{port}", load).summary.talks
     return {
-        "code": code,
         "policy": policy,
         "pulls": pulls,
         "seed": seed,
@@ -58,7 +51,6 @@ def measure(code: str, policy: str, pulls: str, seed: int, args: argparse.Namesp
 def main() -> int:
     parser = parser_with_json(__doc__)
     parser.add_argument("--policies", default="prefix_aware,round_robin")
-    parser.add_argument("--code", default=".", help="checkouts whose code the clusters run")
     parser.add_argument("--pulls", default="on", help="on, off or both")
     parser.add_argument("--nodes", type=int, default=4, help="number of prefill nodes")
     parser.add_argument("--agents", type=int, default=24)
@@ -69,10 +61,10 @@ def main() -> int:
     args = parser.parse_args()
     os.environ.update(SLEEPY_STEP_S="0.002", SLEEPY_TOKEN_S=str(args.token_ms / 1000))
     os.environ["PYTHONPATH"] = str(ROOT / "tests/support/sleepy")
-    words = (text.split(",") for text in (args.code, args.policies, args.pulls, args.seeds))
+    words = (text.split(",") for text in (args.policies, args.pulls, args.seeds))
     rows = []
-    for code, policy, pulls, seed in itertools.product(*words):
-        rows.append(measure(code, policy, pulls, int(seed), args))
+    for policy, pulls, seed in itertools.product(*words):
+        rows.append(measure(policy, pulls, int(seed), args))
         print(rows[-1], file=sys.stderr, flush=True)
     report({"rows": rows}, args.json)
     return 0

@@ -6,19 +6,15 @@ python -m benchmarks.engine.formats [--model smollm2] [--texts 8] [--tokens 64]
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from benchmarks.engine_model import PagedRows, sample_texts  # noqa: E402
-from shared.config.models.model_path import resolve_model  # noqa: E402
-from shared.model.formats.opened import LoadOptions  # noqa: E402
-from shared.model.loading.load import load_model  # noqa: E402
-from shared.model.math.interface import Model  # noqa: E402
-from shared.model.math.kernels import Formats  # noqa: E402
+from benchmarks.engine_model import PagedRows, sample_texts
+from shared.config.models.model_path import resolve_model
+from shared.model.formats.opened import LoadOptions
+from shared.model.loading.load import load_model
+from shared.model.math.interface import Model
+from shared.model.math.kernels import Formats
 
 CONTENDERS = {
     "bfloat16": ("bfloat16", Formats()),

@@ -13,21 +13,20 @@ Hidden is what `whole` takes longer, as a part of it. Two processes on the cores
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import re
 import statistics
 import time
-import urllib.request
-from pathlib import Path
+
+import httpx
 
 from benchmarks.cluster import baton_up
+from benchmarks.report import parser_with_json
+from tests.support.clusters.metrics_page import read_metrics, total
 
 PROMPT_TOKENS = 2000
 VOCAB = 40_000
 NEEDED = 0.7
-SETTLE_S = 2.0
 WAYS = {
     "whole": ("--chunk-size", "2048", "--layer-parts", "1"),
     "layers": ("--chunk-size", "2048", "--layer-parts", "6"),
@@ -38,24 +37,13 @@ WAYS = {
 
 def post(port: int, prompt: list[int]) -> None:
     body = {"model": "smollm2", "prompt": prompt, "max_tokens": 3, "temperature": 0}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        reply.read()
+    httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=120).raise_for_status()
 
 
 def handoff_totals(port: int) -> tuple[float, float]:
     """(hand-offs, seconds) so far."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
-        text = reply.read().decode()
-    return (total(text, "count"), total(text, "sum"))
-
-
-def total(text: str, what: str) -> float:
-    return sum(
-        float(x) for x in re.findall(rf"^baton_handoff_tail_seconds_{what}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
-    )
+    values = read_metrics(f"http://127.0.0.1:{port}")
+    return total(values, "baton_handoff_tail_seconds_count"), total(values, "baton_handoff_tail_seconds_sum")
 
 
 def one_handoff(port: int, rng: random.Random) -> float:
@@ -76,15 +64,13 @@ def measure(transport: str, prompts: int) -> dict[str, float]:
         common = ("--model", "smollm2", "--transport", transport, "--heartbeat-s", "0.1", "--no-prefix-cache")
         with baton_up(*common, "--local-prefill-tokens", "0", *flags) as port:
             rng = random.Random(1)
-            time.sleep(SETTLE_S)  # ready is a cluster with one node that serves alone
             one_handoff(port, rng)  # the first one warms up
             figures[way] = statistics.median(one_handoff(port, rng) for _ in range(prompts))
     return figures
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="How much of a hand-off hides behind the prefill")
-    parser.add_argument("--json", type=Path)
+    parser = parser_with_json("How much of a hand-off hides behind the prefill")
     parser.add_argument("--prompts", type=int, default=5)
     parser.add_argument("--transports", default="shm,zmq,gloo")
     args = parser.parse_args()

@@ -18,10 +18,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
+from benchmarks.report import parser_with_json
 from benchmarks.transfer import KEY, MIB, PAGE_BYTES, make_pool
 from shared.core.errors import HandoffFailed
 from shared.device.malloc import keep_freed_memory
@@ -164,23 +164,14 @@ def wait_for_hello(links: NodeLinks) -> list[Inbound]:
 
 def start(num_pages: int) -> tuple[subprocess.Popen[bytes], Receiver, GroupThread]:
     links = NodeLinks("d", 1)
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.layouts.transfer_groups",
-        "--serve",
-        links.endpoint,
-        "--pages",
-        str(num_pages),
-    ]
-    child = subprocess.Popen(command)
+    words = ("--serve", links.endpoint, "--pages", str(num_pages))
+    child = subprocess.Popen([sys.executable, "-m", "benchmarks.layouts.transfer_groups", *words])
     ends = Ends(links, "p@1", RECEIVER, early=wait_for_hello(links))
     return child, Receiver(ends, num_pages), ends.staged
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Speed of process groups")
-    parser.add_argument("--json", type=Path)
+    parser = parser_with_json("Speed of process groups")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--mib", default="8,16,64")
     parser.add_argument("--serve", help=argparse.SUPPRESS)

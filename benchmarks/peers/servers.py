@@ -19,8 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.cluster import baton_up, free_port
+from benchmarks.cluster import baton_up
 from benchmarks.peers.environments import PEERS
+from deploy.cluster.own_cluster import HOST
+from deploy.cluster.ports import free_port
 
 MODEL = "bench"  # the name that every server gives the model
 READY_GUARD_S = 900.0  # vLLM compiles its model when it starts for the first time
@@ -57,8 +59,8 @@ def llama_server(programs: Path, file: Path, threads: int, *flags: str) -> Serve
     """The server keeps no copies of prompts outside its KV: it would spend time and memory on them."""
 
     def serve(room: Room) -> AbstractContextManager[int]:
-        port = free_port()
-        command = [str(programs / "llama-server"), "--model", str(file), "--host", "127.0.0.1", "--port", str(port)]
+        port = free_port(HOST)
+        command = [str(programs / "llama-server"), "--model", str(file), "--host", HOST, "--port", str(port)]
         command += ["--threads", str(threads), "--threads-batch", str(threads), "--cache-ram", "0"]
         command += ["--parallel", str(room.streams), "--ctx-size", str(room.streams * room.tokens), *flags]
         return served(command, {}, port)
@@ -70,11 +72,11 @@ def vllm_server(programs: Path, folder: Path, threads: int) -> Serve:
     """Compiled, which is its fastest way here."""
 
     def serve(room: Room) -> AbstractContextManager[int]:
-        port = free_port()
+        port = free_port(HOST)
         # Its own command looks for a package called vllm, and this build has another name.
         command = [str(programs / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
         command += ["--served-model-name", MODEL, "--dtype", "bfloat16", "--max-model-len", "2048"]
-        command += ["--host", "127.0.0.1", "--port", str(port)]
+        command += ["--host", HOST, "--port", str(port)]
         command += ["--max-num-seqs", str(room.streams)]
         environment = {
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",

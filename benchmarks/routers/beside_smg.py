@@ -32,13 +32,14 @@ from typing import Any
 
 import psutil
 
-from benchmarks.cluster import free_port
 from benchmarks.peers.environments import smg, vllm
 from benchmarks.peers.servers import MODEL as BENCH_MODEL
 from benchmarks.peers.servers import Room, vllm_server
 from benchmarks.peers.weights import hf_folder
 from benchmarks.report import parser_with_json, report
 from benchmarks.routers.open_streams import BEFORE_S, Child, running, usage, wait_for_nodes
+from deploy.cluster.own_cluster import HOST
+from deploy.cluster.ports import free_port
 from shared.wire.descriptors import raise_limit
 from tests.support.clusters.router_process import RouterProcess
 from tests.support.web.mock_openai import MODEL
@@ -113,8 +114,8 @@ def measure_baton(load: Load, num_prefill: int, args: argparse.Namespace) -> dic
 @contextlib.contextmanager
 def smg_process(ports: dict[str, list[int]], folder: Path, model: str = MODEL) -> Iterator[tuple[int, int]]:
     """Yield the process id and the port of a router that is ready."""
-    port, command = free_port(), [str(smg() / "smg"), "launch", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+    port, command = free_port(HOST), [str(smg() / "smg"), "launch", "--host", HOST]
+    command += ["--port", str(port), "--prometheus-host", HOST, "--prometheus-port", str(free_port(HOST))]
     urls = {kind: [f"http://127.0.0.1:{one}" for one in found] for kind, found in ports.items()}
     if urls["prefill"]:
         command += ["--pd-disaggregation", *(word for url in urls["prefill"] for word in ("--prefill", url, "8998"))]

@@ -52,7 +52,6 @@ class Tally:
     """One tenant's requests. `answers`: of each whole answer when it was sent, its TTFT, and when it ended."""
 
     answers: list[tuple[float, float, float]] = field(default_factory=list)
-    num_sent: int = 0
     num_refused: int = 0
     failures: Counter[str] = field(default_factory=Counter)
 
@@ -81,7 +80,6 @@ class Tenant:
     async def one(self) -> None:
         prompt = self._rng.choices(VOCAB, k=PROMPT_TOKENS)
         body = {"model": "bench", "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
-        self.tally.num_sent += 1
         try:
             stream = await stream_completion(self._port, body, key=self._key)
         except Refused as refused:

@@ -101,18 +101,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=96)
     args = parser.parse_args()
-    flags = (
-        "--prefill",
-        "1",
-        "--decode",
-        "2",
-        "--model",
-        args.model,
-        "--dtype",
-        args.dtype,
-        "--served-model-name",
-        "bench",
-    )
+    flags = ["--prefill", "1", "--decode", "2", "--served-model-name", "bench"]
+    flags += ["--model", args.model, "--dtype", args.dtype]
     with tempfile.TemporaryDirectory() as folder, own_cluster(flags, Path(folder) / "up.log") as base:
         whole, _, _ = asyncio.run(all_streams(base, args, kill=False))
         broken, killed, noticed = asyncio.run(all_streams(base, args, kill=True))
