@@ -14,9 +14,10 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from shared.core.errors import ConfigError
+from shared.observe.step_records import StepRow
 
 DESCRIPTION = """\
 baton trace: record what the nodes' streams do for some seconds: forwards, sampling, publishing, stashing, copies, and
@@ -33,14 +34,6 @@ WRITE_S = 60.0
 MOST_S = 3600.0
 STREAMS = ("host", "forward", "copy", "transfer", "cold")  # threads 1 to 5; requests come below
 FIRST_REQUEST = 10  # thread id
-
-
-class RecordedRow(NamedTuple):
-    track: str
-    name: str
-    of: str
-    begin: float
-    end: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +119,7 @@ def trace_of(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     stages: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for pid, node in enumerate(sorted(nodes, key=lambda node: str(node["node"])), 1):
         events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": node["node"]}})
-        rows = [RecordedRow(*row) for row in node["rows"]]
+        rows = [StepRow(*row) for row in node["rows"]]
         slices = [*streams_of(pid, rows), *requests_of(pid, rows)]
         for one in slices:
             one["ts"] += node["shift"] * 1e6
@@ -139,13 +132,13 @@ def trace_of(nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return events
 
 
-def streams_of(pid: int, rows: Sequence[RecordedRow]) -> Iterator[dict[str, Any]]:
+def streams_of(pid: int, rows: Sequence[StepRow]) -> Iterator[dict[str, Any]]:
     for row in rows:
         if row.track in STREAMS:
             yield slice_of(pid, 1 + STREAMS.index(row.track), row)
 
 
-def requests_of(pid: int, rows: Sequence[RecordedRow]) -> Iterator[dict[str, Any]]:
+def requests_of(pid: int, rows: Sequence[StepRow]) -> Iterator[dict[str, Any]]:
     """Stages of one request may overlap others', so each goes to the first lane that is free."""
     free_at: list[float] = []
     for row in sorted((row for row in rows if row.track not in STREAMS), key=lambda row: row.begin):
@@ -154,7 +147,7 @@ def requests_of(pid: int, rows: Sequence[RecordedRow]) -> Iterator[dict[str, Any
         yield slice_of(pid, FIRST_REQUEST + lane, row)
 
 
-def slice_of(pid: int, tid: int, row: RecordedRow) -> dict[str, Any]:
+def slice_of(pid: int, tid: int, row: StepRow) -> dict[str, Any]:
     times = {"ts": row.begin * 1e6, "dur": max(1.0, (row.end - row.begin) * 1e6)}
     return {"ph": "X", "name": row.name, "cat": row.track, "pid": pid, "tid": tid, "args": {"of": row.of}, **times}
 

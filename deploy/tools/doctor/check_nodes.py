@@ -73,7 +73,7 @@ def check_strangers(ready: ReadyFacts) -> list[Finding]:
 def check_misfits(ready: ReadyFacts) -> list[Finding]:
     """Without the admin key, the router names only the first field in which a pair of nodes differs."""
     return [
-        Finding("pairs", f"{one.a}, {one.b}", BROKEN, f"{one.field} differs", ADVICE.get(one.field, ""))
+        Finding("pairs", f"{one.a}, {one.b}", BROKEN, f"{one.differs} differs", ADVICE.get(one.differs, ""))
         for one in ready.misfits
     ]
 

@@ -57,7 +57,7 @@ class Status:
 class Misfit:
     a: str
     b: str
-    field: str
+    differs: str  # the field
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from deploy.metrics_page import Page, parse_page
 from deploy.router_http import UNREACHABLE, RouterHttp, error_message
 from deploy.router_url import no_answer
 from deploy.tools.doctor.facts import Cluster, ForeignNode, Misfit, ReadyFacts, SeenNode, SeenPair, Status
-from shared.wire.messages import Hello
 
 T = TypeVar("T")
 OK, NO_KEY, UNREADY = 200, 401, 503
@@ -22,24 +21,12 @@ class NoRouterError(Exception):
     """No server answers, or the server is not a usable router."""
 
 
-class ReadyMisfit(msgspec.Struct, frozen=True):
-    a: str
-    b: str
-    differs: str
-
-
-class ReadyStranger(msgspec.Struct, frozen=True):
-    node: str
-    protocol: int
-    ours: int
-
-
 class ReadyAnswer(msgspec.Struct, frozen=True):
     ready: bool
     pair: bool
     nodes: list[object]
-    misfits: list[ReadyMisfit]
-    strangers: list[ReadyStranger] = []
+    misfits: tuple[Misfit, ...]
+    strangers: tuple[ForeignNode, ...] = ()
 
 
 class StatusRouter(msgspec.Struct, frozen=True):
@@ -48,26 +35,10 @@ class StatusRouter(msgspec.Struct, frozen=True):
     endpoint: str
 
 
-class StatusNode(msgspec.Struct, frozen=True):
-    state: str
-    last_seen_s: float
-    known_s: float
-    hello: Hello
-    lacks_routers: tuple[str, ...] = ()
-
-
-class StatusPair(msgspec.Struct, frozen=True):
-    prefill: str
-    decode: str
-    endpoint: str
-    since_s: float
-    tries: int
-
-
 class StatusAnswer(msgspec.Struct, frozen=True):
     router: StatusRouter
-    nodes: list[StatusNode]
-    unreachable: list[StatusPair] = []
+    nodes: tuple[SeenNode, ...]
+    unreachable: tuple[SeenPair, ...] = ()
 
 
 def look_at_router(http: RouterHttp, url: str, interval_s: float, sleep: Callable[[float], None]) -> Cluster:
@@ -105,9 +76,7 @@ def ask_ready(http: RouterHttp) -> ReadyFacts:
     if status not in (OK, UNREADY):
         raise NoRouterError(f"no Baton router: /ready answers {status}")
     answer = decode(body, ReadyAnswer, "/ready")
-    misfits = tuple(Misfit(one.a, one.b, one.differs) for one in answer.misfits)
-    strangers = tuple(ForeignNode(one.node, one.protocol, one.ours) for one in answer.strangers)
-    return ReadyFacts(answer.ready, answer.pair, len(answer.nodes), misfits, strangers)
+    return ReadyFacts(answer.ready, answer.pair, len(answer.nodes), answer.misfits, answer.strangers)
 
 
 def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
@@ -121,12 +90,8 @@ def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
         answer = decode(body, StatusAnswer, "/admin/status")
     except NoRouterError as error:
         return None, f"router and doctor have different versions: {error}"
-    nodes = tuple(
-        SeenNode(node.state, node.last_seen_s, node.known_s, node.hello, node.lacks_routers) for node in answer.nodes
-    )
-    router = answer.router
-    pairs = tuple(SeenPair(**msgspec.structs.asdict(pair)) for pair in answer.unreachable)
-    return Status(router.time, int(router.epoch, 16), router.endpoint, nodes, asked_s, answered_s, pairs), ""
+    router, epoch = answer.router, int(answer.router.epoch, 16)
+    return Status(router.time, epoch, router.endpoint, answer.nodes, asked_s, answered_s, answer.unreachable), ""
 
 
 def decode(body: bytes, kind: type[T], path: str) -> T:

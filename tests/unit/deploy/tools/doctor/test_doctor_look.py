@@ -79,7 +79,7 @@ def test_two_looks_with_a_pause_in_between() -> None:
     assert [look.total("baton_open_requests") for look in (found.before, found.after)] == [1, 2]
     assert (found.ready.is_ready, found.ready.is_pair, found.ready.num_nodes) == (True, False, 1)
     assert found.ready.strangers == (ForeignNode("new", 14, 13),)
-    assert found.ready.misfits[0].field == "dtype" and found.no_status == ""
+    assert found.ready.misfits[0].differs == "dtype" and found.no_status == ""
     assert found.status is not None and found.status.epoch == 0xFF0000 and found.status.time_s == 12.5
     assert found.status.asked_s <= found.status.answered_s
     assert found.status.nodes[0].hello == PAIR[1].hello and found.status.nodes[0].known_s == 3.0
