@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.config.settings.hub_settings import OFFLINE_HELP
-from shared.config.settings.options import check_fields, option
+from shared.config.settings.options import Settings, option
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptanceSettings:
+class AcceptanceSettings(Settings):
     """the prompts and draft chains for measuring acceptance"""
 
     head: str = option("auto", "folder of the head; auto: the head shipped for the model", metavar="DIR")
@@ -18,12 +18,9 @@ class AcceptanceSettings:
     chain: int = option(5, "drafts in a row, at most", low=1, high=16)
     rows: int = option(12, "answers made at a time", low=1)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, slots=True)
-class TargetSettings:
+class TargetSettings(Settings):
     """the model, and where it runs"""
 
     model: str = option(
@@ -33,9 +30,6 @@ class TargetSettings:
     device: str = option("cpu", "torch device; only cpu has been tried", metavar="NAME")
     threads: int = option(1, "threads of torch", low=1)
     dtype: str = option("bfloat16", "number format of weights in matrix products", choices=("float32", "bfloat16"))
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

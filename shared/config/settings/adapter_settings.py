@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.config.settings.options import check_fields, option
+from shared.config.settings.options import Settings, option
 from shared.core.adapter_table import MAX_ADAPTERS
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterConfig:
+class AdapterConfig(Settings):
     """LoRA adapters that /admin/adapters loads and removes."""
 
     lora_dir: str = option(
         "", "folder whose LoRA adapters /admin/adapters may load (CPU only); empty: it may load none", metavar="DIR"
     )
     lora_slots: int = option(8, "how many adapters of --lora-dir may be loaded at once", low=1, high=MAX_ADAPTERS)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def num_spare(self) -> int:

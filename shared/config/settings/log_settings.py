@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.config.settings.options import check_fields, option
+from shared.config.settings.options import Settings, option
 
 
 @dataclass(frozen=True, slots=True)
-class LogConfig:
+class LogConfig(Settings):
     """Logging: one line per record, to stderr. Prompts and answers are never logged."""
 
     log_level: str = option("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
@@ -17,6 +17,3 @@ class LogConfig:
         "form of the lines; json: an object with time, level, part and message, then fields",
         choices=("text", "json"),
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)

@@ -58,6 +58,15 @@ def show_bytes(number: Any) -> str:
     return str(number)
 
 
+class Settings:
+    """A frozen dataclass whose fields are declared with `option`; they are checked when it is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def check_fields(settings: Any) -> None:
     for field in dataclasses.fields(settings):
         check_value(field.name, getattr(settings, field.name), option_of(field))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.config.settings.endpoints import MAX_PORT
-from shared.config.settings.options import check_fields, option
+from shared.config.settings.options import Settings, option
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeConfig:
+class ProbeConfig(Settings):
     """Probes: what a node answers to the platform that runs it, at `--bind-host`, and to `baton trace`."""
 
     ready_port: int = option(0, "port that answers probes (GET /ready, /live) over HTTP; 0: none", low=0, high=MAX_PORT)
@@ -18,6 +18,3 @@ class ProbeConfig:
         "folder through which `baton trace` asks this node to record its steps; every user who may write there may ask",
         metavar="DIR",
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)

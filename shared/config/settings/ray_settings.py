@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from shared.config.settings.options import check_fields, option
+from shared.config.settings.options import Settings, check_fields, option
 from shared.core.errors import ConfigError
 
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # with "0", Ray keeps the address 127.0.0.1
@@ -35,7 +35,7 @@ class RayConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ShareConfig:
+class ShareConfig(Settings):
     """What each router and node reserves of its machine."""
 
     router_cpus: float = option(1.0, "cores that a router reserves", low=0.0, high=1024.0)
@@ -47,16 +47,13 @@ class ShareConfig:
         low=0.0, high=1.0,
     )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     @property
     def has_gpus(self) -> bool:
         return self.prefill_gpus > 0 or self.decode_gpus > 0
 
 
 @dataclass(frozen=True, slots=True)
-class ScalingConfig:
+class ScalingConfig(Settings):
     """The conditions under which Baton adds a node to a role, or removes one.
 
     Without a maximum, a role keeps as many nodes as at the start.
@@ -71,9 +68,6 @@ class ScalingConfig:
     up_after_s: float = option(15.0, "seconds for which a role must be full before it grows", low=0.0, high=3600.0)
     down_after_s: float = option(180.0, "seconds for which a role could spare a node before it shrinks", low=0.0)
     settle_s: float = option(30.0, "shortest time, in seconds, between two changes of one role", low=0.0, high=3600.0)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def is_local(address: str) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.config.settings.options import check_fields, option
+from shared.config.settings.options import Settings, option
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsConfig:
+class RecordsConfig(Settings):
     """Records of answers: certificates for clients, spans for operators."""
 
     certificate_key: str = option(
@@ -25,6 +25,3 @@ class RecordsConfig:
         high=1.0,
         metavar="SHARE",
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)

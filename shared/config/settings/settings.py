@@ -12,7 +12,7 @@ from shared.config.models import shipped_model
 from shared.config.models.model_names import check_names, named_path, names_of
 from shared.config.models.model_path import MODEL_CHOICES
 from shared.config.settings.endpoints import MAX_PORT, check_bind_host, check_router
-from shared.config.settings.options import check_fields, option
+from shared.config.settings.options import Settings, check_fields, option
 from shared.core.errors import ConfigError
 
 KIB = 1 << 10
@@ -135,7 +135,7 @@ class MemoryConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SchedConfig:
+class SchedConfig(Settings):
     """How a node plans its steps."""
 
     overlap: bool = option(True, "plan the next step while the current one runs")
@@ -186,9 +186,6 @@ class SchedConfig:
         "however its prompt is cut into chunks. This is slower. All nodes need the flag. It is refused on CPUs, and "
         "with --lora, experts or draft heads",
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +286,7 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeConfig:
+class NodeConfig(Settings):
     """A node's identity and connections. The command sets the role."""
 
     role: str = option("decode", "prefill or decode", choices=("prefill", "decode"))
@@ -318,9 +315,6 @@ class NodeConfig:
     lease_s: float = option(60.0, "a stalled hand-off ends after this time (equal on all nodes)", low=1.0, high=3600.0)
     drain_s: float = option(10.0, "seconds that requests get to finish after SIGTERM", low=0.0, high=3600.0)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     def check_addresses(self, *, has_keys: bool) -> None:
         """Raise ConfigError if an address needs keys and there are none."""
         check_bind_host(self.bind_host, "--bind-host", has_keys=has_keys)
@@ -329,15 +323,12 @@ class NodeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SecurityConfig:
+class SecurityConfig(Settings):
     """Keys by which routers and nodes identify each other."""
 
     keys: str = option(
         "", "folder with this cluster's keys (`baton keys --help`); empty: no keys, this machine only", metavar="DIR"
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def has_keys(self) -> bool:
@@ -345,7 +336,7 @@ class SecurityConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsConfig:
+class LimitsConfig(Settings):
     """Limits of requests. A request beyond a limit gets a 4xx that names the field."""
 
     max_body_bytes: int = option(4 * MIB, "largest request body", low=KIB, is_bytes=True, metavar="SIZE")
@@ -357,12 +348,9 @@ class LimitsConfig:
     max_open_requests: int = option(512, "limit on requests that are open on nodes; others wait", low=1, high=65536)
     max_queued_requests: int = option(512, "limit on requests that wait for nodes; others get 503", low=0, high=65536)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, slots=True)
-class TimeoutsConfig:
+class TimeoutsConfig(Settings):
     """Time limits of the router."""
 
     request_timeout_s: float = option(600.0, "longest time that one request may take", low=1.0, high=86400.0)
@@ -377,6 +365,3 @@ class TimeoutsConfig:
         30.0, "time that requests of a drained node get to finish before they are moved", low=0.0, high=3600.0
     )
     shutdown_s: float = option(10.0, "seconds that open requests get to finish after SIGTERM", low=0.0, high=3600.0)
-
-    def __post_init__(self) -> None:
-        check_fields(self)

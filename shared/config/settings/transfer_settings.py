@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.config.settings.endpoints import UNPROVEN, UNPROVEN_NETWORK, is_loopback
-from shared.config.settings.options import check_fields, option
+from shared.config.settings.options import Settings, option
 from shared.config.settings.settings import NodeConfig
 from shared.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class TransferConfig:
+class TransferConfig(Settings):
     """KV transfers between nodes, over any transport."""
 
     layer_parts: int = option(
@@ -25,9 +25,6 @@ class TransferConfig:
         "let KV pages go through gloo, nccl or nixl, and KV events leave this machine, over connections that neither "
         "identify peers nor encrypt",
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def check_transport(self, node: NodeConfig) -> None:
         """Raise ConfigError if the transport needs --trust-network and the flag is not set."""
