@@ -6,7 +6,26 @@ short names. The router drops other names, so a peer can't invent metrics or lab
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from shared.core.states import QueueStage
+
+# field of NodeReport -> (metric, help)
+NODE_GAUGES: dict[str, tuple[str, str]] = {
+    "pages_total": ("baton_kv_pool_pages", "KV pages of the node"),
+    "waiting": ("baton_waiting_requests", "Requests that wait for memory"),
+    "spec_width": ("baton_spec_width", "Tokens per step of a running row now: drafts + 1"),
+    "kept_pages": (
+        "baton_kv_kept_pages",
+        "Free or cached KV pages that new requests don't get, because answers under way will need them "
+        "(--growth-reserve)",
+    ),
+    "missing_routers": ("baton_missing_routers", "Routers on the node's list where it is not registered"),
+    "slowness": (
+        "baton_node_slowness",
+        "Time of the node's steps divided by its peers' time for the same work; 1 if not known",
+    ),
+}
 
 # short name -> (metric, help)
 NODE_COUNTERS: dict[str, tuple[str, str]] = {
@@ -98,29 +117,15 @@ PULL_OUTCOMES = {
     "under_way": "the node was getting or computing them for another prompt",
     "not_asked": "the other node was late or lost a moment ago, or too many pulls were open",
 }
-PULL_METRIC = (
-    "baton_prefix_pulls_total",
-    "Prompts whose cached pages the router knew at another prefill node: "
-    + "; ".join(f"{why} ({name})" for name, why in PULL_OUTCOMES.items()),
-)
 PULL_PREFIX = "pull."
-PULL_COUNTERS = tuple(f"{PULL_PREFIX}{outcome}" for outcome in PULL_OUTCOMES)
 
 # Reasons to refuse or ignore peers. Counters: refused.<reason>
-REFUSED_METRIC = (
-    "baton_refused_total",
-    "Connections with no or a foreign key (key), names bound to another key (identity), older epochs (epoch), "
-    "offers without a router's ticket (ticket), connections with too much unread (flood), silent or too many (idle)",
-)
 REFUSED_PREFIX = "refused."
 REFUSED_KEY, REFUSED_IDENTITY, REFUSED_EPOCH, REFUSED_TICKET = "key", "identity", "epoch", "ticket"
 REFUSED_FLOOD, REFUSED_IDLE = "flood", "idle"
 REFUSED_REASONS = (REFUSED_KEY, REFUSED_IDENTITY, REFUSED_EPOCH, REFUSED_TICKET, REFUSED_FLOOD, REFUSED_IDLE)
-REFUSED_COUNTERS = tuple(f"{REFUSED_PREFIX}{reason}" for reason in REFUSED_REASONS)
 
-SPEC_DEPTH_METRIC = ("baton_spec_accepted_at_total", "Accepted drafts by their depth in the window, from 1 on")
 SPEC_DEPTH_PREFIX = "spec_accepted_at."  # spec_accepted_at.<depth>
-SPEC_DEPTH_COUNTERS = tuple(f"{SPEC_DEPTH_PREFIX}{depth}" for depth in range(1, 16))
 
 # Reasons why no graph could run a step. Counters: eager.<reason>
 EAGER_REASONS = {
@@ -134,13 +139,43 @@ EAGER_REASONS = {
     "uncaptured": "of a size whose capture failed",
     "waits": "of a model that waits for the host in every step",
 }
-EAGER_METRIC = (
-    "baton_eager_steps_total",
-    "Steps without a graph on a node that has some: "
-    + "; ".join(f"{why} ({name})" for name, why in EAGER_REASONS.items()),
-)
 EAGER_PREFIX = "eager."
-EAGER_COUNTERS = tuple(f"{EAGER_PREFIX}{reason}" for reason in EAGER_REASONS)
+
+
+class Family(NamedTuple):
+    """Counters with one name on the page. A counter's short name is the prefix and the label's value."""
+
+    prefix: str
+    label: str
+    values: tuple[str, ...]
+    metric: str
+    help: str
+
+
+def explained(reasons: dict[str, str]) -> str:
+    return "; ".join(f"{why} ({name})" for name, why in reasons.items())
+
+
+FAMILIES = (
+    Family(
+        SPEC_DEPTH_PREFIX, "position", tuple(map(str, range(1, 16))),
+        "baton_spec_accepted_at_total", "Accepted drafts by their depth in the window, from 1 on",
+    ),
+    Family(
+        REFUSED_PREFIX, "reason", REFUSED_REASONS, "baton_refused_total",
+        "Connections with no or a foreign key (key), names bound to another key (identity), older epochs (epoch), "
+        "offers without a router's ticket (ticket), connections with too much unread (flood), silent or too many "
+        "(idle)",
+    ),
+    Family(
+        PULL_PREFIX, "outcome", tuple(PULL_OUTCOMES), "baton_prefix_pulls_total",
+        f"Prompts whose cached pages the router knew at another prefill node: {explained(PULL_OUTCOMES)}",
+    ),
+    Family(
+        EAGER_PREFIX, "reason", tuple(EAGER_REASONS), "baton_eager_steps_total",
+        f"Steps without a graph on a node that has some: {explained(EAGER_REASONS)}",
+    ),
+)  # fmt: skip
 
 # short name -> (metric, help); all in seconds
 NODE_HISTOGRAMS: dict[str, tuple[str, str]] = {

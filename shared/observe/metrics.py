@@ -6,36 +6,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from shared.core.states import PageState, RowState
 from shared.observe.metric_names import (
-    EAGER_COUNTERS,
-    EAGER_METRIC,
-    EAGER_PREFIX,
+    FAMILIES,
     LATENCY_BUCKETS,
     NODE_COUNTERS,
+    NODE_GAUGES,
     NODE_HISTOGRAMS,
-    PULL_COUNTERS,
-    PULL_METRIC,
-    PULL_PREFIX,
     QUEUE_METRIC,
     QUEUE_PREFIX,
     QUEUE_STAGES,
-    REFUSED_COUNTERS,
-    REFUSED_METRIC,
-    REFUSED_PREFIX,
     ROUTER_STAGE,
-    SPEC_DEPTH_COUNTERS,
-    SPEC_DEPTH_METRIC,
-    SPEC_DEPTH_PREFIX,
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -148,17 +131,10 @@ def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple
     counters: dict[str, tuple[Counter, tuple[str, ...]]] = {
         short: (Counter(name, help, ["node"], registry=registry), ()) for short, (name, help) in NODE_COUNTERS.items()
     }
-    accepted_at = Counter(*SPEC_DEPTH_METRIC, ["node", "position"], registry=registry)
-    refused = Counter(*REFUSED_METRIC, ["node", "reason"], registry=registry)
-    pulls = Counter(*PULL_METRIC, ["node", "outcome"], registry=registry)
-    eager = Counter(*EAGER_METRIC, ["node", "reason"], registry=registry)
-    return (
-        counters
-        | {short: (accepted_at, (short.removeprefix(SPEC_DEPTH_PREFIX),)) for short in SPEC_DEPTH_COUNTERS}
-        | {short: (refused, (short.removeprefix(REFUSED_PREFIX),)) for short in REFUSED_COUNTERS}
-        | {short: (eager, (short.removeprefix(EAGER_PREFIX),)) for short in EAGER_COUNTERS}
-        | {short: (pulls, (short.removeprefix(PULL_PREFIX),)) for short in PULL_COUNTERS}
-    )
+    for family in FAMILIES:
+        counter = Counter(family.metric, family.help, ["node", family.label], registry=registry)
+        counters |= {family.prefix + value: (counter, (value,)) for value in family.values}
+    return counters
 
 
 @dataclass(slots=True)
@@ -172,11 +148,6 @@ class CounterSeries:
     shown: dict[str, float] = field(default_factory=dict)
 
 
-KEPT_PAGES = (
-    "Free or cached KV pages that new requests don't get, because answers under way will need them (--growth-reserve)"
-)
-
-
 class ClusterMetrics:
     """Gauges, counters and histograms of all nodes.
 
@@ -184,29 +155,15 @@ class ClusterMetrics:
     Unnamed processes get new node names at each start, so a node's series are removed after KEPT_S of absence. If the
     node returns, its counters continue, unless MAX_REMEMBERED other nodes have vanished since. Its histograms restart
     at zero.
-
-    It has many fields because each metric is an object of the library.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         place = ["node", "role"]
         self._pages = Gauge("baton_kv_pages", "KV pages by state", [*place, "state"], registry=registry)
-        self._pool_pages = Gauge("baton_kv_pool_pages", "KV pages of the node", place, registry=registry)
         self._rows = Gauge("baton_request_rows", "Request rows by state", [*place, "state"], registry=registry)
-        self._waiting = Gauge("baton_waiting_requests", "Requests that wait for memory", place, registry=registry)
-        self._width = Gauge(
-            "baton_spec_width", "Tokens per step of a running row now: drafts + 1", place, registry=registry
-        )
-        self._kept = Gauge("baton_kv_kept_pages", KEPT_PAGES, place, registry=registry)
-        self._missing = Gauge(
-            "baton_missing_routers", "Routers on the node's list where it is not registered", place, registry=registry
-        )
-        self._slowness = Gauge(
-            "baton_node_slowness",
-            "Time of the node's steps divided by its peers' time for the same work; 1 if not known",
-            place,
-            registry=registry,
-        )
+        self._gauges = {
+            field: Gauge(name, help, place, registry=registry) for field, (name, help) in NODE_GAUGES.items()
+        }
         self._counters = make_counters(registry)
         self._histograms = {
             short: latency(registry, name, help, ["node"]) for short, (name, help) in NODE_HISTOGRAMS.items()
@@ -287,12 +244,8 @@ class ClusterMetrics:
             self._pages.remove(node, role, state)
         for row_state in RowState:
             self._rows.remove(node, role, row_state)
-        self._pool_pages.remove(node, role)
-        self._waiting.remove(node, role)
-        self._width.remove(node, role)
-        self._kept.remove(node, role)
-        self._missing.remove(node, role)
-        self._slowness.remove(node, role)
+        for gauge in self._gauges.values():
+            gauge.remove(node, role)
 
     def sweep(self, present: Container[str], now: float) -> None:
         for node, series in list(self._series.items()):
@@ -329,12 +282,8 @@ class ClusterMetrics:
             self._pages.labels(*place, state).set(report.pages.get(state, 0))
         for row_state in RowState:
             self._rows.labels(*place, row_state).set(report.rows.get(row_state, 0))
-        self._pool_pages.labels(*place).set(report.pages_total)
-        self._waiting.labels(*place).set(report.waiting)
-        self._width.labels(*place).set(report.spec_width)
-        self._kept.labels(*place).set(report.kept_pages)
-        self._missing.labels(*place).set(report.missing_routers)
-        self._slowness.labels(*place).set(report.slowness)
+        for name, gauge in self._gauges.items():
+            gauge.labels(*place).set(getattr(report, name))
 
     def _add_counters(self, report: NodeReport) -> None:
         series = self._series.get(report.node) or self._bring_back(report.node) or CounterSeries(report.epoch)

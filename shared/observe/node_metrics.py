@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from shared.core.states import QueueStage
-from shared.observe.metric_names import (
-    EAGER_COUNTERS,
-    NODE_COUNTERS,
-    NODE_HISTOGRAMS,
-    PULL_COUNTERS,
-    QUEUE_PREFIX,
-    QUEUE_STAGES,
-    REFUSED_COUNTERS,
-    SPEC_DEPTH_COUNTERS,
-)
+from shared.observe.metric_names import FAMILIES, NODE_COUNTERS, NODE_HISTOGRAMS, QUEUE_PREFIX, QUEUE_STAGES
 
 MAX_SAMPLES = 512  # limit on samples per name and heartbeat; further samples are lost, but counters count all events
 
@@ -21,7 +12,7 @@ class NodeMetrics:
     """Counts events since the epoch began, and keeps samples for the next heartbeat. Loop thread only."""
 
     def __init__(self) -> None:
-        known = (*NODE_COUNTERS, *SPEC_DEPTH_COUNTERS, *REFUSED_COUNTERS, *EAGER_COUNTERS, *PULL_COUNTERS)
+        known = (*NODE_COUNTERS, *(family.prefix + value for family in FAMILIES for value in family.values))
         self._counters: dict[str, float] = dict.fromkeys(known, 0.0)
         self._samples: dict[str, list[float]] = {}
 

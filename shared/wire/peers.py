@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from shared.core.errors import ConfigError, WireError
-from shared.observe.metric_names import REFUSED_COUNTERS, REFUSED_KEY, REFUSED_PREFIX
+from shared.observe.metric_names import REFUSED_KEY, REFUSED_PREFIX, REFUSED_REASONS
 from shared.wire.codec import Buffer
 from shared.wire.messages import AnyMessage, Begun, Goodbye, Heartbeat, Hello, Offer, Scores, Tokens, Unwelcome
 from shared.wire.unreadable import Unreadable
@@ -19,8 +19,10 @@ logger = logging.getLogger(__name__)
 EPOCH_MARK = "@"  # between a node's id and its epoch
 MAX_IDENTITY_BYTES = 255
 MAX_LOGGED_KINDS = 200
-REFUSED_COUNT = {short.removeprefix(REFUSED_PREFIX): f"wire_{short}" for short in REFUSED_COUNTERS}
-METRIC_OF_COUNT = {"wire_dropped": "wire_errors"} | {f"wire_{short}": short for short in REFUSED_COUNTERS}
+REFUSED_COUNT = {reason: f"wire_{REFUSED_PREFIX}{reason}" for reason in REFUSED_REASONS}
+METRIC_OF_COUNT = {"wire_dropped": "wire_errors"} | {
+    name: name.removeprefix("wire_") for name in REFUSED_COUNT.values()
+}
 
 
 class Refused(WireError, code="refused"):

@@ -98,7 +98,6 @@ OUTSIDE = {
     "router.api.ask.parts.AnyPart",
     "router.api.openai.responses.ResponsesRequest",
     "shared.model.math.config.LlamaConfig",
-    "shared.observe.metrics.ClusterMetrics",
     "deploy.tools.traffic.figures.record.RequestRecord",
     "deploy.tools.traffic.figures.outcome.RequestRow",
     "deploy.tools.traffic.figures.summary.Summary",
