@@ -28,13 +28,13 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
-POOL_SIZE = 32  # number of torch's streams per priority, handed out round robin
+POOL_SIZE = 32  # number of torch's streams, handed out round robin
 
 
-def draw_stream(gpu: Gpu, device: torch.device, priority: int, taken: Collection[int]) -> GpuStream:
+def draw_stream(gpu: Gpu, device: torch.device, taken: Collection[int]) -> GpuStream:
     """Return a stream whose handle is not in `taken`. Streams with equal handles never overlap their work (H7)."""
     for _ in range(POOL_SIZE):
-        stream = gpu.new_stream(device, priority)
+        stream = gpu.new_stream(device)
         if stream.cuda_stream not in taken:
             return stream
     raise ConfigError(f"torch has no stream on {device} that is not in use here already")
@@ -127,11 +127,10 @@ class CudaStream:
         gpu: Gpu,
         *,
         notify: Callable[[], None] = do_nothing,
-        priority: int = 0,
         taken: Collection[int] = (),
     ) -> None:
         self.name = name
-        self.cuda_stream = draw_stream(gpu, device, priority, taken)
+        self.cuda_stream = draw_stream(gpu, device, taken)
         self._gpu = gpu
         self._marks = CudaMarks(name, gpu, self.cuda_stream, notify)
         self._epochs = StreamEpochs()

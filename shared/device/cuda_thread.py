@@ -38,12 +38,11 @@ class ThreadedCudaStream(CpuStream):
         *,
         on_thread_start: Callable[[], None] = do_nothing,
         notify: Callable[[], None] = do_nothing,
-        priority: int = 0,
         taken: Collection[int] = (),
     ) -> None:
         self._gpu = gpu
         self._device = device
-        self.cuda_stream = draw_stream(gpu, device, priority, taken)
+        self.cuda_stream = draw_stream(gpu, device, taken)
         super().__init__(name, on_thread_start=on_thread_start, notify=notify)
 
     def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:

@@ -141,7 +141,7 @@ class Gpu(Protocol):
         """Block until every stream of the device is empty."""
         ...
 
-    def new_stream(self, device: torch.device, priority: int = 0) -> GpuStream:
+    def new_stream(self, device: torch.device) -> GpuStream:
         """Return a stream from a round-robin pool, so handles may repeat."""
         ...
 

@@ -45,8 +45,8 @@ class TorchCuda:
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
-    def new_stream(self, device: torch.device, priority: int = 0) -> GpuStream:
-        return cast(GpuStream, torch.cuda.Stream(device=device, priority=priority))
+    def new_stream(self, device: torch.device) -> GpuStream:
+        return cast(GpuStream, torch.cuda.Stream(device=device))
 
     def current_stream(self, device: torch.device) -> GpuStream:
         return cast(GpuStream, torch.cuda.current_stream(device))

@@ -213,7 +213,7 @@ class VirtualGpu:
         self.queues.drain()
         self.watch(lambda races: races.synchronized())
 
-    def new_stream(self, device: torch.device, priority: int = 0) -> VirtualStream:
+    def new_stream(self, device: torch.device) -> VirtualStream:
         with self.queues.lock:
             handle = next(self.pool)
             if handle not in self._streams:

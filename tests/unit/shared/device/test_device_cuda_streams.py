@@ -53,7 +53,7 @@ def test_a_pool_without_another_one_is_refused() -> None:
     gpu = make_device()
     gpu.pool = itertools.cycle((5, 6))
     with pytest.raises(ConfigError, match="in use"):
-        draw_stream(gpu, gpu.device, 0, (5, 6))
+        draw_stream(gpu, gpu.device, (5, 6))
 
 
 @pytest.mark.parametrize("sanitize", [False, True])
