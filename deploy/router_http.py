@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deploy.router_url import Url
+from deploy.router_url import Url, no_answer
 from shared.core.errors import ConfigError
 from shared.wire.keys.http_keys import read_key
 from shared.wire.keys.private_file import read_private
@@ -41,6 +41,13 @@ class RouterHttp:
         """Return (status, body). Raise an error of a class in UNREACHABLE if no answer comes."""
         data = json.dumps(body).encode() if body else None
         return self.send(method, path, data, self._timeout_s)
+
+    def require_answer(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
+        """As `ask`. Raise ConfigError if no answer comes."""
+        try:
+            return self.ask(method, path, body)
+        except UNREACHABLE as error:
+            raise no_answer(self.url, error) from None
 
     def send(self, method: str, path: str, data: bytes | None, timeout_s: float) -> tuple[int, bytes]:
         with self._opened(method, path, data, timeout_s) as answer:

@@ -2,7 +2,6 @@
 
     python -m benchmarks.routers.open_streams [--streams 10000] [--tokens-per-s 2000] [--seconds 60]
                                               [--prompt-tokens 32]
-    python -m benchmarks.routers.open_streams --checkout ../old    the router of another checkout, and its nodes
 
 Router, nodes (benchmarks.paced_nodes) and clients (benchmarks.routers.stream_clients) are three processes. Each token
 is one event of its stream. The lag is sampled every 5 ms in the router's loop. Memory of a stream is the growth of the
@@ -41,9 +40,9 @@ BEFORE_S = 2.0  # from the last stream's first event to the measurement
 class Child:
     """A process of this measurement that answers with lines of JSON."""
 
-    def __init__(self, *words: str, checkout: Path = ROOT) -> None:
+    def __init__(self, *words: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *words], cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def read(self) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def router_of(args: argparse.Namespace, lags: Path) -> RouterProcess:
     room = str(args.streams + SPARE)
     flags = ["--served-model-name", "bench", "--max-connections", room, "--max-open-requests", room]
     flags += ["--max-queued-requests", room, "--request-timeout-s", "3600"]
-    program = ("env", "-C", str(args.checkout), sys.executable, "-m", "benchmarks.probed_router", str(lags))
+    program = (sys.executable, "-m", "benchmarks.probed_router", str(lags))
     return RouterProcess(*flags, model=args.model, program=program)
 
 
@@ -114,7 +113,7 @@ def watch(router: RouterProcess, args: argparse.Namespace) -> tuple[dict[str, An
     pid = router.process.pid
     paced = [router.nodes, "--tokens-per-s", str(args.tokens_per_s), "--streams", str(args.streams)]
     paced += ["--nodes", str(args.nodes), "--rows", str(args.rows)]
-    with running(Child("benchmarks.paced_nodes", *paced, checkout=args.checkout)):
+    with running(Child("benchmarks.paced_nodes", *paced)):
         wait_for_nodes(router, args.nodes)
         cpu_before, idle_bytes = usage(pid)
         opening = time.monotonic()
@@ -163,9 +162,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rows", type=int, default=32, help="tokens in a node's message")
     parser.add_argument("--model", default="smollm2", help="whose tokenizer the router has")
-    parser.add_argument("--checkout", type=Path, default=ROOT)
     args = parser.parse_args()
-    args.checkout = args.checkout.resolve()
     with tempfile.TemporaryDirectory() as folder:
         lags = Path(folder) / "lags"
         router = router_of(args, lags)

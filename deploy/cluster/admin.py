@@ -14,18 +14,8 @@ from typing import Any
 
 from deploy.cluster.admin_adapters import add_adapters, run_adapters
 from deploy.cluster.admin_key import default_path
-from deploy.router_http import UNREACHABLE, RouterHttp
-from deploy.router_url import (
-    DEFAULT_URL,
-    USUAL,
-    Url,
-    add_url_flag,
-    add_url_word,
-    all_of,
-    no_answer,
-    parse_url,
-    the_only,
-)
+from deploy.router_http import RouterHttp
+from deploy.router_url import DEFAULT_URL, USUAL, Url, add_url_flag, add_url_word, all_of, parse_url, the_only
 from shared.core.errors import ConfigError
 from shared.core.states import NodeState, PageState
 from shared.wire.keys.http_keys import read_key
@@ -63,11 +53,9 @@ class AdminClient:
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the answer's JSON. Raise ConfigError on failure, with the router's message if any."""
+        status, data = self._http.require_answer(method, path, body)
         try:
-            status, data = self._http.ask(method, path, body)
             found: dict[str, Any] = json.loads(data)
-        except UNREACHABLE as error:
-            raise no_answer(self._http.url, error) from None
         except ValueError:
             raise ConfigError(f"the server at {self._http.url} does not answer in JSON: is it a router?") from None
         if status >= 400:
@@ -78,10 +66,7 @@ class AdminClient:
         return self.call("GET", "/admin/status")
 
     def text(self, path: str) -> str:
-        try:
-            status, data = self._http.ask("GET", path)
-        except UNREACHABLE as error:
-            raise no_answer(self._http.url, error) from None
+        status, data = self._http.require_answer("GET", path)
         if status != 200:
             raise ConfigError(f"{self._http.url}{path} answered with status {status}")
         return data.decode(errors="replace")

@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.console import Console
 
 from deploy.cluster.own_cluster import own_cluster
-from deploy.router_http import UNREACHABLE, RouterHttp, read_api_key
-from deploy.router_url import Url, no_answer, parse_url, url_of
+from deploy.router_http import RouterHttp, read_api_key
+from deploy.router_url import Url, parse_url, url_of
 from deploy.tools.concurrently import concurrently, every
 from deploy.tools.generate.asker import BatchClient, RetryLimits, line_of_bad
 from deploy.tools.generate.http_client import HttpClient
@@ -160,10 +160,7 @@ def up_flags(text: str) -> list[str]:
 
 def require_answer(server: AskedServer) -> None:
     """Raise ConfigError without a usable answer."""
-    try:
-        status, _ = RouterHttp(server.url, server.api_key, server.ca).ask("GET", "/v1/models")
-    except UNREACHABLE as error:
-        raise no_answer(server.url, error) from None
+    status, _ = RouterHttp(server.url, server.api_key, server.ca).require_answer("GET", "/v1/models")
     if status == UNAUTHORIZED:
         raise ConfigError(f"{server.url} needs its key: give --api-key-file")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.router_http import UNREACHABLE, RouterHttp
-from deploy.router_url import Url, no_answer
+from deploy.router_http import RouterHttp
+from deploy.router_url import Url
 from deploy.tools.plan.layout import ClusterLayout
 from shared.core.errors import ConfigError
 
@@ -34,10 +34,7 @@ class ReadyNodes(msgspec.Struct, frozen=True):
 
 def look_at_cluster(url: Url, api_key: str, ca: Path | None = None) -> RunningCluster:
     """Raise ConfigError if no router answers."""
-    try:
-        _, body = RouterHttp(url, api_key, ca).ask("GET", "/ready")
-    except UNREACHABLE as error:
-        raise no_answer(url, error) from None
+    _, body = RouterHttp(url, api_key, ca).require_answer("GET", "/ready")
     try:
         nodes = msgspec.json.decode(body, type=ReadyNodes).nodes
     except msgspec.MsgspecError:

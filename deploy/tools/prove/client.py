@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from deploy.router_http import UNREACHABLE, RouterHttp
-from deploy.router_url import Url, no_answer
+from deploy.router_http import RouterHttp
+from deploy.router_url import Url
 from deploy.tools.prove.cases import Case
 from deploy.tools.prove.compare import Answer, AnswerChoice
 from shared.core.errors import ConfigError
@@ -55,10 +55,7 @@ class ProveClient:
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith("baton_handoffs_total{"))
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-        try:
-            status, data = self._http.ask(method, path, body)
-        except UNREACHABLE as error:
-            raise no_answer(self._http.url, error) from None
+        status, data = self._http.require_answer(method, path, body)
         if status != 200:
             raise ConfigError(f"{path}: {status} {data[:MAX_SHOWN].decode(errors='replace')}")
         return data

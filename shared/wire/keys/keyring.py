@@ -108,19 +108,19 @@ class KeyRing:
 
 
 def ring_of_router(folder: str, router_id: str) -> KeyRing | None:
-    """Return None without a folder. Without an id, take the only router with a secret in the folder."""
-    if not folder:
-        return None
-    path = Path(folder).expanduser()
-    return KeyRing(path, ROUTER, router_id or only_one(path, ROUTER))
+    return _ring_of(folder, ROUTER, router_id)
 
 
 def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
-    """Return None without a folder. By default, take the only node."""
+    return _ring_of(folder, NODE, node_id)
+
+
+def _ring_of(folder: str, kind: str, name: str) -> KeyRing | None:
+    """Return None without a folder. Without a name, take the only one of this kind with a secret in the folder."""
     if not folder:
         return None
     path = Path(folder).expanduser()
-    return KeyRing(path, NODE, node_id or only_one(path, NODE))
+    return KeyRing(path, kind, name or only_one(path, kind))
 
 
 def only_one(folder: Path, kind: str) -> str:
