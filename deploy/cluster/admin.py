@@ -14,6 +14,7 @@ from typing import Any
 
 from deploy.cluster.admin_adapters import add_adapters, run_adapters
 from deploy.cluster.admin_key import default_path
+from deploy.columns import aligned
 from deploy.router_http import RouterHttp
 from deploy.router_url import DEFAULT_URL, USUAL, Url, add_url_flag, add_url_word, all_of, parse_url, the_only
 from shared.core.errors import ConfigError
@@ -232,8 +233,6 @@ def table(status: dict[str, Any]) -> str:
             pages += f" ({node['kept_pages']} kept)"
         cells = (node["role"], node["state"], node["open_sequences"], pages, node["waiting"], node["epoch"])
         rows.append([node["node"], *map(str, cells)])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     more = [
         *queue(status),
         *limits(status),
@@ -246,7 +245,7 @@ def table(status: dict[str, Any]) -> str:
         *strangers(status),
         *lacking(status),
     ]
-    return "\n".join([f"open requests: {status['open_requests']}", *lines, *more])
+    return "\n".join([f"open requests: {status['open_requests']}", aligned(rows), *more])
 
 
 # An older router's answer may lack a field.

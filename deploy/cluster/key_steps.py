@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from deploy.columns import aligned
 from shared.core.errors import ConfigError
 from shared.wire.keys.key_files import (
     ALLOWED,
@@ -116,9 +117,7 @@ def shown_keys(folder: Path) -> str:
         digits = ", ".join(entry.public.hex()[:SHOWN_DIGITS] for entry in keys)
         where = "here" if (folder / (name + SECRET)).exists() else "elsewhere"
         rows.append((name, keys[0].kind, digits, where, state_of(folder, name, keys)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines) + "\n"
+    return aligned(rows) + "\n"
 
 
 def state_of(folder: Path, name: str, keys: list[KeyEntry]) -> str:

@@ -18,6 +18,7 @@ from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy.cluster.ready import count_ready, url, write_line
+from deploy.columns import aligned
 from deploy.hub.local_model import with_local_model, with_pinned_model
 from deploy.ray import launch_plan as plan
 from deploy.ray import own_ray as head
@@ -254,9 +255,7 @@ def table(rows: Sequence[StatusRow]) -> str:
         (row.name, row.state, row.machine, str(row.pid or ""), ",".join(map(str, row.cores)), str(row.restarts))
         for row in rows
     ]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-    lines = ["  ".join(c.ljust(width) for c, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    return "\n".join([*lines, *(f"\n{row.name}: {row.words}" for row in rows if row.words)])
+    return "\n".join([aligned(cells), *(f"\n{row.name}: {row.words}" for row in rows if row.words)])
 
 
 def down(record: RayRecord) -> int:

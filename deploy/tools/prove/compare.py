@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from deploy.columns import aligned
+
 NEAR_TIE = 1e-3
 CONTEXT_TOKENS = 3
 
@@ -74,10 +76,3 @@ def table(passes: Sequence[str], rows: Sequence[ComparedRow]) -> str:
     lines = [["", *passes, "handed over", "cached tokens", ""]]
     lines += [[row.cell, *row.equal, str(row.handed_over), str(row.cached_tokens), row.about] for row in rows]
     return aligned(lines)
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )

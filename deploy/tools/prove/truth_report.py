@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from deploy.columns import aligned
 from deploy.tools.prove.asks import KINDS
-from deploy.tools.prove.compare import aligned
 from deploy.tools.prove.partings import Parting
 from deploy.tools.prove.truths import WayRow
 from deploy.tools.traffic.figures.check import Check
