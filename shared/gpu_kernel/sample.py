@@ -274,10 +274,10 @@ def choose_filtered_kernel(
     tl.store(chosen + output, id_of(rank))
 
 
-def find_heads(logits: torch.Tensor, splits: int | None = None) -> torch.Tensor:
+def find_heads(logits: torch.Tensor) -> torch.Tensor:
     """Return each split's best rank, (E, splits) int64, for logits (E, vocab) float32."""
     num, vocab_size = logits.shape
-    splits = splits_of(num) if splits is None else splits
+    splits = splits_of(num)
     heads = torch.empty((num, splits), dtype=torch.int64, device=logits.device)
     launch(largest_kernel, (num, splits), logits, heads, logits.stride(0), vocab_size, SPLITS=splits)
     return heads

@@ -231,7 +231,7 @@ def conversation_of(body: PromptFields, tools: Sequence[Tool], parts: Parts) -> 
 
 def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
     """Raise InvalidRequest with the invalid member's name."""
-    check_number(tools or (), "tools")
+    check_number(tools or ())
     found = tuple(
         make_tool(
             *(tool.get("name"), tool.get("description"), tool.get("input_schema"), tool.get("strict")),
@@ -241,7 +241,7 @@ def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
         for index, tool in enumerate(tools or ())
         if tool.get("type") in FUNCTIONS
     )
-    check_together(found, "tools")
+    check_together(found)
     return found
 
 

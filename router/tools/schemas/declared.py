@@ -62,23 +62,23 @@ class DeclaredTools:
     others: tuple[OtherTool, ...] = ()
 
 
-def parse_tools(value: object, param: str = "tools") -> DeclaredTools:
+def parse_tools(value: object) -> DeclaredTools:
     """Raise InvalidRequest for an invalid tool."""
     if value is None:
         return DeclaredTools()
     if not isinstance(value, list | tuple):
-        raise InvalidRequest(f"{param} must be a list", param=param)
-    check_number(value, param)
+        raise InvalidRequest("tools must be a list", param="tools")
+    check_number(value)
     tools: list[Tool] = []
     others: list[OtherTool] = []
     for index, item in enumerate(value):
-        path = f"{param}[{index}]"
-        kind = _member(item, "type", str, path)
+        path = f"tools[{index}]"
+        kind = _type_of(item, path)
         if kind == "function":
             tools.append(_function(item, path))
         else:
-            others.append(OtherTool(index, str(kind)[:64]))
-    check_together(tools, param)
+            others.append(OtherTool(index, kind[:64]))
+    check_together(tools)
     return DeclaredTools(tuple(tools), tuple(others))
 
 
@@ -120,23 +120,23 @@ def skipped_tools(tools: Sequence[Mapping[str, Any]] | None, served: Collection[
     return [f"tools[{index}]" for index, tool in enumerate(sent) if tool.get("type") not in served]
 
 
-def check_number(tools: Sequence[object], param: str) -> None:
+def check_number(tools: Sequence[object]) -> None:
     if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"{param} has {len(tools)} tools, and {MAX_TOOLS} is the most", param=param)
+        raise InvalidRequest(f"tools has {len(tools)} tools, and {MAX_TOOLS} is the most", param="tools")
 
 
-def check_together(tools: Sequence[Tool], param: str) -> None:
+def check_together(tools: Sequence[Tool]) -> None:
     """Raise InvalidRequest for duplicate names or too large schemas."""
     names: set[str] = set()
     num_bytes = 0
     for tool in tools:
         if tool.name in names:
-            raise InvalidRequest(f"{param} has two functions called {tool.name!r}", param=param)
+            raise InvalidRequest(f"tools has two functions called {tool.name!r}", param="tools")
         names.add(tool.name)
         num_bytes += len(msgspec.json.encode(tool.parameters))
     if num_bytes > MAX_SCHEMA_BYTES:
         raise InvalidRequest(
-            f"the schemas in {param} have {num_bytes} bytes, above the limit of {MAX_SCHEMA_BYTES}", param=param
+            f"the schemas in tools have {num_bytes} bytes, above the limit of {MAX_SCHEMA_BYTES}", param="tools"
         )
 
 
@@ -149,10 +149,10 @@ def _function(item: Mapping[str, Any], path: str) -> Tool:
     return make_tool(item.get("name"), item.get("description"), item.get("parameters"), item.get("strict"), path)
 
 
-def _member(item: object, name: str, kind: type, path: str) -> object:
+def _type_of(item: object, path: str) -> str:
     if not isinstance(item, dict):
         raise InvalidRequest(f"{path} must be an object", param=path)
-    value = item.get(name)
-    if not isinstance(value, kind):
-        raise InvalidRequest(f"{path}.{name} is missing or of the wrong type", param=f"{path}.{name}")
-    return value
+    kind = item.get("type")
+    if not isinstance(kind, str):
+        raise InvalidRequest(f"{path}.type is missing or of the wrong type", param=f"{path}.type")
+    return kind
