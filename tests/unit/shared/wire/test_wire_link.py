@@ -41,7 +41,6 @@ from tests.support.machine.patience import HANG_GUARD_S
 from tests.support.wire.wire_samples import GENERATE
 
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
-MOST_NOISE = 20  # of each round
 LOAD = NodeLoad(0, {}, 0, {}, 0, 0, 1, {}, {}, {}, "")
 Kind = TypeVar("Kind", Received, Unreadable, PeerUp, PeerClosed)
 
@@ -444,13 +443,11 @@ def test_the_router_link(loop_kind: str) -> None:
 
 
 def test_the_router_link_misses_no_edge_while_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ping-pong from a thread while the receiving task sends at random moments: a swallowed edge would hang it, as long
-    as nobody looks by the clock."""
+    """Ping-pong from a thread while the receiving task sends at random moments: nobody looks by the clock meanwhile."""
     monkeypatch.setattr(link_module, "LOOK_S", 10 * HANG_GUARD_S)
 
     async def scenario() -> None:
-        link = RouterLink("tcp://127.0.0.1:*")
-        node, rounds = NodeLinks("d", 1), 300
+        link, node, rounds = RouterLink("tcp://127.0.0.1:*"), NodeLinks("d", 1), 300
 
         def pongs() -> None:
             inbox = Inbox(node)
@@ -461,7 +458,7 @@ def test_the_router_link_misses_no_edge_while_it_sends(monkeypatch: pytest.Monke
 
         async def noise() -> None:
             for number in itertools.count():
-                while number >= MOST_NOISE * len(seen):  # a slow thread's queue may not get full
+                while number >= 20 * len(seen):  # a slow thread's queue may not get full
                     await asyncio.sleep(0)
                 assert link.send("d@1", Welcome("r", 1, 1))
                 await asyncio.sleep(0)
