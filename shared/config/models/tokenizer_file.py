@@ -1,13 +1,15 @@
-"""Read a Hugging Face folder's tokenizer.json."""
+"""Read a Hugging Face folder's tokenizer.json, or make one of its tiktoken.model."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
 
+from shared.config.models import tiktoken_file
 from shared.config.models.json_file import read_json_if_there
 from shared.config.models.vocab_bytes import byte_level_decoder, metaspace_bytes
 from shared.core.errors import ConfigError
@@ -31,7 +33,7 @@ class TokenizerFile:
 def read_tokenizer(folder: Path) -> TokenizerFile:
     """Raise ConfigError if there is no tokenizer.json, or one that can't be used."""
     inner = _opened(folder)
-    described = read_json_if_there(folder / "tokenizer.json")
+    described = read_json_if_there(folder / "tokenizer.json") or json.loads(inner.to_str())
     is_byte_level = "ByteLevel" in repr(described.get("decoder"))
     added = described.get("added_tokens") or []  # the library has checked their shape
     return TokenizerFile(
@@ -58,6 +60,8 @@ def token_content(token: object) -> str:
 
 def _opened(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
+    if not path.is_file() and (folder / tiktoken_file.NAME).is_file():
+        return tiktoken_file.read_tiktoken(folder)
     if not path.is_file():
         raise ConfigError(f"{folder} has no tokenizer.json")
     try:
