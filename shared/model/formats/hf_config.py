@@ -1,7 +1,8 @@
 """Read a Hugging Face config.json as a LlamaConfig.
 
 An unread field could change answers, so each field is used, known to be harmless, or refused by name. Empty and false
-fields are accepted. Missing fields get the architecture's defaults (huggingface.co/docs/transformers).
+fields are accepted, as are fields without a meaning in the library's network (config_fields.py). Missing fields get the
+architecture's defaults (huggingface.co/docs/transformers).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from shared.config.models.folder_facts import FolderFacts, facts_of
 from shared.config.models.model_folder import CONFIG, ModelFolder
 from shared.core.errors import ConfigError
+from shared.model.formats.config_fields import NotOurs, fields_that_matter
 from shared.model.formats.hf_rope import rope_from_hf, ropes_by_layer
 from shared.model.formats.quantized_scheme import scheme_of
 from shared.model.math.config import MOST_PARTS, ExpertConfig, LayerStyle, LlamaConfig
@@ -35,9 +37,10 @@ USED = frozenset(_USED.split())
 _NO_MATTER = (
     "_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled _from_model_config _name_or_path "
     "attention_dropout attn_implementation auto_map bos_token_id cache_implementation cls_token_id do_sample dtype "
-    "hidden_dropout initializer_range is_llama_config max_length max_new_tokens model_type output_router_logits "
-    "pad_token_id pretraining_tp router_aux_loss_coef sep_token_id task_specific_params temperature tokenizer_class "
-    "top_k top_p torch_dtype transformers.js_config transformers_version unsloth_fixed unsloth_version use_cache"
+    "hidden_dropout id2label initializer_range is_llama_config label2id max_length max_new_tokens model_type "
+    "output_attentions output_hidden_states output_router_logits pad_token_id pretraining_tp problem_type return_dict "
+    "router_aux_loss_coef sep_token_id task_specific_params temperature tokenizer_class top_k top_p torch_dtype "
+    "transformers.js_config transformers_version unsloth_fixed unsloth_version use_cache"
 )
 NO_MATTER = frozenset(_NO_MATTER.split())
 FAMILY_FIELDS = {
@@ -55,7 +58,7 @@ WINDOWED, WHOLE = "sliding_attention", "full_attention"
 
 
 def config_from_hf(folder: ModelFolder) -> LlamaConfig:
-    """Raise ConfigError for a folder that our program can't run."""
+    """Raise ConfigError for a folder that our program can't run, NotOurs if the library may run it."""
     try:
         family = _family(folder.path, folder.config)
         _check_fields(folder.path, folder.config, family)
@@ -67,7 +70,7 @@ def config_from_hf(folder: ModelFolder) -> LlamaConfig:
 def _family(folder: Path, raw: Mapping[str, Any]) -> str:
     arch = (raw.get("architectures") or ["?"])[0]
     if arch not in HF_ARCHITECTURES:
-        raise ConfigError(f"{folder}: architecture {arch!r} is not supported, only {', '.join(HF_ARCHITECTURES)}")
+        raise NotOurs(folder, f"architecture {arch!r} is not supported, only {', '.join(HF_ARCHITECTURES)}")
     return HF_ARCHITECTURES[arch]
 
 
@@ -76,14 +79,14 @@ def _check_fields(folder: Path, raw: Mapping[str, Any], family: str) -> None:
     wanted, field = ("gelu_pytorch_tanh", "hidden_activation") if family == "gemma3" else ("silu", "hidden_act")
     for name in {"hidden_act", field}:
         if raw.get(name, wanted) != wanted:
-            raise ConfigError(f"{folder}: {name} {raw[name]!r} is not supported, only SwiGLU, or GeGLU in Gemma 3")
+            raise NotOurs(folder, f"{name} {raw[name]!r} is not supported, only SwiGLU, or GeGLU in Gemma 3")
     if raw.get("mlp_bias"):
-        raise ConfigError(f"{folder}: mlp_bias is not supported")
+        raise NotOurs(folder, "mlp_bias is not supported")
     known = USED | NO_MATTER | set(FAMILY_FIELDS[family].split())
-    strange = sorted(name for name, value in raw.items() if name not in known and not _is_empty(value))
-    if strange:
+    unknown = {name: value for name, value in raw.items() if name not in known and not _is_empty(value)}
+    if strange := fields_that_matter(family, unknown):
         listed = ", ".join(f"{name} {raw[name]!r}"[:80] for name in strange)
-        raise ConfigError(f"{folder / CONFIG}: not supported for {family}: {listed}")
+        raise NotOurs(folder, f"not supported for {family}: {listed}")
 
 
 def _is_empty(value: Any) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.core.errors import ConfigError
+from shared.model.formats.config_fields import NotOurs
 from shared.model.math.config import RopeConfig
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -51,12 +52,12 @@ def _check_one_of_two(folder: Path, raw: Mapping[str, Any]) -> None:
 def _one_rope(folder: Path, raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> RopeConfig:
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     if kind not in KINDS:
-        raise ConfigError(f"{folder}: rope scaling {kind!r} is not supported, only {', '.join(KINDS)}")
+        raise NotOurs(folder, f"rope scaling {kind!r} is not supported, only {', '.join(KINDS)}")
     strange = sorted(name for name, value in scaling.items() if name not in FIELDS[kind] | ALWAYS and value is not None)
     if strange:
-        raise ConfigError(f"{folder}: rope scaling {kind!r} with {', '.join(strange)} is not supported")
+        raise NotOurs(folder, f"rope scaling {kind!r} with {', '.join(strange)} is not supported")
     if float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ConfigError(f"{folder}: rotating only a part of each head is not supported (partial_rotary_factor)")
+        raise NotOurs(folder, "rotating only a part of each head is not supported (partial_rotary_factor)")
     theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or theta)
     if kind in ("default", "dynamic"):  # "dynamic" stretches only contexts above max_position_embeddings: none here
         return RopeConfig(theta=theta)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,18 +28,15 @@ from shared.model.formats.quantized_numbers import (
     powers,
     spread,
     widen,
+    widen_looked_up,
 )
 from shared.model.formats.quantized_scheme import Scheme, scheme_of
-from shared.model.formats.tensor_files import FLOATS, TensorFiles
+from shared.model.formats.tensor_files import FLOATS, UNREAD, TensorFiles
 from shared.model.math.config import read_json
 
-# scales of inputs, outputs, keys and values: nothing here rounds these
-UNREAD = tuple(
-    f".{of}_{what}"
-    for of in ("input", "output", "activation", "q", "k", "v")
-    for what in ("scale", "scale_ub", "zero_point", "global_scale")
-)
 NUMBERS, SCALE, ZERO, SHAPE, GROUPS = "numbers", "scale", "zero point", "shape", "g_idx"
+FACTOR, DIVISOR = "second scale", "global scale"  # of the whole matrix
+TABLE, SCALE_TABLE, SCALE_SCALE, STATE = "quant_map", "nested quant_map", "nested absmax", "quant_state"
 WEIGHT = ".weight"
 # endings of a matrix's parts, and the ending of the matrix's own name
 WITH_SCALES = {
@@ -46,6 +46,16 @@ WITH_SCALES = {
     ".weight_zero_point": ZERO,
     ".weight_shape": SHAPE,
     ".weight_g_idx": GROUPS,
+    ".weight_global_scale": DIVISOR,
+    ".weight_scale_2": FACTOR,
+}
+OF_BITSANDBYTES = {
+    ".absmax": SCALE,
+    ".quant_map": TABLE,
+    ".nested_absmax": SCALE_SCALE,
+    ".nested_quant_map": SCALE_TABLE,
+    ".quant_state.bitsandbytes__nf4": STATE,
+    ".quant_state.bitsandbytes__fp4": STATE,
 }
 IN_WORDS = {".qweight": NUMBERS, ".scales": SCALE, ".qzeros": ZERO, ".g_idx": GROUPS}
 ENDINGS: Mapping[str, tuple[Mapping[str, str], str]] = {
@@ -54,14 +64,22 @@ ENDINGS: Mapping[str, tuple[Mapping[str, str], str]] = {
     "compressed-tensors": (WITH_SCALES, WEIGHT),
     "awq": (IN_WORDS, WEIGHT),
     "gptq": (IN_WORDS, WEIGHT),
+    "modelopt": (WITH_SCALES, WEIGHT),
+    "bitsandbytes": (OF_BITSANDBYTES, ""),
     "mxfp4": ({"_blocks": NUMBERS, "_scales": SCALE}, ""),
 }
 FORMATS = {
     NUMBERS: {"I8", "U8", "I32", "F8_E4M3"},
-    SCALE: FLOATS | {"U8", "F8_E8M0"},
+    SCALE: FLOATS | {"U8", "F8_E8M0", "F8_E4M3"},
     ZERO: FLOATS | {"I8", "I32"},
     SHAPE: {"I32", "I64"},
     GROUPS: {"I32", "I64"},
+    FACTOR: {"F32"},
+    DIVISOR: {"F32"},
+    TABLE: {"F32"},
+    SCALE_TABLE: {"F32"},
+    SCALE_SCALE: {"F32"},
+    STATE: {"U8"},
 }
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 Parts = Mapping[str, torch.Tensor]
@@ -96,6 +114,11 @@ class QuantizedFiles(TensorFiles):
 
     def _check_parts(self, name: str, parts: Mapping[str, str]) -> None:
         needed = [NUMBERS, SCALE]
+        scales = self.format(parts[SCALE]) if SCALE in parts else ""
+        if self.scheme.method == "bitsandbytes":
+            needed += [TABLE, STATE, *([SCALE_TABLE, SCALE_SCALE] if scales == "U8" else [])]
+        elif scales == "F8_E4M3":
+            needed.append(FACTOR if self.scheme.method == "modelopt" else DIVISOR)
         if NUMBERS in parts and self.format(parts[NUMBERS]) == "I32":
             needed.append(ZERO if ENDINGS[self.scheme.method][0] is IN_WORDS else SHAPE)
         lacking = [part for part in needed if part not in parts]
@@ -137,6 +160,8 @@ class QuantizedFiles(TensorFiles):
             return size[1], size[0] * 32 // self.scheme.bits[0]
         if self.scheme.method == "mxfp4":
             return size[0], size[2] * 32, size[1]
+        if STATE in parts:
+            return tuple(self._state(parts)["shape"])
         if SHAPE in parts:
             return tuple(super().tensor(parts[SHAPE]).tolist())
         return (size[0], size[1] * 2) if self.format(parts[NUMBERS]) == "U8" else size
@@ -160,16 +185,26 @@ class QuantizedFiles(TensorFiles):
     def _explained(self, name: str) -> Iterator[None]:
         try:
             yield
-        except (LookupError, ValueError, RuntimeError) as error:
+        except (LookupError, ValueError, TypeError, RuntimeError) as error:
             raise ConfigError(f"{self.path}: the parts of {name} don't fit each other: {error}") from error
 
+    def _state(self, parts: Mapping[str, str]) -> Mapping[str, Any]:
+        """Return what bitsandbytes says of a matrix, as JSON in bytes."""
+        state: Mapping[str, Any] = json.loads(bytes(super().tensor(parts[STATE]).tolist()))
+        return state
+
     def blocks(self, name: str) -> BlockWeights | None:
-        if name not in self._parts or self.scheme.method == "mxfp4":
+        if name not in self._parts or self.scheme.method in ("mxfp4", "bitsandbytes"):
             return None
         with self._explained(name):
             return as_blocks(self._matrix(self._read(name)))
 
     def _widen(self, parts: Parts, out: torch.Tensor) -> None:
+        if self.scheme.method == "bitsandbytes":
+            state = json.loads(bytes(parts[STATE].tolist()))
+            return widen_looked_up(
+                parts[NUMBERS], parts[TABLE], block_scales(parts, state), int(state["blocksize"]), out
+            )
         if self.scheme.method != "mxfp4":
             return widen(self._matrix(parts), out)
         for blocks, scales, part in zip(parts[NUMBERS], parts[SCALE], out, strict=True):  # expert by expert
@@ -199,7 +234,17 @@ def scaled_matrix(parts: Parts, scheme: Scheme) -> Quantized:
         zeros = fields(zeros.T, bits, num_outputs).T if isinstance(zeros, torch.Tensor) else 1 << (bits - 1)
     elif numbers.dtype == torch.uint8:
         numbers = fp4_numbers(numbers)
-    return spread(numbers, powers(parts[SCALE]), zeros, parts.get(GROUPS), scheme.block, bits)
+    matrix = spread(numbers, powers(parts[SCALE]), zeros, parts.get(GROUPS), scheme.block, bits)
+    return replace(matrix, factor=parts.get(FACTOR), divisor=parts.get(DIVISOR))
+
+
+def block_scales(parts: Parts, state: Mapping[str, Any]) -> torch.Tensor:
+    """Return bitsandbytes' scales as float32. Bytes are numbers of a table, with scales and an offset of their own."""
+    scales = parts[SCALE]
+    if scales.dtype != torch.uint8:
+        return scales.float()
+    at = torch.arange(len(scales)) // int(state["nested_blocksize"])
+    return parts[SCALE_TABLE][scales.long()] * parts[SCALE_SCALE][at] + float(state["nested_offset"])
 
 
 def awq_matrix(parts: Parts) -> Quantized:

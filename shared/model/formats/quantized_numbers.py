@@ -5,7 +5,10 @@ All formats follow one rule, for output n and input k:
     weight[n, k] = (number[n, k] - zero[r, g]) * scale[r, g]        r = n // rows, g = k // columns
 
 With act order (GPTQ), g = groups[k] instead. The difference is exact. The product is rounded once, to float32, and then
-once more to the dtype that is asked for. A scale of a float format with at most 16 bits gives exact products.
+once more to the dtype that is asked for. A scale of a float format with at most 16 bits gives exact products. NVFP4 has
+such scales, and one more for the whole matrix, by which the exact product is multiplied or divided.
+
+bitsandbytes counts its blocks through all rows, and looks numbers up in a table (`widen_looked_up`).
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ class Quantized:
     columns: int  # inputs of each column of scales
     groups: torch.Tensor | None  # (K,) int64: each input's column of scales, if these inputs are not neighbours
     bits: int = 8  # of whole numbers
+    factor: torch.Tensor | None = None  # one float32 for the whole matrix
+    divisor: torch.Tensor | None = None  # the same
 
 
 def widen(matrix: Quantized, out: torch.Tensor) -> None:
@@ -47,7 +52,32 @@ def widen(matrix: Quantized, out: torch.Tensor) -> None:
         numbers = matrix.numbers[part].float()
         at = torch.arange(first, first + len(numbers)) // matrix.rows
         numbers -= _by_input(matrix.zeros[at], matrix) if isinstance(matrix.zeros, torch.Tensor) else matrix.zeros
-        out[part] = numbers.mul_(_by_input(matrix.scales[at], matrix))
+        numbers.mul_(_by_input(matrix.scales[at], matrix))
+        if matrix.factor is not None:
+            numbers.mul_(matrix.factor.reshape(()))
+        if matrix.divisor is not None:
+            numbers.div_(matrix.divisor.reshape(()))
+        out[part] = numbers
+
+
+def widen_looked_up(
+    packed: torch.Tensor, table: torch.Tensor, scales: torch.Tensor, block: int, out: torch.Tensor
+) -> None:
+    """Write `table[number] * scale` into `out`, for numbers of 4 bits, higher halves first. Raises ValueError.
+
+    `scales`: float32, one for `block` numbers, which are counted through all rows."""
+    packed, flat = packed.flatten(), out.view(-1)
+    if block < 2 or block % 2:  # a block that begins within a byte
+        raise ValueError(f"blocks of {block}")
+    if len(packed) != -(-len(flat) // 2) or len(scales) != -(-len(flat) // block) or len(table) != 16:
+        raise ValueError(f"{len(packed)} bytes, {len(scales)} scales and {len(table)} values for {len(flat)} weights")
+    step = max(1, AT_ONCE // block) * block
+    for first in range(0, len(flat), step):
+        part = flat[first : first + step]
+        own = packed[first // 2 : (first + len(part) + 1) // 2]
+        numbers = torch.stack((own >> 4, own & 15), 1).flatten()[: len(part)]
+        at = torch.arange(first, first + len(part)) // block
+        part.copy_(table[numbers.long()] * scales[at])
 
 
 def _by_input(values: torch.Tensor, matrix: Quantized) -> torch.Tensor:

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.config.models.json_file import read_json_if_there
 from shared.core.errors import ConfigError
 
 Raw = Mapping[str, Any]
 PACKED_BITS = (2, 4, 8)  # widths that divide a word of 32 bits
 COMPRESSED_FORMATS = (
-    "int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
+    "int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
+    "nvfp4-pack-quantized",
 )  # fmt: skip
-MX_GROUP = 32
+MX_GROUP, NV_GROUP = 32, 16
+MODELOPT_FILE = "hf_quant_config.json"  # holds the scheme in folders whose config.json does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,11 @@ class Scheme:
 
 def scheme_of(config: Raw, folder: Path) -> Scheme | None:
     """Return how the weights of a config.json are stored, or None if they are plain. Raises ConfigError."""
-    raw = config.get("quantization_config")
-    if not raw:
-        return None
     try:
-        method = raw.get("quant_method")
+        raw = config.get("quantization_config") or _own_file(folder)
+        if not raw:
+            return None
+        method = str(raw.get("quant_method"))
         if method not in READERS:
             raise _Unsupported(f"quant_method {method!r} is not supported, only {', '.join(READERS)}")
         return READERS[method](raw)
@@ -44,6 +47,12 @@ def scheme_of(config: Raw, folder: Path) -> Scheme | None:
         raise ConfigError(f"{folder}: quantization_config: {reason}") from None
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{folder}: quantization_config has a missing or wrong field: {error}") from error
+
+
+def _own_file(folder: Path) -> Raw | None:
+    """NVIDIA's older folders have the scheme in a file of its own."""
+    raw = read_json_if_there(folder / MODELOPT_FILE)
+    return {"quant_method": "modelopt", **raw} if raw else None
 
 
 class _Unsupported(Exception):
@@ -66,7 +75,7 @@ def _refuse_fields(raw: Raw, *names: str) -> None:
 
 
 def _fp8(raw: Raw) -> Scheme:
-    _need(raw, "fmt", ["e4m3"], "e4m3")
+    _need(raw, "fmt", ["e4m3", "float8_e4m3fn"], "e4m3")
     _need(raw, "expert_dtype", ["fp8"], "fp8")
     block = _block(raw.get("weight_block_size"))
     return Scheme("fp8", "fp8" if block is None else f"fp8 in blocks of {block[0]} x {block[1]}", block=block)
@@ -124,16 +133,38 @@ def _compressed_group(group: Raw, raw: Raw) -> tuple[str, int, tuple[int, int] |
     weights = group["weights"]
     stored = _need(group if group.get("format") else raw, "format", COMPRESSED_FORMATS)
     kind, bits = _need(weights, "type", ["int", "float"], "int"), int(weights.get("num_bits", 8))
-    strategy = _need(weights, "strategy", ["tensor", "channel", "group", "block"], "tensor")
+    is_nvfp4 = stored == "nvfp4-pack-quantized"
+    strategies = ["tensor_group"] if is_nvfp4 else ["tensor", "channel", "group", "block"]
+    strategy = _need(weights, "strategy", strategies, "tensor")
     _refuse_fields(weights, "dynamic")
     if kind == "int":
         _need(weights, "num_bits", PACKED_BITS if stored == "pack-quantized" else range(2, 9), 8)
-    elif (stored, bits) != ("mxfp4-pack-quantized", 4):
+    elif bits != 4 or stored not in ("mxfp4-pack-quantized", "nvfp4-pack-quantized"):
         _need(weights, "num_bits", [8], 8)
     if stored.startswith("mx"):
         _need(weights, "group_size", [MX_GROUP])
+    if is_nvfp4:
+        _need(weights, "group_size", [NV_GROUP])
     inputs = (group.get("input_activations") or {}).get("num_bits", 16)
     return f"W{bits}A{inputs} ({kind}, {strategy})", bits, _block(weights.get("block_structure"))
+
+
+def _modelopt(raw: Raw) -> Scheme:
+    """NVIDIA's: "quantization" has the fields where the scheme comes from a file of its own."""
+    raw = raw.get("quantization") or raw
+    algorithm = _need(raw, "quant_algo", ["fp8", "nvfp4"])
+    if algorithm == "nvfp4":
+        _need(raw, "group_size", [NV_GROUP], NV_GROUP)
+    return Scheme("modelopt", "fp8" if algorithm == "fp8" else "NVFP4")
+
+
+def _bitsandbytes(raw: Raw) -> Scheme:
+    """The file says of each matrix whether its 4 bits are NF4 or FP4, and whether its scales are bytes."""
+    if not (raw.get("load_in_4bit") or raw.get("_load_in_4bit")):
+        raise _Unsupported("only load_in_4bit of bitsandbytes is supported")
+    kind = _need(raw, "bnb_4bit_quant_type", ["fp4", "nf4"], "fp4")
+    _need(raw, "bnb_4bit_quant_storage", ["uint8"], "uint8")
+    return Scheme("bitsandbytes", f"bitsandbytes {kind.upper()}")
 
 
 READERS: Mapping[str, Callable[[Raw], Scheme]] = {
@@ -142,5 +173,7 @@ READERS: Mapping[str, Callable[[Raw], Scheme]] = {
     "compressed-tensors": _compressed,
     "awq": _awq,
     "gptq": _gptq,
+    "modelopt": _modelopt,
+    "bitsandbytes": _bitsandbytes,
     "mxfp4": lambda raw: Scheme("mxfp4", "MXFP4"),
 }

@@ -12,6 +12,7 @@ from shared.kernel.product.block_weights import BlockWeights, codes_format, has_
 from shared.model.formats.gguf_file import AMX_INPUTS
 from shared.model.formats.hf_config import config_from_hf
 from shared.model.formats.quantized_folder import QuantizedFiles, open_tensors
+from shared.model.formats.tensor_files import UNREAD
 from shared.model.formats.tensor_shapes import check_tensors, tensor_shapes
 from shared.model.math.config import LlamaConfig
 
@@ -39,7 +40,8 @@ GEMMA_NAMES = {
     "mlp_norm": "pre_feedforward_layernorm.weight",
     "mlp_post_norm": "post_feedforward_layernorm.weight",
 }
-NOT_WEIGHTS = "rotary_emb.inv_freq"  # a table in older files
+# tables of positions in older files, and scales of inputs, keys and values
+NOT_WEIGHTS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", *UNREAD)
 MODEL_NAMES = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",

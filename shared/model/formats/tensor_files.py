@@ -14,7 +14,20 @@ from shared.kernel.product.block_weights import BlockWeights
 from shared.model.formats.gguf_file import hash_files
 
 FLOATS = frozenset(["F32", "F16", "BF16", "F64"])
+# scales of inputs, outputs, keys and values: nothing here rounds these
+UNREAD = tuple(
+    f".{of}_{what}"
+    for of in ("input", "output", "activation", "q", "k", "v")
+    for what in ("scale", "scale_ub", "zero_point", "global_scale")
+)
+TWICE = "consolidated"
 SCALED = ("F8", "F4", "I8")  # beginnings of number formats
+
+
+def files_of(folder: Path) -> tuple[Path, ...]:
+    """Return the files with the weights. Mistral publishes them twice, in `consolidated` files under other names."""
+    files = sorted(folder.glob("*.safetensors"))
+    return tuple(path for path in files if not path.name.startswith(TWICE)) or tuple(files)
 
 
 class TensorFiles:
@@ -25,7 +38,7 @@ class TensorFiles:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
-        self.files = tuple(sorted(folder.glob("*.safetensors")))
+        self.files = files_of(folder)
         if not self.files:
             raise ConfigError(f"{folder} has no *.safetensors file")
         self._where: dict[str, Path] = {}
@@ -100,6 +113,6 @@ class TensorFiles:
         return None
 
     def content_hash(self) -> str:
-        """Hash the tensors, config.json, and generation_config.json, which may set stop ids."""
-        described = (self.path / name for name in ("config.json", "generation_config.json"))
+        """Hash the tensors, config.json, generation_config.json, which may set stop ids, and a scheme's own file."""
+        described = (self.path / name for name in ("config.json", "generation_config.json", "hf_quant_config.json"))
         return hash_files((*filter(Path.is_file, described), *self.files))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from shared.config.models.folder_facts import facts_of
 from shared.config.models.model_folder import CONFIG, ModelFolder, read_folder
@@ -24,6 +24,7 @@ from shared.config.settings.frozen import LIBRARY, LIBRARY_RANKS
 from shared.core.errors import BatonError, ConfigError
 from shared.device.group import RankGroup
 from shared.kernel.product.libraries import has_triton
+from shared.model.formats import choice
 from shared.model.formats.hf_config import folder_name, vocab_size_of
 from shared.model.formats.opened import DTYPES, LoadOptions, context_of, settled
 from shared.model.formats.quantized_folder import QuantizedFiles, open_tensors
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 SURVEYED = 8  # tokens of the survey
 MOST_BOUND = 0.04  # of the check: four times 1 %
 LONGROPE = "longrope"
+LIKE = {"kimi_k2": "deepseek_v3"}  # published types that the library lacks, and the type that has their layers
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +62,10 @@ def load_library_model(
     """With `group`, load this rank's part; all ranks call it together.
 
     Raises ConfigError, in one sentence, for a model that the library or our attention can't run."""
-    refuse_flags(path, options, group)
     folder = read_folder(path)
+    refuse_flags(folder, options, is_divided=group is not None)
+    if reason := choice.why_not_ours(folder):
+        logger.info("%s runs %s, because Baton's own program does not: %s", LIBRARY_VERSION, path.name, reason)
     config = checked_config(folder)
     files = open_tensors(path)
     dtype = settled(options).dtype
@@ -150,25 +154,33 @@ def described(layers: Sequence[LayerShape]) -> str:
     return ", ".join(f"{count} layers with {kind}" for kind, count in kinds)
 
 
-def refuse_flags(folder: Path, options: LoadOptions, group: RankGroup | None) -> None:
-    formats = options.formats
+def refuse_flags(folder: ModelFolder, options: LoadOptions, *, is_divided: bool) -> None:
+    formats, of = options.formats, choice.described(folder)
     asked = {
         "--lora": bool(options.adapters),
         "--lora-dir": bool(options.lora_slots),
         "--weight-dtype": formats.weights != "auto",
         "--deterministic": options.kernels == "fixed",
     }
-    LIBRARY.refuse(asked, of=folder.name)
-    LIBRARY_RANKS.refuse({"--kv-dtype": group is not None and formats.kv != "auto"}, given="--tp with", of=folder.name)
+    LIBRARY.refuse(asked, of=of)
+    LIBRARY_RANKS.refuse({"--kv-dtype": is_divided and formats.kv != "auto"}, given="--tp with", of=of)
 
 
 def checked_config(folder: ModelFolder) -> PreTrainedConfig:
     """Raise ConfigError for what can be refused without weights. Code in the folder (auto_map) is never run."""
     path = folder.path
     with explained(path, "read its config.json"):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        config = read_config(folder)
     check_kind(path, config)
     max_context_of(folder, config)
+    return config
+
+
+def read_config(folder: ModelFolder) -> PreTrainedConfig:
+    like = LIKE.get(str(folder.config.get("model_type")))
+    if like is not None:
+        return CONFIG_MAPPING[like].from_dict({**folder.config, "model_type": like})
+    config: PreTrainedConfig = AutoConfig.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
     return config
 
 
@@ -225,7 +237,7 @@ def read_network(
     transformers.logging.disable_progress_bar()
     own = as_read if division is None else functools.partial(division.own, copied=isinstance(files, QuantizedFiles))
     tensors = tensors_of(files, files.names(), dtype, own)
-    if isinstance(files, QuantizedFiles):
+    if hasattr(config, "quantization_config"):  # NVIDIA's folders may have it in a file of its own
         del config.quantization_config
     whole_kind = network_kind(config)
     kind: Any = whole_kind if division is None else with_parts(whole_kind, division)

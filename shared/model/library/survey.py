@@ -19,6 +19,7 @@ _HARMLESS = (
     "position_ids return_dict use_cache"
 )
 HARMLESS = frozenset(_HARMLESS.split())
+ANY = -2  # a mask that hides no earlier token of the survey: the layer says its window
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -35,8 +36,13 @@ class LayerSurvey:
     def mask(self, *, q_length: int, kv_length: int, mask_function: MaskFunction, **_: Any) -> torch.Tensor:
         """Return a mask that only says which window the library's own mask has; 0: none.
 
-        So a window is seen that is longer than any prompt of the check."""
-        window = window_of(mask_function, self._max_context)
+        So a window is seen that is longer than any prompt of the check. A mask that looks tokens up is asked only
+        about the survey's."""
+        try:
+            window = window_of(mask_function, self._max_context)
+        except IndexError:  # it looks tokens up, as those of images do: beyond the survey's there are none
+            window = window_of(mask_function, q_length)
+            window = ANY if window == 0 else window
         if window is None:
             self.problems.append("a layer's mask is neither causal nor a sliding window")
         return torch.full((1, 1, q_length, kv_length), -1 if window is None else window)
@@ -88,8 +94,9 @@ class LayerSurvey:
 
 
 def is_mark(mask: torch.Tensor, window: int) -> bool:
-    """Return whether `mask` is one of LayerSurvey.mask, with this window."""
-    return mask.dtype == torch.int64 and bool((mask == window).all())
+    """Return whether `mask` is one of LayerSurvey.mask, with this window. ANY stands for one that hides no token."""
+    hides = 0 < window < mask.shape[-1]
+    return mask.dtype == torch.int64 and bool(((mask == window) | ((mask == ANY) & (not hides))).all())
 
 
 def window_of(mask_function: MaskFunction, max_context: int) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from shared.config.models.model_folder import read_folder
 from shared.config.models.model_path import resolve_head
 from shared.config.settings.frozen import ENCODER, LIBRARY
 from shared.core.errors import ConfigError
@@ -15,6 +16,7 @@ from shared.kernel.code.step_layout import Layout
 from shared.kernel.team.team import Team
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
+from shared.model.formats import choice
 from shared.model.formats.opened import (
     AS_GIVEN,
     DTYPES,
@@ -26,6 +28,7 @@ from shared.model.formats.opened import (
     open_named,
     settled,
 )
+from shared.model.formats.quantized_folder import open_tensors
 from shared.model.llama.eagle_file import HeadFolder
 from shared.model.llama.eagle_head import (
     DraftTarget,
@@ -77,7 +80,21 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
 def refuse_attention(folder: LibraryFolder, options: LoadOptions) -> None:
     """Raise ConfigError if another attention than Baton's is asked for."""
     is_asked = options.attention is not None and options.attention.is_asked
-    LIBRARY.refuse({"--attention": is_asked}, of=folder.path.name)
+    LIBRARY.refuse({"--attention": is_asked}, of=choice.described(read_folder(folder.path)))
+
+
+def check_model(name: str, options: LoadOptions, *, num_stages: int = 1, is_divided: bool = False) -> None:
+    """Raise ConfigError for a model that `load_model`, stages or ranks would refuse by its config.json or headers."""
+    opened = open_named(name, options)
+    if not isinstance(opened, LibraryFolder):
+        return
+    from shared.model.library.loading import checked_config, refuse_flags  # imports the library
+
+    folder = read_folder(opened.path)
+    LIBRARY.refuse({f"--pp {num_stages}": num_stages > 1}, of=choice.described(folder))
+    refuse_flags(folder, options, is_divided=is_divided)
+    checked_config(folder)
+    open_tensors(opened.path)
 
 
 def why_on_cpu(name: str, options: LoadOptions = AS_GIVEN) -> str:

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 
 import torch
 
+from shared.config.models.model_folder import read_folder
 from shared.config.settings.frozen import ENCODER, LIBRARY
 from shared.core.errors import ConfigError
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
+from shared.model.formats.choice import described
 from shared.model.formats.opened import EncoderFolder, LibraryFolder, LoadOptions, OpenedModel, open_named
 from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.shard import split
@@ -65,7 +67,7 @@ def load_pipeline(
     if isinstance(opened, EncoderFolder):
         raise ENCODER.refusal([f"--pp {num_stages}"], of=name)
     if isinstance(opened, LibraryFolder):
-        raise LIBRARY.refusal([f"--pp {num_stages}"], of=name)
+        raise LIBRARY.refusal([f"--pp {num_stages}"], of=described(read_folder(opened.path)))
     opened.check_memory(opened.source.config)
     pipeline = build_pipeline(opened, num_stages, heads_every_row)
     warm_up(pipeline)

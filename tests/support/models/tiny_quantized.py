@@ -194,6 +194,85 @@ def mxfp4(weight: torch.Tensor) -> Made:
     return Made(parts, found.weight())
 
 
+def nvfp4(weight: torch.Tensor, whole: float, packed: str, **names: torch.Tensor) -> Made:
+    """Groups of 16 with E4M3 scales. `whole`: the factor of all weights. `names`: its part, as the file has it."""
+    pairs, codes, rows = [], [], []
+    for row in weight.double().tolist():
+        parts = [row[at : at + 16] for at in range(0, len(row), 16)]
+        own = [nearest(E4M3, max(map(abs, part)) / 6 / whole) for part in parts]
+        numbers = [nearest(E2M1, x / (E4M3[c] * whole or 1)) for part, c in zip(parts, own, strict=True) for x in part]
+        rows.append([code_value(E2M1, number) * E4M3[own[k // 16]] * whole for k, number in enumerate(numbers)])
+        pairs.append([numbers[k] | numbers[k + 1] << 4 for k in range(0, len(numbers), 2)])
+        codes.append(own)
+    scales = torch.tensor(codes, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    parts_of = {packed: torch.tensor(pairs, dtype=torch.uint8), "weight_scale": scales}
+    return Made(parts_of | names, torch.tensor(rows, dtype=torch.float64).float())
+
+
+def nvfp4_compressed(weight: torch.Tensor, divisor: float = 3001.7) -> Made:
+    whole = torch.tensor([divisor])
+    return nvfp4(weight, 1 / whole.double().item(), "weight_packed", weight_global_scale=whole)
+
+
+def nvfp4_modelopt(weight: torch.Tensor) -> Made:
+    whole, inputs = torch.tensor(0.000317), torch.tensor(0.02)
+    return nvfp4(weight, whole.double().item(), "weight", weight_scale_2=whole, input_scale=inputs)
+
+
+# QLoRA (arXiv 2305.14314): quantiles of a normal distribution, as float32
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+_FP4 = (0.0, 0.0625 / 12, 8 / 12, 1.0, 4 / 12, 6 / 12, 2 / 12, 3 / 12)
+BLOCK, BLOCK_OF_SCALES = 48, 5  # of weights and of scales: rows begin within blocks
+
+
+def as_float32(value: float) -> float:
+    return torch.tensor(value, dtype=torch.float64).float().item()
+
+
+def bitsandbytes(weight: torch.Tensor, kind: str, nested: bool = False) -> Made:
+    """Blocks are counted through all rows; the first number of a pair has the higher four bits."""
+    table = [as_float32(value) for value in (NF4 if kind == "nf4" else (*_FP4, *(-value for value in _FP4)))]
+    flat = weight.double().flatten().tolist()
+    scales = [as_float32(max(map(abs, flat[at : at + BLOCK]))) for at in range(0, len(flat), BLOCK)]
+    state = {"quant_type": kind, "blocksize": BLOCK, "dtype": "bfloat16", "shape": list(weight.shape)}
+    parts = {"weight.quant_map": torch.tensor(table)}
+    if nested:
+        scales = _nested(scales, parts, state)
+    else:
+        parts["weight.absmax"] = torch.tensor(scales)
+    numbers, meant = [], []
+    for i, value in enumerate(flat):
+        scale = scales[i // BLOCK]
+        numbers.append(min(range(16), key=lambda n: abs(table[n] * scale - value)))
+        meant.append(table[numbers[-1]] * scale)
+    pairs = [[numbers[i] << 4 | numbers[i + 1]] for i in range(0, len(numbers), 2)]
+    parts["weight"] = torch.tensor(pairs, dtype=torch.uint8)
+    text = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    parts[f"weight.quant_state.bitsandbytes__{kind}"] = text
+    return Made(parts, torch.tensor(meant, dtype=torch.float64).float().view(weight.shape))
+
+
+def _nested(scales: list[float], parts: Parts, state: dict[str, Any]) -> list[float]:
+    """Quantise the scales themselves: a table's value times a scale, then plus an offset, each rounded to float32."""
+    table = [as_float32((n - 127) / 128) for n in range(256)]
+    offset = as_float32(sum(scales) / len(scales))
+    size = BLOCK_OF_SCALES
+    most = [as_float32(max(abs(s - offset) for s in scales[at : at + size])) for at in range(0, len(scales), size)]
+    codes, read = [], []
+    for i, scale in enumerate(scales):
+        own = most[i // size]
+        codes.append(min(range(256), key=lambda n: abs(table[n] * own + offset - scale)))
+        read.append(as_float32(as_float32(table[codes[-1]] * own) + offset))
+    state |= {"nested_blocksize": size, "nested_dtype": "float32", "nested_offset": offset}
+    parts["weight.absmax"] = torch.tensor(codes, dtype=torch.uint8)
+    parts["weight.nested_absmax"], parts["weight.nested_quant_map"] = torch.tensor(most), torch.tensor(table)
+    return read
+
+
 def awq(weight: torch.Tensor) -> Made:
     found = quantise(weight, groups(32), bits=4, asymmetric=True, dtype=torch.float16)
     zeros = found.table(found.zeros, torch.int64)
@@ -243,6 +322,11 @@ def _int4(**more: Any) -> dict[str, Any]:
     return group_config("pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, **more)
 
 
+def _bnb(kind: str, nested: bool) -> dict[str, Any]:
+    own = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": nested, "bnb_4bit_quant_storage": "uint8"}
+    return {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False} | own
+
+
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False, "damp_percent": 0.1}
 _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "GEMM", "zero_point": True}
 FORMATS = {
@@ -288,6 +372,24 @@ FORMATS = {
         mxfp4,
         "compressed-tensors W4A16 (float, group)",
     ),
+    "NVFP4, compressed": Format(
+        group_config("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16),
+        nvfp4_compressed,
+        "compressed-tensors W4A16 (float, tensor_group)",
+    ),
+    "NVFP4, modelopt": Format(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"}},
+        nvfp4_modelopt,
+        "NVFP4",
+    ),
+    "FP8, modelopt": Format(
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": {"num_bits": 8}}, fp8_tensor, "fp8"
+    ),
+    "bitsandbytes NF4": Format(_bnb("nf4", False), lambda weight: bitsandbytes(weight, "nf4"), "bitsandbytes NF4"),
+    "bitsandbytes NF4, nested": Format(
+        _bnb("nf4", True), lambda weight: bitsandbytes(weight, "nf4", nested=True), "bitsandbytes NF4"
+    ),
+    "bitsandbytes FP4": Format(_bnb("fp4", False), lambda weight: bitsandbytes(weight, "fp4"), "bitsandbytes FP4"),
     "AWQ": Format(_AWQ, awq, "AWQ 4 bits"),
     "GPTQ": Format(_GPTQ, gptq, "GPTQ 4 bits"),
     "GPTQ, second version": Format(

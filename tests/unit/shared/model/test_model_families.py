@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from shared.core.errors import ConfigError
 from shared.kernel.product.product import supports
+from shared.model.formats.opened import LoadOptions
 from shared.model.llama.llama import LlamaModel
 from shared.model.llama.llama_compiled import CompiledLlama
+from shared.model.loading.load import load_model
 from tests.support.models.tiny_families import FAMILIES, save
 from tests.support.models.tiny_models import Rows, load, prompt, reference
 
@@ -105,14 +107,14 @@ def rewrite(folder: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("family", "changes", "named"),
     [
-        ("mistral", {"attention_multiplier": 0.5}, "attention_multiplier"),
+        ("mistral", {"chunk_size_feed_forward": 2}, "chunk_size_feed_forward"),
         ("mistral", {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
         ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "use_sliding_window"),
         ("qwen3", {"layer_types": ["linear_attention"] * 4}, "linear_attention"),
         ("qwen3", {"num_key_value_heads": ...}, "num_key_value_heads"),
         ("qwen3-moe", {"num_experts": ..., "num_local_experts": ...}, "num_experts"),
         ("qwen3-moe", {"num_experts_per_tok": 7}, "num_experts_per_tok"),
-        ("qwen3-moe", {"n_group": 4}, "n_group"),
+        ("qwen3-moe", {"is_encoder_decoder": True}, "is_encoder_decoder"),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("gemma3", {"hidden_activation": "gelu"}, "hidden_activation"),
@@ -128,14 +130,17 @@ def test_what_is_not_supported_is_refused_by_name(
 ) -> None:
     save(family, tmp_path)
     with pytest.raises(ConfigError, match=named):
-        load(rewrite(tmp_path, **changes))
+        load_model(str(rewrite(tmp_path, **changes)), LoadOptions("float32", library="baton"))
 
 
 def test_a_tensor_that_nobody_reads_is_refused(tmp_path: Path) -> None:
     save("mistral", tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
-    save_file(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}, path)
+    at = "model.layers.0.self_attn."
+    unread = [f"rotary_emb.{table}" for table in ("inv_freq", "cos_cached", "sin_cached")]
+    unread += ["k_scale", "v_scale", "k_proj.k_scale", "o_proj.input_scale"]
+    save_file(tensors | {at + name: torch.ones(1) for name in unread}, path)
     load(tmp_path)
     save_file(tensors | {"model.layers.1.self_attn.q_proj.bias": torch.ones(64)}, path)
     with pytest.raises(ConfigError, match="mistral has no tensor model.layers.1.self_attn.q_proj.bias"):

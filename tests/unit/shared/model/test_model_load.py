@@ -96,7 +96,7 @@ def test_windows(changes: dict[str, object], windows: tuple[int, ...], tmp_path:
     ("changes", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported"),
-        ({"scale_emb": 12}, "scale_emb 12"),
+        ({"mlp_bias": True}, "mlp_bias is not supported; --model-library transformers may run it"),
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_act": "gelu"}, "only SwiGLU"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not supported"),

@@ -16,6 +16,7 @@ from shared.core.errors import ConfigError
 from shared.model.formats.gguf_file import GgufFile
 from shared.model.formats.opened import LoadOptions
 from shared.model.formats.safetensors_folder import SafetensorsFolder
+from shared.model.formats.tensor_files import files_of
 from shared.model.loading.load import load_model
 from tests.support.models.tiny_adapters import adapter
 from tests.support.models.tiny_gguf import write
@@ -116,6 +117,19 @@ def test_a_tensor_of_two_files_is_nobodys(llama: Path) -> None:
     SafetensorsFolder(llama)
     save_file({names[3]: tensors[names[3]] + 1}, llama / "older.safetensors")
     with pytest.raises(ConfigError, match=rf"{names[3]} is in model-00001-of-00002.safetensors and in older"):
+        SafetensorsFolder(llama)
+
+
+def test_weights_that_are_published_twice_are_read_once(llama: Path) -> None:
+    """Mistral's repositories also have them in one file, under other names."""
+    before = SafetensorsFolder(llama).content_hash()
+    save_file({"layers.0.attention.wq.weight": torch.ones(2)}, llama / "consolidated.safetensors")
+    save_file({"layers.1.attention.wq.weight": torch.ones(2)}, llama / "consolidated-00002-of-2.safetensors")
+    assert files_of(llama) == (llama / "model.safetensors",)
+    source = SafetensorsFolder(llama)
+    assert source.content_hash() == before and source.stored()[1] == (llama / "model.safetensors").stat().st_size
+    (llama / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="has no tensor"):
         SafetensorsFolder(llama)
 
 

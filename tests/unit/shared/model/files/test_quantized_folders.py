@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from shared.core.errors import ConfigError
+from shared.model.formats import quantized_numbers
 from shared.model.formats.opened import LoadOptions, open_model
 from shared.model.formats.quantized_folder import open_tensors
 from shared.model.formats.quantized_numbers import add_one, fields
@@ -23,7 +24,16 @@ from shared.model.formats.tensor_files import TensorFiles
 from shared.model.loading.load import load_model
 from shared.model.math.kernels import Formats
 from tests.support.models.tiny_families import save
-from tests.support.models.tiny_quantized import E2M1, FORMATS, Made, code_value, fp8, group_config, write_quantised
+from tests.support.models.tiny_quantized import (
+    E2M1,
+    FORMATS,
+    Made,
+    code_value,
+    fp8,
+    group_config,
+    nvfp4_compressed,
+    write_quantised,
+)
 
 FAMILY = {"fp8, ragged blocks": "qwen3-moe", "GPTQ, act order": "qwen3-moe", "AWQ": "llama, llama3 rope"}
 
@@ -154,8 +164,12 @@ def test_the_spec_says_what_the_file_holds_and_what_memory(case: Case) -> None:
 @pytest.mark.parametrize(
     ("scheme", "reason"),
     [
-        ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported, only fp8, fbgemm_fp8, comp"),
-        ({"bits": 4}, "quant_method None is not supported"),
+        ({"quant_method": "hqq"}, "quant_method 'hqq' is not supported, only fp8, fbgemm_fp8, comp"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "only load_in_4bit of bitsandbytes"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}, "quant_storage"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quant_algo 'MIXED_PRECISION'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size 32"),
+        ({"bits": 4}, "quant_method 'None' is not supported"),
         ("gptq", "missing or wrong field"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2' is not supported, only e4m3"),
         ({"quant_method": "fp8", "expert_dtype": "fp4"}, "expert_dtype 'fp4'"),
@@ -169,7 +183,8 @@ def test_the_spec_says_what_the_file_holds_and_what_memory(case: Case) -> None:
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format True"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*up": {"bits": 8}}}, "dynamic {'[+]:.*up'"),
         ({"quant_method": "compressed-tensors"}, "missing or wrong field: 'config_groups'"),
-        (group_config("nvfp4-pack-quantized", num_bits=4, type="float"), "format 'nvfp4-pack-quantized'"),
+        (group_config("nvfp4-pack-quantized", num_bits=4, type="float", strategy="group"), "strategy 'group'"),
+        (group_config("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group"), "group_size None"),
         (group_config("marlin-24", num_bits=4), "format 'marlin-24'"),
         (group_config("pack-quantized", num_bits=3), "num_bits 3 is not supported, only 2, 4, 8"),
         (group_config("float-quantized", num_bits=4, type="float"), "num_bits 4"),
@@ -199,6 +214,65 @@ def test_notes_of_those_who_quantised_are_no_obstacle(scheme: dict[str, object],
     found = scheme_of({"quantization_config": scheme}, tmp_path)
     assert found is not None and name in found.name
     assert scheme_of({"quantization_config": {}}, tmp_path) is scheme_of({}, tmp_path) is None
+
+
+def test_minimax_s_spelling_of_fp8_is_fp8(tmp_path: Path) -> None:
+    """The published folders of MiniMax-M2 write the number format as torch does."""
+    made = fp8(torch.randn(40, 64), 32, 32, "weight_scale_inv")
+    scheme = {"quant_method": "fp8", "fmt": "float8_e4m3fn", "weight_block_size": [32, 32]}
+    assert torch.equal(open_matrix(tmp_path, made, scheme).tensor("m.weight"), made.weight)
+
+
+@pytest.mark.parametrize("form", ["FP8, modelopt", "NVFP4, modelopt"])
+def test_nvidia_s_scheme_may_have_a_file_of_its_own(form: str, tmp_path: Path) -> None:
+    """Also with scales of keys and values, which are not used, and the file counts for the model's identity."""
+    made, algorithm = FORMATS[form].make(torch.randn(48, 64)), FORMATS[form].config["quant_algo"]
+    scheme = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"], "group_size": 16}
+    path = tmp_path / "hf_quant_config.json"
+    path.write_text(json.dumps({"producer": {"name": "modelopt", "version": "0.29"}, "quantization": scheme}))
+    files = open_matrix(tmp_path, made, {}, k_scale=torch.tensor(0.5), v_scale=torch.tensor(0.25))
+    assert files.names() == {"m.weight"} and torch.equal(files.tensor("m.weight"), made.weight)
+    before = files.content_hash()
+    path.write_text(json.dumps({"quantization": scheme}))
+    assert files.content_hash() != before
+
+
+def test_nvfp4_agrees_with_compressed_tensors_itself(tmp_path: Path) -> None:
+    """Its own program rounds to bfloat16 on the way, which changes nothing if the global scale is a power of two."""
+    torch.manual_seed(1)
+    made, scheme = nvfp4_compressed(torch.randn(48, 64), 2048.0), FORMATS["NVFP4, compressed"].config
+    compressor = compressors.BaseCompressor.get_value_from_registry(scheme["format"])
+    theirs = compressor.decompress(dict(made.parts), QuantizationScheme(**scheme["config_groups"]["group_0"]))["weight"]
+    assert torch.equal(open_matrix(tmp_path, made, scheme).tensor("m.weight"), theirs.float())
+
+
+def test_looked_up_numbers_are_widened_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_numbers, "AT_ONCE", 100)
+    form = FORMATS["bitsandbytes NF4, nested"]
+    made = form.make(torch.randn(25, 38))
+    assert torch.equal(open_matrix(tmp_path, made, form.config).tensor("m.weight"), made.weight)
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "reason"),
+    [
+        ("NVFP4, compressed", {"weight_global_scale": None}, "m.weight has no global scale"),
+        ("NVFP4, modelopt", {"weight_scale_2": None}, "m.weight has no second scale"),
+        ("bitsandbytes NF4", {"weight.quant_map": None}, "m.weight has no quant_map"),
+        ("bitsandbytes NF4", {"weight.quant_state.bitsandbytes__nf4": None}, "m.weight has no quant_state"),
+        ("bitsandbytes NF4", {"weight.quant_map": torch.ones(8)}, "and 8 values for 3072 weights"),
+        ("bitsandbytes NF4", {"weight.absmax": torch.ones(7)}, "7 scales"),
+        ("bitsandbytes NF4", {"weight": torch.zeros(3, 1, dtype=torch.uint8)}, "3 bytes"),
+        ("bitsandbytes NF4, nested", {"weight.nested_absmax": None}, "m.weight has no nested absmax"),
+    ],
+)
+def test_newer_parts_that_do_not_fit_are_refused(
+    form: str, changes: dict[str, torch.Tensor | None], reason: str, tmp_path: Path
+) -> None:
+    made = FORMATS[form].make(torch.randn(48, 64))
+    parts = {name: part for name, part in (made.parts | changes).items() if part is not None}
+    with pytest.raises(ConfigError, match=reason):
+        open_matrix(tmp_path, Made(parts, made.weight), FORMATS[form].config).tensor("m.weight")
 
 
 Q = "model.layers.0.self_attn.q_proj."
