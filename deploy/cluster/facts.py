@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from deploy.cluster.admin_key import with_admin_key
 from deploy.cluster.gpus import NodeGpu, deal_found_gpus
+from deploy.cluster.model_check import check_folder
 from deploy.cluster.ports import deal_routers
 from deploy.hub.local_model import with_local_model
 from deploy.router_http import seers_key
@@ -40,6 +41,7 @@ def find_facts(config: ClusterConfig, log: Logger) -> ClusterFacts:
     check_keys(config)  # before a download
     config = replace(config, nodes=with_local_model(config.nodes))
     path = resolve_model(config.nodes.model.model).path
+    check_folder(config.nodes)
     config, gpus = deal_found_gpus(config, log)
     check_keys(config)
     config = with_admin_key(config, log)

@@ -17,11 +17,13 @@ from shared.core.errors import ConfigError
 INDEX = "model.safetensors.index.json"
 WHOLE_WEIGHTS = "model.safetensors"
 # These files are fetched first, because they decide which other files are fetched.
-DESCRIPTION = ("config.json", "generation_config.json", INDEX)
+DESCRIPTION = ("config.json", "generation_config.json", "hf_quant_config.json", INDEX)
 TEXT = (
     "config.json",
     "generation_config.json",
+    "hf_quant_config.json",
     "tokenizer.json",
+    "tiktoken.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -54,10 +56,15 @@ def check_listing(name: HubName, sizes: Sizes) -> None:
 
 
 def _check_folder(name: HubName, sizes: Sizes) -> None:
+    if "adapter_config.json" in sizes and "config.json" not in sizes:
+        raise ConfigError(
+            f"--model {name}: the repository is an adapter; fetch it into a folder, and serve it with its base model: "
+            "--model MODEL --lora NAME=FOLDER"
+        )
     if not matching(("*.safetensors",), sizes):
         raise ConfigError(f"--model {name}: {_without_safetensors(name, sizes)}")
-    for needed in ("config.json", "tokenizer.json"):
-        if needed not in sizes:
+    for needed, instead in (("config.json", ""), ("tokenizer.json", "tiktoken.model")):
+        if needed not in sizes and instead not in sizes:
             raise ConfigError(f"--model {name}: the repository has no {needed}, so Baton can't serve it")
 
 

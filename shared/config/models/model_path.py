@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shared.config.models import shipped_model
 from shared.config.models.gguf_parts import part_names
+from shared.config.models.json_file import read_json_if_there
 from shared.core import extras
 from shared.core.errors import ConfigError
 
@@ -101,6 +102,12 @@ def _check_magic(path: Path) -> None:
 
 def checked_folder(path: Path, what: str = "--model", *, with_weights: bool = True) -> Path:
     if not (path / "config.json").is_file():
+        if (path / "adapter_config.json").is_file() and what == "--model":
+            base = read_json_if_there(path / "adapter_config.json").get("base_model_name_or_path") or "MODEL"
+            raise ConfigError(
+                f"--model {path}: the folder is an adapter of {base}; serve it with that model: "
+                f"--model {base} --lora NAME={path}"
+            )
         raise ConfigError(f"{what} {path}: the folder has no config.json, so it is not a Hugging Face model")
     if with_weights and not any(path.glob("*.safetensors")):
         raise ConfigError(f"{what} {path}: the folder has no *.safetensors file (other weight formats are not read)")

@@ -12,7 +12,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import file_download
 
+from deploy.hub.files import TEXT, check_listing, matching
 from deploy.hub.hub import hub_of_environment
+from deploy.hub.name import HubName
 from shared.core.errors import ConfigError
 from tests.support.web.hub_rig import NAME, HubRig, hub_rig
 from tests.support.web.hub_server import FORBIDDEN, GATED, PRIVATE, TOKEN
@@ -72,6 +74,11 @@ def test_a_403_names_the_token(rig: HubRig, monkeypatch: pytest.MonkeyPatch) -> 
         (["q4.gguf"], "", f"name one, as {NAME}:q4.gguf"),
         (["model.safetensors", "tokenizer.json"], "", "no config.json"),
         (["model.safetensors", "config.json"], "", "no tokenizer.json"),
+        (
+            ["adapter_model.safetensors", "adapter_config.json"],
+            "",
+            "the repository is an adapter; fetch it into a folder",
+        ),
     ],
 )
 def test_a_repository_that_lacks_what_is_asked_for(rig: HubRig, files: list[str], asked: str, reason: str) -> None:
@@ -135,3 +142,10 @@ def test_a_cache_that_is_no_folder(rig: HubRig) -> None:
     assert (
         "Not a directory" in said or "File exists" in said
     ) and "; set HF_HOME to a folder that can be written" in said
+
+
+def test_a_tiktoken_file_stands_for_a_tokenizer() -> None:
+    """Kimi's repositories have no other, and NVIDIA's a second file that says how the weights are stored."""
+    files = ["config.json", "hf_quant_config.json", "model.safetensors", "tiktoken.model"]
+    check_listing(HubName(NAME), dict.fromkeys(files, 1))
+    assert {"tiktoken.model", "hf_quant_config.json"} <= {*matching(TEXT, files)}
