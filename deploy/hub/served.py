@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from deploy.hub.hub import Repository
-from shared.config.models.model_folder import CONFIG, read_folder
+from shared.config.models.model_folder import CONFIG, ModelFolder, read_folder
 from shared.core.errors import ConfigError
+
+BATON, LIBRARY, T5 = "Baton", "transformers", "Baton, as an encoder-decoder model"
 
 
 def check_gguf_architecture(repository: Repository) -> None:
@@ -24,20 +26,34 @@ def check_served(repository: Repository, library: str) -> None:
     if repository.name.file:
         check_gguf_architecture(repository)
         return
+    folder = read_folder(repository.folder)
+    try:
+        program_of(folder, library)
+    except ConfigError as error:
+        raise ConfigError(f"--model {repository.name}: {reason_in(error, folder)}") from None
+
+
+def program_of(folder: ModelFolder, library: str) -> str:
+    """Return which program would run a folder, by its JSON files alone. Raise ConfigError if none can.
+
+    `library`: --model-library."""
     from shared.model.formats.choice import uses_library
     from shared.model.formats.hf_config import config_from_hf
+    from shared.model.formats.quantized_scheme import scheme_of
 
-    folder = read_folder(repository.folder)
     if folder.has_encoder:
-        return
-    try:
-        if not uses_library(folder, library):
-            config_from_hf(folder)
-            return
-        from shared.model.library.loading import checked_config  # imports the library
+        return T5
+    if not uses_library(folder, library):
+        config_from_hf(folder)
+        return BATON
+    scheme_of(folder.config, folder.path)
+    from shared.model.library.loading import checked_config  # imports the library
 
-        checked_config(folder)
-    except ConfigError as error:
-        path = folder.path
-        reason = error.message.replace(str(path / CONFIG), CONFIG).removeprefix(f"{path}: ")
-        raise ConfigError(f"--model {repository.name}: {reason}") from None
+    checked_config(folder)
+    return LIBRARY
+
+
+def reason_in(error: ConfigError, folder: ModelFolder) -> str:
+    """Return the error's sentence without the folder's path."""
+    path = folder.path
+    return error.message.replace(str(path / CONFIG), CONFIG).removeprefix(f"{path}: ").replace(str(path), path.name)

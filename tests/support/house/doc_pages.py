@@ -21,6 +21,7 @@ from prometheus_client import Metric
 from shared.wire import messages
 from shared.wire.codec import MOST_BYTES, MOST_BYTES_OF
 from tests.support.house import alarms, field_page, model_table, surface
+from tests.support.models import published_folders
 
 DOCS = surface.ROOT / "docs"
 REWRITE = "python -m tests.support.house.doc_pages --write"
@@ -278,6 +279,7 @@ def stale(folder: Path = DOCS) -> list[str]:
 
 def main(argv: list[str]) -> int:
     if "--write" in argv:
+        published_folders.write_verdicts()
         for name, page in PAGES.items():
             (DOCS / name).write_text(page(), "utf-8")
         return 0

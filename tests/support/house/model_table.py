@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
+from typing import Any
 
 from router.tools.detect import AS_TEXT, READS_TOOLS
 from router.tools.reasoning import thought_tags
@@ -13,7 +14,7 @@ from shared.model.formats.hf_config import HF_ARCHITECTURES
 from tests.support.bodies import template_turns
 from tests.support.bodies.family_templates import NO_TOOLS, PUBLISHED
 from tests.support.house.made_parts import with_part
-from tests.support.models import gguf_families, library_families, mtp_folders, tiny_families
+from tests.support.models import gguf_families, library_families, mtp_folders, published_folders, tiny_families
 from tests.support.models.tiny_quantized import FORMATS
 
 BEGIN = "<!-- Made by `python -m tests.support.house.doc_pages --write` from what the tests serve. -->"
@@ -33,6 +34,17 @@ plain torch. Refused with it, in one sentence each: {refused}.\n"
 NOT_WITH = "Refused by name, because models that transformers runs ...\n\n"
 QUANTISED = "\nFolders quantised in these formats are compared with the formats' definitions, bit by bit: {names}.\n"
 KINDS = "\nKinds of models that the tests see refused, in one sentence each, before weights are read: {names}.\n"
+
+PUBLISHED_HEAD = """
+### Published repositories
+What Baton says to {count} repositories of the hub, by their config.json and other small files: {served} would load. The
+files are quoted from public repositories and packages ([sources](../tests/data/published/README.md)); no weights of
+them were tried here. `baton models NAME` asks the same of any repository, with the tensors' headers.
+
+| repository | run by, or why not | tensors |
+|---|---|---|
+"""
+NAMES_UNKNOWN, NAMES_FIT = "–", "names fit"
 
 SPOKEN = """
 How these families call tools and think, as their published templates tell: each template's own rendering of a call, a
@@ -69,8 +81,26 @@ def table() -> str:
             KINDS.format(names=listed(library_families.REFUSED)),
             SPOKEN,
             *spoken_rows(),
+            *published_rows(),
         ]
     )
+
+
+def published_rows() -> Iterator[str]:
+    """Yield the table of published repositories, from the verdicts that a test compares."""
+    kept = published_folders.kept_verdicts()
+    yield PUBLISHED_HEAD.format(count=len(kept), served=sum("runs" in verdict for verdict in kept.values()))
+    for name, verdict in kept.items():
+        fit = names_fit(verdict) if "runs" in verdict else ""
+        said = verdict.get("runs") or "refused: " + " ".join(verdict["refusal"].replace("|", "\\|").split())
+        yield f"| `{name}` | {said} | {fit} |\n"
+
+
+def names_fit(verdict: Mapping[str, Any]) -> str:
+    if "unread" not in verdict:
+        return NAMES_UNKNOWN
+    counts = [f"{verdict[what]} {what}" for what in ("unread", "lacking") if verdict[what]]
+    return ", ".join(counts) or NAMES_FIT
 
 
 def spoken_rows() -> Iterator[str]:

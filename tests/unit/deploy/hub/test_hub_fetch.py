@@ -227,6 +227,14 @@ def test_no_room_is_said_before_the_weights_are_asked_for(rig: HubRig, files: di
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "mamba keeps a state beside keys and values"),
         ({"architectures": ["NoSuchForCausalLM"], "model_type": "no_such"}, "can't read its config.json"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config: quant_method 'hqq' is not supported"),
+        (
+            {
+                "architectures": ["OlmoForCausalLM"],
+                "model_type": "olmo",
+                "quantization_config": {"quant_method": "hqq"},
+            },
+            "quantization_config: quant_method 'hqq' is not supported",
+        ),
         ({"hidden_size": "x"}, "config.json: missing or wrong field"),
     ],
 )
