@@ -24,6 +24,7 @@ from deploy.tools.certify import command as certify
 from deploy.tools.doctor import settings as doctor
 from deploy.tools.generate import options as generate
 from deploy.tools.head import command as head
+from deploy.tools.models import command as models
 from deploy.tools.plan import options as plan
 from deploy.tools.prove import command as prove
 from deploy.tools.traffic import options as load_test
@@ -149,6 +150,7 @@ TOOLS = {
     "head": tool("measure draft heads", head),
     "keys": tool("make, show, rotate and remove the keys of a cluster", keys),
     "load": tool("load any OpenAI-compatible server, and check its answers", load_test, "deploy.tools.load.harness"),
+    "models": tool("what models would do here, before they are fetched", models),
     "plan": tool("find how many prefill and decode nodes to run", plan, "deploy.tools.plan.run"),
     "prove": tool("check token equality on your own model", prove),
     "replay": ToolCommand(

@@ -40,14 +40,16 @@ def load_folder(path: Path, options: TextConfig) -> TextModel:
     )
     return TextModel(
         tokenizer=tokenizer,
-        template=_template(folder, options.template_kwargs, continues=not facts.start_ids),
+        template=template_of(folder, options.template_kwargs, continues=not facts.start_ids),
         control_tokens=guarded(options, file.special.values()),
         about=folder.tokenizer,
     )
 
 
-def _template(folder: ModelFolder, defaults: Mapping[str, Scalar], *, continues: bool) -> ChatTemplate:
-    """`continues`: the model is decoder-only, so a plain template works."""
+def template_of(folder: ModelFolder, defaults: Mapping[str, Scalar], *, continues: bool) -> ChatTemplate:
+    """Raise ConfigError for a template that can't be read.
+
+    `continues`: the model is decoder-only, so a plain template works."""
     sources = template_sources(folder.path, folder.tokenizer)
     if not sources:
         return PlainTemplate() if continues else NoTemplate()

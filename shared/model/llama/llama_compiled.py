@@ -50,6 +50,7 @@ BEFORE, TAKEN = 4, 2  # numbers of tasks: each layer's up to attention, and the 
 BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # tasks after attention
 GEMMA_BACK = ("out", "out_post", "mlp_norm", "gate_up", "gate", "down", "down_post")
 NUM_WORDS = max(words.NUM_WORDS for words in (attention_words, blocks, product, block_product))
+PADDED = f"a product's columns are no multiple of {TILE_COLUMNS}"
 TaskLinear = TileLinear | BlockTileLinear
 Index = npt.NDArray[np.int64]
 
@@ -102,16 +103,24 @@ def obstacle(config: LlamaConfig, weights: LlamaWeights) -> str | None:
 
     All products must use our kernels and pad no columns, because one task's output is the next task's input.
     """
-    if config.experts is not None:
-        return "its experts are chosen while it computes"
-    if not attention.supports(attention_shape(config)):
-        return f"no kernel for heads of {config.head_dim}"
+    if reason := obstacle_of_kind(config):
+        return reason
     linears = [linear for layer in weights.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     if not all(isinstance(linear, TaskLinear) for linear in (*linears, weights.head)):
         return "not every product has a kernel here"
     if not all(isinstance(linear, TaskLinear) and linear.is_whole for linear in linears):
-        return f"a product's columns are no multiple of {TILE_COLUMNS}"
+        return PADDED
     return None
+
+
+def obstacle_of_kind(config: LlamaConfig) -> str:
+    """Return why a network can't be one program with any weights; "" for none."""
+    if config.experts is not None:
+        return "its experts are chosen while it computes"
+    if not attention.supports(attention_shape(config)):
+        return f"no kernel for heads of {config.head_dim}"
+    columns = (config.q_size + 2 * config.kv_size, config.hidden_size, 2 * config.intermediate_size)
+    return PADDED if any(size % TILE_COLUMNS for size in columns) else ""
 
 
 def as_task(linear: object) -> TaskLinear:

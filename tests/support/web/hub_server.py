@@ -151,14 +151,17 @@ class Handler(QuietHandler):
             state.news.wait_for(lambda: state.asked.count(heads) >= state.held.get(path, 0), HANG_GUARD_S)
 
     def send_file(self, data: bytes, commit: str, tag: str) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         start = int(asked[1]) if asked else 0
+        whole = len(data)
+        if asked and asked[2]:
+            data = data[: int(asked[2]) + 1]
         self.send_response(206 if asked else 200)
         self.send_header("ETag", f'"{tag}"')
         self.send_header("X-Repo-Commit", commit)
         self.send_header("Accept-Ranges", "bytes")
         if asked:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{whole}")
         self.send_header("Content-Length", str(len(data) - start))
         self.end_headers()
         if self.command == "GET":

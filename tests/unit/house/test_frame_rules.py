@@ -183,6 +183,7 @@ WITH_TORCH = (
     "deploy/tools/certify/formats.py",
     "deploy/tools/certify/replay.py",
     "deploy/tools/head/",
+    "deploy/tools/models/look.py",
     "deploy/tools/plan/",
     "deploy/tools/prove/layers.py",
     "deploy/tools/doctor/look_gpu.py",

@@ -1,0 +1,1 @@
+"""`baton models`: tell what models would do here, before their weights are fetched."""
