@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
+from shared.core.page_identity import adapter_of
 from shared.core.request import Request, TokenIds
 from shared.node.loop.context import NodeContext
 from shared.node.loop.page_copies import PageCopies
@@ -84,6 +85,11 @@ class Pulls:
             return None
         asked = ids[: num_tokens + settings.drafts.key_lookahead]
         keys = self._ctx.core.queues.budget.prefix_keys(req, asked)[:num_tokens]
+        # the router names pages by the prompt, also if a resumed answer has outgrown the short context
+        named = adapter_of(generate.adapter, len(req.ask.prompt_ids), settings.adapters.short_context)
+        if named != req.ask.adapter:
+            self._count("not_asked")
+            return None
         first = self._num_cached(keys)
         if first >= source.num_pages:
             self._count("cached_here")
@@ -116,7 +122,7 @@ class Pulls:
             fingerprint=facts.fingerprint,
             host_id=facts.host_id,
             transports=list(self.copies.receivers),
-            adapter=generate.adapter,
+            adapter=pull.request.ask.adapter,
             cache_salt=generate.cache_salt,
             ticket=source.ticket,
         )

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Container, Sequence
 
-from shared.core.page_identity import KEY_BYTES, identities, prefix_keys
+from shared.core.page_identity import KEY_BYTES, adapter_of, identities, prefix_keys
 from shared.wire.messages import CacheEvents, Hello
 
 MAX_PAGES = 1 << 20  # indexed pages of all nodes together; they take about 120 MB
@@ -93,13 +93,13 @@ def place_in(num_pages: int) -> int:
 
 
 class PromptPages:
-    """One prompt's page identities, made once per scheme (page size, lookahead)."""
+    """One prompt's page identities, made once per scheme (page size, lookahead, adapter)."""
 
     __slots__ = ("_adapter", "_prompt_ids", "_salt", "_schemes")
 
     def __init__(self, prompt_ids: Sequence[int], adapter: str, salt: int) -> None:
         self._prompt_ids, self._adapter, self._salt = prompt_ids, adapter, salt
-        self._schemes: dict[tuple[int, int], list[bytes]] = {}
+        self._schemes: dict[tuple[int, int, str], list[bytes]] = {}
 
     def cached_tokens(self, index: PageIndex, hello: Hello, *, arriving: bool = False) -> int:
         """Return how many prompt tokens the node need not compute. At least one token is left to compute."""
@@ -111,7 +111,8 @@ class PromptPages:
 
     def names(self, hello: Hello) -> list[bytes]:
         """Return the identities of the prompt's full pages on this node, last first."""
-        scheme = hello.fingerprint.page_size, min(1, hello.key_lookahead)
+        adapter = adapter_of(self._adapter, len(self._prompt_ids), hello.short_context)
+        scheme = hello.fingerprint.page_size, min(1, hello.key_lookahead), adapter
         names = self._schemes.get(scheme)
         if names is None:
             names = self._make(*scheme) if len(self._schemes) < MAX_SCHEMES else []
@@ -125,10 +126,10 @@ class PromptPages:
         names = self.names(hello)
         return names[-place_in(len(names))] if names else b""
 
-    def _make(self, page_size: int, lookahead: int) -> list[bytes]:
+    def _make(self, page_size: int, lookahead: int, adapter: str) -> list[bytes]:
         if not page_size:
             return []
         tokens = array("Q", self._prompt_ids).tobytes()  # "q" takes 2.5 times as long
-        keys = prefix_keys(tokens, self._adapter, lookahead, self._salt)
+        keys = prefix_keys(tokens, adapter, lookahead, self._salt)
         width = page_size * KEY_BYTES
         return list(identities(keys[: len(keys) // width * width], page_size))[::-1]

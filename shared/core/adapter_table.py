@@ -4,6 +4,7 @@
     remove_name    a digest without a name keeps its slot while requests use it
     free           the digest's slots are free
 
+A model with a `short_context` takes no adapters: there LONG (`shared.core.page_identity`) has a slot, but no name.
 Holds no weights.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shared.core.errors import ConfigError
+from shared.core.page_identity import LONG
 
 MAX_ADAPTERS = 256  # names and slots; a node's Hello lists the names
 
@@ -19,13 +21,15 @@ MAX_ADAPTERS = 256  # names and slots; a node's Hello lists the names
 class AdapterTable:
     """Owned by the node's loop thread. Slot 0 means no adapter."""
 
-    def __init__(self, named: Iterable[tuple[str, str]] = (), num_spare: int = 0) -> None:
-        """`named`: name and digest of each adapter loaded at the start, in the model's order. Raise ConfigError."""
+    def __init__(self, named: Iterable[tuple[str, str]] = (), num_spare: int = 0, short_context: int = 0) -> None:
+        """`named`: name and digest of each adapter loaded at the start, in the model's order. `short_context`: as in
+        ModelSpec. Raise ConfigError."""
         own = list(named)
         if len(own) + num_spare > MAX_ADAPTERS:
             raise ConfigError(f"{len(own)} adapters and {num_spare} slots for more: at most {MAX_ADAPTERS} together")
         self._names = dict(own)
-        self._slots = ["", *(digest for _, digest in own), *[""] * num_spare]
+        self._slots = ["", *(digest for _, digest in own), *[""] * num_spare, *[LONG] * (short_context > 0)]
+        self.short_context = short_context
 
     @property
     def named(self) -> dict[str, str]:
@@ -39,7 +43,7 @@ class AdapterTable:
     @property
     def leaving(self) -> list[str]:
         """Return the digests that have a slot but no name."""
-        served = set(self._names.values())  # the loop asks at each turn
+        served = {LONG, *self._names.values()}  # the loop asks at each turn
         return [digest for digest in dict.fromkeys(self.digests) if digest not in served]
 
     def serves(self, digest: str) -> bool:

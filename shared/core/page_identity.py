@@ -13,6 +13,9 @@ name may pass to other weights, and its number in a node to another adapter, but
     without        31 .. 0: the token
     first key      63: 1                      62 .. 0: these bits xor the salt xor the digest's hash
     second key     63 .. 0: these bits xor the rest of the digest's hash
+
+Some models compute the KV of texts beyond a bound in another way, from the first token on (longrope). A text beyond the
+bound has LONG for an adapter: such models take no other.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ IDENTITY_BYTES = 16
 KEY_BYTES = 8
 ROOT = bytes(IDENTITY_BYTES)
 SALTED = 1 << 63
+LONG = "beyond short_context"
 
 
 def prefix_keys(tokens: bytes, adapter: str, lookahead: int, salt: int) -> bytes:
@@ -44,6 +48,12 @@ def prefix_keys(tokens: bytes, adapter: str, lookahead: int, salt: int) -> bytes
         mask = (adapter_mask(adapter) ^ salt | SALTED).to_bytes(2 * KEY_BYTES, "little")
         keys[: len(head)] = bytes(one ^ other for one, other in zip(head, mask, strict=False))
     return bytes(keys)
+
+
+def adapter_of(adapter: str, num_tokens: int, short_context: int) -> str:
+    """Return the digest of what makes the KV of a text, if `num_tokens` of it are known. `short_context`: the bound; 0:
+    none."""
+    return LONG if 0 < short_context < num_tokens else adapter
 
 
 def adapter_mask(digest: str) -> int:

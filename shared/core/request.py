@@ -44,7 +44,7 @@ class NodeAsk:
     prompt_ids: TokenIds
     sampling: SamplingParams
     seed: int
-    adapter: str = ""  # LoRA adapter's digest; "": no adapter
+    adapter: str = ""  # LoRA adapter's digest, or LONG of page_identity.py; "": neither
     cache_salt: int = 0  # 64 bits; 0 means no salt
     tenant: int = 0  # whose answer lengths to learn; 0: unknown
     trace: str = ""  # a W3C traceparent, or ""

@@ -93,7 +93,7 @@ class StepPlan:
     history_rows: Bools  # whether sampling or drafter reads the row's history
     history_seeds: tuple[HistorySeed, ...]
     width: int
-    adapters: Int64s  # 0: no LoRA adapter; n: the model's n-th adapter
+    adapters: Int64s  # as in ModelInputs, (B,)
     chunk_ends: tuple[int, ...] = ()  # (num_prefill,) numbers of committed tokens after the step
     layer_ends: tuple[int, ...] = ()  # for each n, an event fires once the first n layers have written KV
     scores: tuple[ScoreShare, ...] = ()  # in row order

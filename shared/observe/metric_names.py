@@ -49,6 +49,10 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
     ),
     "wire_errors": ("baton_wire_errors_total", "Messages dropped as malformed, unknown or of an old epoch"),
     "retractions": ("baton_retractions_total", "Requests that released their memory and were prefilled again"),
+    "outgrown_contexts": (
+        "baton_outgrown_contexts_total",
+        "Those of baton_retractions_total whose text grew beyond the model's short context (longrope)",
+    ),
     "failed_steps": ("baton_failed_steps_total", "Steps that raised"),
     "prompt_tokens": ("baton_prompt_tokens_total", "Prompt tokens computed"),
     "prompt_steps": ("baton_prompt_steps_total", "Steps that computed prompt tokens, when they have ended"),

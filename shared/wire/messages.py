@@ -79,6 +79,7 @@ class Hello(Message, frozen=True):
     key_lookahead: Count = 0  # 1: a token's key also covers the next token (core/page_identity.py)
     has_window: bool = False  # of the pages that CacheEvents tell, early ones go, and later ones of a prefix stay
     weights: Weights | None = None  # None for models without files
+    short_context: Count = 0  # pages of longer texts have other identities (LONG in core/page_identity.py); 0: no bound
 
 
 class Welcome(Message, frozen=True):

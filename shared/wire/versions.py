@@ -17,6 +17,7 @@ SINCE: dict[str, int] = {
     "Generate.trace": 15,
     "Heartbeat.adapter_orders": 15,
     "Heartbeat.taken": 15,
+    "Hello.short_context": 15,
     "Hello.weights": 15,
     "Keep": 15,
     "LoadAdapter": 15,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
+from shared.core.page_identity import LONG
 from shared.kernel.sampling.noise_numba import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
@@ -64,7 +65,7 @@ class HashLM:
     """A Model on the CPU, on the forward stream, without the GIL. With a window it can't verify draft trees.
 
     `window`: how many tokens both layers read, the newest included; 0: all. `lower_window`: of the lower layer only,
-    which with STATE is a recurrence (docs/adr/0012-states.md).
+    which with STATE is a recurrence (docs/adr/0012-states.md). `short_context`: of the ModelSpec.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class HashLM:
         lower_window: int | None = None,  # None: the same as `window`
         adapters: tuple[AdapterSpec, ...] = (),
         num_spare: int = 0,  # see AdapterBank, which a HashLM is itself
+        short_context: int = 0,
     ) -> None:
         if not 2 <= vocab_size <= 4096:
             raise ValueError(f"vocab_size {vocab_size} is not in 2..4096: the logits would tie")
@@ -89,8 +91,9 @@ class HashLM:
             weights_hash=f"hashlm-1-{vocab_size}" + (f"-window-{name}" if any(self.windows) else ""),
             eos_ids=(vocab_size - 1,),
             adapters=adapters,
+            short_context=short_context,
         )
-        salts = [adapter_salt(adapter.digest) for adapter in adapters]
+        salts = [adapter_salt(LONG)] if short_context else [adapter_salt(adapter.digest) for adapter in adapters]
         self._salts = torch.tensor([0, *salts, *[0] * num_spare])
         self.num_spare = num_spare
 

@@ -24,6 +24,7 @@ from shared.core.errors import ConfigError
 from shared.kernel.code.step_layout import HostLengths, Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
+from shared.model.library.long_factors import short_context_of
 from shared.model.library.model import LibraryModel, run
 from shared.model.library.parts import NetworkParts
 from shared.model.math.interface import ModelInputs
@@ -110,8 +111,8 @@ def bytes_difference(exact: LibraryModel, rounded: LibraryModel) -> float:
 
 
 def draw_rows(model: LibraryModel) -> list[torch.Tensor]:
-    windows = [layer.window for layer in model.layers if layer.window <= LONGEST_WINDOW]
-    lengths = (*LENGTHS[:-1], LENGTHS[-1] + max(windows, default=0))
+    windows = [*(layer.window for layer in model.layers), model.spec.short_context]
+    lengths = (*LENGTHS[:-1], LENGTHS[-1] + max(window for window in (0, *windows) if window <= LONGEST_WINDOW))
     draw = torch.Generator().manual_seed(1)
     return [
         torch.randint(0, model.spec.vocab_size, (min(length, model.spec.max_context),), generator=draw)
@@ -135,7 +136,13 @@ def difference(ours: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> f
 
 
 def own_logits(network: PreTrainedModel, rows: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
-    """Return the library's logits of the wanted tokens, row by row. No token sees the padding behind its row."""
+    """Return the library's logits of the wanted tokens, row by row. No token sees the padding behind its row.
+
+    Rows beyond the short context run apart: the library would compute the others like them."""
+    shorter = [row for row in rows if len(row) <= short_context_of(network.config)]  # they come first
+    if 0 < len(shorter) < len(rows):
+        parts = shorter, rows[len(shorter) :]
+        return torch.cat([own_logits(network, part, wanted[wanted < len(part[-1])]) for part in parts])
     ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
     positions = torch.arange(ids.shape[1]).expand_as(ids)
     logits = host_logits(network, ids, positions, wanted)
@@ -170,11 +177,13 @@ def chunked_logits(network: PreTrainedModel, rows: Sequence[torch.Tensor], wante
     """Return the same as `own_logits`, in chunks by the library's own cache: few tokens at a row's begin and end.
 
     Where the network divides by small numbers, one token's error can be ten times the others'. Whether it shows depends
-    on how a product is rounded, and products of few tokens are rounded in another way than those of whole rows."""
+    on how a product is rounded, and products of few tokens are rounded in another way than those of whole rows. A row
+    beyond the short context stays whole: the library would compute its first chunk as a shorter text."""
     found = []
     for row in rows:
         cache = DynamicCache(config=network.config)
-        bounds = sorted({0, min(FEW, len(row)), max(0, len(row) - FEW), len(row)})
+        few = 0 if 0 < short_context_of(network.config) < len(row) else FEW
+        bounds = sorted({0, min(few, len(row)), max(0, len(row) - few), len(row)})
         for begin, end in itertools.pairwise(bounds):
             own = wanted[(wanted >= begin) & (wanted < end)] - begin
             logits = host_logits(network, row[None, begin:end], torch.arange(begin, end)[None], own, cache)[0]
@@ -254,5 +263,7 @@ def step_inputs(
     device = model.device
     layout = layout.with_arrays({name: array.to(device) for name, array in layout.arrays().items()})
     ids = torch.cat([rows[row][begin:end] for row, (begin, end) in parts.items()])
-    inputs = ModelInputs(ids.to(device), positions.to(device), layout, idx.to(device))
+    is_long = torch.tensor([0 < model.spec.short_context < len(rows[row]) for row in owners], dtype=torch.int64)
+    adapters = is_long.to(device) if model.spec.short_context else None
+    inputs = ModelInputs(ids.to(device), positions.to(device), layout, idx.to(device), adapters=adapters)
     return inputs, [owners[index] for index in idx.tolist()]

@@ -35,6 +35,7 @@ from shared.model.library.device_attention import DeviceAttention
 from shared.model.library.kinds import LIBRARY_VERSION, check_kind, network_kind
 from shared.model.library.latents import keep_latents
 from shared.model.library.layer_places import LayerShape, ModelPlaces
+from shared.model.library.long_factors import LongFactors, short_context_of
 from shared.model.library.mapped_tensors import Own, as_read, mapped_bytes, mapped_tensors
 from shared.model.library.model import LibraryModel, LoadedFrom, run, use_attention
 from shared.model.library.on_device import has_experts, move_network
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 SURVEYED = 8  # tokens of the survey
 MOST_BOUND = 0.04  # of the check: four times 1 %
-LONGROPE = "longrope"
 LIKE = {"kimi_k2": "deepseek_v3"}  # published types that the library lacks, and the type that has their layers
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def load_library_model(
     num_bytes = files.num_numbers() * DTYPES[dtype].itemsize
     if group is None or device == "cpu":
         check_memory(files, num_bytes, options)
-    limit = max_context_of(folder, config)
+    limit = max_context_of(folder)
     context = context_of(limit, options.max_context)
     with explained(path, "load it"):
         division = None if group is None else division_of(files, config, options, group, device)
@@ -90,7 +90,7 @@ def load_library_model(
             needs_cpu_seq_lens=attention.needs_cpu_seq_lens,
             has_grouped_experts=device != "cpu" and has_experts(network),
         )
-        source = LoadedFrom(path, options, limit)
+        source = LoadedFrom(path, options, limit, LongFactors(network))
         model = LibraryModel(network, spec, attention, survey.modules, source)
         found = check_logits(network, model, parts)
         report = f"{LIBRARY_VERSION} runs {described(model.layers)}; {found}"
@@ -172,7 +172,8 @@ def checked_config(folder: ModelFolder) -> PreTrainedConfig:
     with explained(path, "read its config.json"):
         config = read_config(folder)
     check_kind(path, config)
-    max_context_of(folder, config)
+    max_context_of(folder)
+    short_context_of(config)
     return config
 
 
@@ -184,16 +185,11 @@ def read_config(folder: ModelFolder) -> PreTrainedConfig:
     return config
 
 
-def max_context_of(folder: ModelFolder, config: PreTrainedConfig) -> int:
+def max_context_of(folder: ModelFolder) -> int:
     """Return the number of positions that the network was made for."""
     limit = facts_of(folder).context_length
     if limit < SURVEYED:
         raise ConfigError(f"{folder.path / CONFIG}: max_position_embeddings is {limit}, and {SURVEYED} is the least")
-    ropes = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    for rope in (ropes, *ropes.values()):  # one, or one for each kind of layer
-        if isinstance(rope, dict) and rope.get("rope_type") == LONGROPE:
-            # Longer texts have other frequencies, which the library takes for the whole step, and for all rows in it.
-            limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
     return limit
 
 
@@ -205,7 +201,7 @@ def spec_of(
     max_context: int,
     stored: StoredWeights,
 ) -> ModelSpec:
-    path, facts = folder.path, facts_of(folder)
+    path, facts, short_context = folder.path, facts_of(folder), short_context_of(config)
     size, librarys = vocab_size_of(path, facts), config.get_text_config().vocab_size
     if size != librarys:  # then the router would take other ids for tokens than this node
         raise ConfigError(f"{path / CONFIG}: {LIBRARY_VERSION} reads a vocab_size of {librarys}, and Baton {size}")
@@ -218,6 +214,7 @@ def spec_of(
         eos_ids=facts.eos_ids,
         stored=stored,
         library=LIBRARY_VERSION,
+        short_context=short_context if short_context < max_context else 0,
     )
 
 

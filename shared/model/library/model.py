@@ -22,6 +22,7 @@ from shared.model.formats.opened import LoadOptions
 from shared.model.library.attention import PagedAttention
 from shared.model.library.captures import HiddenStates
 from shared.model.library.latents import OWN
+from shared.model.library.long_factors import LongFactors
 from shared.model.llama.llama import check_layers
 from shared.model.math.interface import ModelInputs, ModelOutput, ModelSpec
 
@@ -45,6 +46,7 @@ class LoadedFrom:
     folder: Path
     options: LoadOptions
     limit: int
+    factors: LongFactors
 
 
 class LibraryModel:
@@ -116,7 +118,9 @@ class LibraryModel:
             self._attention.begin(inputs.for_attention(), kv, inputs.layers)
             # Steps in flight may run past a sequence's end, where a table of positions ends. Their tokens are dropped.
             positions = inputs.positions.clamp(max=self.source.limit - 1)
-            logits = run(self.network, inputs.input_ids[None], positions[None], inputs.logits_idx)[0]
+            is_long = None if inputs.adapters is None else inputs.adapters > 0
+            with self.source.factors.by_row(is_long):
+                logits = run(self.network, inputs.input_ids[None], positions[None], inputs.logits_idx)[0]
         else:
             logits = torch.empty(0, self.spec.vocab_size, device=inputs.input_ids.device)
         return ModelOutput(logits, hidden=logits[:, :0], aux=aux)

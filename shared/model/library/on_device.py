@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 GROUPED = "grouped_mm"  # the library's name for one product of all experts, without a loop on the host
-CHANGING = ("dynamic", "longrope")  # kinds of rotary frequencies that follow the longest position of a step
+CHANGING = "dynamic"  # the kind of rotary frequencies that follow the longest position of a step
 UNCHANGED = "default"
 ROPE_TYPE = "rope_type"  # the library's name for the kind
 
@@ -25,7 +25,7 @@ def move_network(network: PreTrainedModel, device: torch.device) -> None:
 def keep_frequencies(network: PreTrainedModel) -> None:
     """Let no rotary embedding ask the device for the longest position: within the context, frequencies never change.
 
-    The positions that a network gets end at its context, where `max_context_of` ends it."""
+    Those of longrope do, but the library chooses them without a question (see `long_factors`)."""
     for module in network.modules():
         kinds: Any = getattr(module, ROPE_TYPE, None)
         if isinstance(kinds, dict):  # by kind of layer
@@ -35,7 +35,7 @@ def keep_frequencies(network: PreTrainedModel) -> None:
 
 
 def unchanged(kind: str) -> str:
-    return UNCHANGED if kind in CHANGING else kind
+    return UNCHANGED if kind == CHANGING else kind
 
 
 def has_experts(network: PreTrainedModel) -> bool:

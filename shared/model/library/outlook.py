@@ -48,7 +48,7 @@ def look_at(path: Path, options: LoadOptions, page_size: int) -> LibraryOutlook:
     files = open_tensors(path)
     files.check_scales(files.names())
     dtype = DTYPES[settled(options).dtype]
-    context = context_of(max_context_of(folder, config), options.max_context)
+    context = context_of(max_context_of(folder), options.max_context)
     with explained(path, "make its network"):
         planes = places_of(layers_of(config, dtype)).specs(page_size)
     num_bytes = files.num_numbers() * dtype.itemsize

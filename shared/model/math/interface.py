@@ -59,6 +59,7 @@ class ModelSpec:
     has_grouped_experts: bool = False  # whether torch's grouped product runs experts; some GPUs have no kernel for it
     library: str = ""  # the library that runs the layers, and its version; "": Baton does
     tie: float = 0.0  # logits that are nearer may change places with the batch; 0: none do
+    short_context: int = 0  # the KV of longer texts is another one, from their first token on; 0: no such bound
 
 
 class LayerMarks:
@@ -108,7 +109,8 @@ class ModelInputs:
     logits_idx: torch.Tensor  # (E,) int64 indices into T: the tokens whose logits are wanted
     slots: torch.Tensor | None = None  # (T,) int64, KV slots; None: equal to positions
     visible: torch.Tensor | None = None  # (T,) int64; None: -1 everywhere; the highest bit is the token's own slot
-    adapters: torch.Tensor | None = None  # (T,) int64; n: the spec's n-th adapter, 0: none; None: all 0
+    # (T,) int64; n: the spec's n-th adapter, 0: none; with `short_context` 1: of a longer text; None: all 0
+    adapters: torch.Tensor | None = None
     layers: LayerMarks | None = None  # a model may report its progress here
 
     def for_attention(self) -> AttentionInputs:

@@ -96,7 +96,7 @@ def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None
 def table_of(model: Model) -> AdapterTable:
     bank = bank_of(model)
     named = ((own.name, own.digest) for own in model.spec.adapters)
-    return AdapterTable(named, 0 if bank is None else bank.num_spare)
+    return AdapterTable(named, 0 if bank is None else bank.num_spare, model.spec.short_context)
 
 
 def assemble_core(

@@ -80,7 +80,8 @@ def make_graphs(
     most_tokens = min(settings.history_len, spec.most_tokens)
     prompts = some_up_to(spec.prompts, settings.chunk_size)
     lengths = lengths_up_to(most_tokens) if spec.by_length else (most_tokens,)
-    buckets = Buckets.up_to(max_running, spec.widths, lengths, bool(model.spec.adapters), prompts)
+    has_adapters = bool(model.spec.adapters or model.spec.short_context)
+    buckets = Buckets.up_to(max_running, spec.widths, lengths, has_adapters, prompts)
     trees = drafter is not None and drafter.drafts_trees
     runner = GraphRunner(model, kv, spec.gpu, buckets, trees=trees, device=settings.device, refused=spec.refused)
     streams.forward.launch(runner.capture, label="graphs").take()

@@ -164,6 +164,7 @@ class Membership:
                 key_lookahead=core.settings.drafts.key_lookahead,
                 has_window=bool(core.kv.cache.windows[0]),  # routers are told the first group's pages
                 weights=weights_of(core.spec),
+                short_context=core.spec.short_context,
             ),
         )
 

@@ -31,7 +31,7 @@ from shared.node.routers.dialled import RouterState
 from shared.node.routers.lives import RouterLife
 from shared.node.routers.load_shares import LoadShares
 from shared.node.routers.spendings import Spendings
-from shared.sched.steps.events import Emitted, Ended, SchedEvent, Scored
+from shared.sched.steps.events import ContextOutgrown, Emitted, Ended, SchedEvent, Scored
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import (
     Abort,
@@ -159,6 +159,9 @@ class Node:
             self.ctx.tombstones.bury(event.key, now)
             self.ctx.metrics.observe("time_to_free_seconds", max(0.0, self.ctx.clock() - now))
             self._report_end(event)
+        elif isinstance(event, ContextOutgrown):
+            self.ctx.metrics.count("outgrown_contexts")
+            self.ctx.log.info(("outgrown",), "a text outgrew the short context, and its KV is computed again")
         self.side.event(event, now)
 
     def _send_scores(self, event: Scored) -> None:

@@ -14,11 +14,11 @@ f  loans of cached pages end first, then pulls of prefixes, newest first; then a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shared.core.page_identity import prefix_keys
+from shared.core.page_identity import adapter_of, prefix_keys
 from shared.core.request import Request, TokenIds
 from shared.core.states import PageState, Tag
 from shared.kv.manager import KVManager
@@ -145,8 +145,16 @@ class PageBudget:
         keys = self.prefix_keys(req, ids)
         self.kv.insert_prefix(req.row, keys, len(keys))
 
+    def settle(self, req: Request) -> None:
+        """Note whether a request that will begin, or begin again, is longer than the model's short context."""
+        adapter = adapter_of(req.ask.adapter, req.num_tokens, self._settings.adapters.short_context)
+        if not req.row and adapter != req.ask.adapter:
+            req.ask = replace(req.ask, adapter=adapter)
+            req.page_names = None
+
     def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:
         """Return cache keys; see `shared.core.page_identity`."""
+        self.settle(req)
         keys = prefix_keys(ids.tobytes(), req.ask.adapter, self._settings.drafts.key_lookahead, req.ask.cache_salt)
         return np.frombuffer(keys, np.int64)
 

@@ -105,6 +105,7 @@ class PrefixesInFlight:
 
     def _names(self, req: Request) -> list[bytes]:
         """Return the identities of the prompt's full pages."""
+        self._budget.settle(req)
         if req.page_names is None:
             keys = self._budget.prefix_keys(req, req.ask.prompt_ids)
             num_full = len(keys) // self._page_size * self._page_size

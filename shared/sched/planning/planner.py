@@ -16,11 +16,12 @@ from shared.sched.requests.queues import Queues
 from shared.sched.steps.batch import ScheduleBatch
 from shared.sched.steps.chunking import ChunkedPrompt
 from shared.sched.steps.draft_length import WidthChoice
-from shared.sched.steps.events import ChunkLaunched
+from shared.sched.steps.events import ChunkLaunched, ContextOutgrown
 from shared.sched.steps.freeze import ChunkShare, PlanFreezer
 from shared.sched.steps.mixed_chunk import FixedChunk, MixedChunk
 from shared.sched.steps.probe import probe_plan
 from shared.sched.steps.settings import SchedSettings
+from shared.sched.steps.short_rows import rows_near
 from shared.sched.steps.slow_masks import NOBODY, rows_with_slow_masks
 
 S = RequestState
@@ -58,6 +59,8 @@ class Planner:
         queues.drop_left_rows()
         queues.running.prepare_for_decode(self._settings.speculative)
         width = self.widths.choose(len(queues.running))
+        near = rows_near(self._settings.adapters.short_context, queues.running, width)
+        self._begin_again(near.outgrown)
         stepping = self._capacity.reserve_running(width)
         queues.drop_left_rows()
         self._capacity.admit_waiting()
@@ -65,7 +68,7 @@ class Planner:
         late, narrow = NOBODY
         if queues.running.constrained:
             late, narrow = rows_with_slow_masks(queues.running, min(self._steps_s))
-        stepping -= late
+        stepping -= late | near.waiting
         if queues.suspects:
             stepping, chunks = self._without_suspects(stepping)
         rows = np.asarray([i for i, req in enumerate(queues.running.reqs) if req in stepping], dtype=np.int64)
@@ -76,7 +79,12 @@ class Planner:
         if not shares and not len(rows):
             return None
         self._last_was_prefill = bool(shares)
-        return self._launchable(shares, rows, width, narrow)
+        return self._launchable(shares, rows, width, narrow | near.narrow)
+
+    def _begin_again(self, outgrown: Sequence[Request]) -> None:
+        for req in outgrown:
+            self._queues.retract(req)
+            self._queues.events.append(ContextOutgrown(req.key))
 
     def _without_suspects(self, stepping: set[Request]) -> tuple[set[Request], list[ChunkedPrompt]]:
         """Return the rows and chunks that may share the next step, with at most one suspect.

@@ -110,6 +110,13 @@ class LoanPreempted:
     name: tuple[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class ContextOutgrown:
+    """A text has grown beyond the model's short context, so all its KV is computed again."""
+
+    key: RequestKey
+
+
 SchedEvent = (
     ChunkLaunched
     | Emitted
@@ -121,6 +128,7 @@ SchedEvent = (
     | HandoffUnpinned
     | PullPreempted
     | LoanPreempted
+    | ContextOutgrown
 )
 
 

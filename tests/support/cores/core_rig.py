@@ -37,7 +37,7 @@ from tests.support.cores.boundary import PoisonedSlots
 from tests.support.cores.simulated_streams import World, simulated_streams
 from tests.support.oracles.grammar_oracle import GRAMMARS, allows_of, following, make_grammars
 from tests.support.oracles.hash_seq2seq import HashSeq2Seq
-from tests.support.oracles.hashlm_reference import reference_stream, seq2seq_stream
+from tests.support.oracles.hashlm_reference import long_stream, reference_stream, seq2seq_stream
 
 EOS = 95
 # behind an even token no 8, and of what is left to draw some
@@ -62,6 +62,7 @@ class Job:
     tenant: int = 0
     seq_index: int = 0  # of several sequences of one request; they differ in their seeds
     num_sequences: int = 1  # of a request that nodes get
+    short_context: int = 0  # the model's
 
     def request(self, handoff_to: str | None = None) -> Request:
         key = RequestKey("test", 1, f"r{self.rid}", 0, self.seq_index)
@@ -77,6 +78,8 @@ class Job:
         if self.encoder:
             return seq2seq_stream(self.prompt, self.sampling, seed, num)
         more = {"window": self.window, "lower_window": self.lower_window, "adapter": self.adapter}
+        if self.short_context:
+            return long_stream(self.prompt, self.sampling, seed, self.short_context)
         return reference_stream(self.prompt, self.sampling, seed, num, **more, allows=allows_of(self.sampling.grammar))
 
 
@@ -110,6 +113,7 @@ class CoreKnobs:
     stages: int = 1  # above 1: the model is a pipeline; see stages_of
     seed: int = 0
     adapters: tuple[str, ...] = ()  # digests, which are their names too
+    short_context: int = 0  # the model's
     spare_adapters: int = 0  # slots for adapters that come later
     apart: bool = False  # tensors are copies out of slots, as on a device with memory of its own
 
@@ -177,6 +181,7 @@ def make_core(
         lower_window=knobs.lower_window,
         adapters=adapters,
         num_spare=knobs.spare_adapters,
+        short_context=knobs.short_context,
     )
     drafter = drafter or make_drafter(knobs, model)
     served: Model = HashSeq2Seq(MAX_CONTEXT) if knobs.encoder else model

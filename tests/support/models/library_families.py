@@ -141,6 +141,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "share_expert_dim": 32,
     },
 }
+# Families with two sets of rotary factors: for texts of up to BOUND tokens, and for longer ones.
+BOUND = 64
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5],
+    "long_factor": [1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0],
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": BOUND,
+}
+TWO_FACTORS: dict[str, dict[str, Any]] = {
+    "phi3": {"rope_parameters": LONGROPE, "original_max_position_embeddings": BOUND},
+    "phimoe": {"rope_parameters": LONGROPE | {"short_mscale": 1.1, "long_mscale": 1.3}},
+}
 # Kinds that also see images, whose text part is one of FAMILIES.
 WITH_IMAGES: dict[str, dict[str, Any]] = {"gemma3": GEMMA}
 # Kinds whose fields are those of a part of the config: what the other parts need.

@@ -9,11 +9,12 @@ integer functions and the noise with the engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from shared.core.page_identity import LONG
 from shared.core.sampling_params import SamplingParams
 from shared.kernel.sampling.noise_numba import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
 from shared.model.hashlm.layer import STATE, mix, odd_weight
@@ -108,6 +109,17 @@ def reference_run(
             break
     ids = tokens[len(prompt_ids) : len(prompt_ids) + count].tolist()
     return ReferenceRun(ids, logprobs[:count].tolist(), "stop" if stopped else "length")
+
+
+def long_stream(prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, short_context: int) -> list[int]:
+    """Return what a model with a `short_context` says. `sampling` must not tell a prompt from an answer."""
+    num_short = max(0, short_context - len(prompt_ids) + 1)  # the last one is the first token beyond
+    short = reference_stream(prompt_ids, sampling, seed, num_short)
+    num_left = sampling.max_tokens - len(short)
+    if len(short) < num_short or not num_left:
+        return short
+    rest = replace(sampling, max_tokens=num_left)
+    return short + reference_stream([*prompt_ids, *short], rest, seed, num_left, adapter=LONG)
 
 
 def seq2seq_stream(prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, num: int) -> list[int]:

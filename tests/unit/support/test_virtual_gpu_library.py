@@ -155,7 +155,7 @@ ROPES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {
                 "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4,
             },
-            "original_max_position_embeddings": 256,
+            "original_max_position_embeddings": 36,
         },
     ),
 }  # fmt: skip

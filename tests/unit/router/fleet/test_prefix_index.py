@@ -16,7 +16,7 @@ from router.fleet.registry import RegisteredNode, Registry
 from router.http.connection import Connection
 from router.policy.interface import Reason, Wanted
 from router.policy.prefix_aware import PrefixAware
-from shared.core.page_identity import identities, prefix_keys
+from shared.core.page_identity import LONG, identities, prefix_keys
 from shared.wire.messages import CacheEvents, CacheReplay, Heartbeat
 from shared.wire.peers import peer_name
 from tests.support.worlds.router_rig import RouterRig, hello, load
@@ -127,6 +127,16 @@ def test_adapter_salt_and_drafts_are_in_a_page_s_name(adapter: str, lookahead: i
     assert PromptPages(PROMPT, adapter, salt).cached_tokens(index, hello("prefill", "a")) == (
         0 if lookahead else 6 * PAGE
     )
+
+
+@pytest.mark.parametrize(("bound", "adapter"), [(0, ""), (len(PROMPT), ""), (len(PROMPT) - 1, LONG)])
+def test_longer_texts_have_other_names(bound: int, adapter: str) -> None:
+    """A node tells its bound, and another node may have none."""
+    told, index = msgspec.structs.replace(hello("prefill", "a"), short_context=bound), PageIndex()
+    index.take_events(events(1, names_of(PROMPT, adapter), cleared=True))
+    pages = PromptPages(PROMPT, "", 0)
+    assert pages.cached_tokens(index, told) == 6 * PAGE
+    assert pages.cached_tokens(index, hello("prefill", "b")) == (0 if adapter else 6 * PAGE)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -6,6 +6,7 @@ import pytest
 
 from shared.core.adapter_table import MAX_ADAPTERS, AdapterTable
 from shared.core.errors import ConfigError
+from shared.core.page_identity import LONG
 
 
 def test_slots_are_those_of_the_start_and_spare_ones() -> None:
@@ -47,3 +48,11 @@ def test_there_are_no_more_adapters_than_a_hello_lists() -> None:
     table = AdapterTable((str(n), "x") for n in range(MAX_ADAPTERS))
     with pytest.raises(ConfigError, match="remove one first"):
         table.add("one more", "x")
+
+
+def test_longer_texts_have_a_slot_and_no_name() -> None:
+    table = AdapterTable(short_context=64)
+    assert (table.slot(""), table.slot(LONG)) == (0, 1) and table.holds(LONG)
+    assert not table.serves(LONG), "a client can't ask for it"
+    assert not table.named and not table.leaving
+    assert not AdapterTable().holds(LONG)

@@ -34,6 +34,7 @@ from tests.support.cores.tp_rig import Load, followers, load_in_turn, pair_strea
 from tests.support.machine.patience import HANG_GUARD_S
 from tests.support.models.library_families import (
     FAMILIES,
+    LONGROPE,
     NUM_TOKENS,
     PROMPTS,
     Said,
@@ -61,9 +62,9 @@ def loader(folder: Path, **options: Any) -> Load:
     return lambda group: load_shard(str(folder), given, group)
 
 
-def said_by(family: str, folder: Path, vocab_size: int = 212) -> list[Said]:
+def said_by(family: str, folder: Path, vocab_size: int = 212, **changes: Any) -> list[Said]:
     """Two ranks divide a vocabulary of this size, too."""
-    network = save(family, folder, vocab_size=vocab_size)
+    network = save(family, folder, vocab_size=vocab_size, **changes)
     return [generate(network, prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
@@ -72,9 +73,9 @@ def assert_said(streams: list[list[int]], said: list[Said]) -> None:
         right.tie(stream)
 
 
-def assert_served(family: str, folder: Path, size: int = 2) -> LibraryModel:
+def assert_served(family: str, folder: Path, size: int = 2, **changes: Any) -> LibraryModel:
     """Return rank 0's model."""
-    said = said_by(family, folder)
+    said = said_by(family, folder, **changes)
     with followers(size, loader(folder)) as team:
         assert isinstance(team.model, LibraryModel)
         streams = streams_of(team.model, greedy_jobs(), KNOBS.num_pages, team)
@@ -99,6 +100,13 @@ def test_two_ranks_say_what_the_library_says(family: str, tmp_path: Path) -> Non
     assert replace(model.spec, **same) == replace(whole.spec, **same)
     most = 1.0 if family == "gpt_oss" else 0.85  # gpt-oss's plan divides only the embedding and the head
     assert num_parameters(model) < most * num_parameters(whole)
+
+
+def test_ranks_choose_rotary_factors_by_row(tmp_path: Path) -> None:
+    """Some of the prompts have up to 60 tokens, and grow beyond the bound."""
+    bound = {"original_max_position_embeddings": 50}
+    model = assert_served("phi3", tmp_path, **bound, rope_parameters=LONGROPE | bound)
+    assert model.spec.short_context == 50 and max(map(len, PROMPTS)) > 50 > min(map(len, PROMPTS))
 
 
 @pytest.mark.long

@@ -348,15 +348,6 @@ def test_long_prompts_attend_in_parts(windowed: Family, monkeypatch: pytest.Monk
     assert torch.allclose(paged_logits(by_torch, rows, wanted), whole, atol=1e-5)
 
 
-def test_longrope_ends_where_its_frequencies_change(tmp_path: Path) -> None:
-    factors = [1.0] * 8
-    rope = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "rope_theta": 1e4}
-    save("phi3", tmp_path, rope_parameters=rope, original_max_position_embeddings=128)
-    assert load(tmp_path).spec.max_context == 128
-    with pytest.raises(ConfigError, match="--max-context is 256; this model was made for at most 128"):
-        load(tmp_path, max_context=256)
-
-
 @pytest.mark.parametrize(
     ("flag", "options"),
     [
