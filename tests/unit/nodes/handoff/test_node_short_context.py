@@ -45,6 +45,18 @@ def test_hand_offs_below_across_and_beyond(more: dict[str, object]) -> None:
     assert_clean(p, d)
 
 
+@pytest.mark.parametrize("length", [BOUND - 1, BOUND + 9])
+def test_several_answers_to_one_prompt_share_its_pages(length: int) -> None:
+    net, p, d = linked(**KNOBS)
+    one = replace(jobs()[-1], prompt=jobs()[-1].prompt[:length])
+    key = net.generate(p, one, d, num_sequences=3)
+    net.run()
+    for index in range(3):
+        assert net.router.streams[sibling(key, index)] == expected(one, index)
+    assert p.ctx.core.queues.counters.prompt_tokens < 2 * length
+    assert_clean(p, d)
+
+
 @pytest.mark.parametrize("num_known", [3, 6, 7, 9])
 def test_an_answer_goes_on_after_a_death(num_known: int) -> None:
     """Below the bound, with its last token there, with the first one beyond, and beyond it."""

@@ -18,7 +18,9 @@ from tests.support.cores.core_pair import make_pair, run_pair
 from tests.support.cores.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, make_core, run_local
 
 BOUND, PAGE = 40, 8
-KNOBS = CoreKnobs("simulated", chunk_size=16, page_size=PAGE, num_pages=120, spec="none", short_context=BOUND)
+KNOBS = CoreKnobs(
+    "simulated", chunk_size=16, page_size=PAGE, num_pages=120, spec="none", hit_rate=100, short_context=BOUND
+)
 # below the bound; up to it; across it, in windows and at their ends; beyond it
 LENGTHS = (9, BOUND - 16, BOUND - 8, BOUND - 3, BOUND - 1, BOUND, BOUND + 1, BOUND + 30)
 DRAFTS = {
@@ -34,9 +36,9 @@ TIGHT = replace(KNOBS, num_pages=26, max_running=4)
 
 
 def jobs(first: int = 0) -> list[Job]:
-    """All prompts begin alike, so that pages would be shared."""
+    """All prompts begin alike, so that pages would be shared. The second ones are greedy, so that drafts are taken."""
     stem = random.Random(3).choices(range(95), k=max(LENGTHS))
-    params = SamplingParams(max_tokens=16, temperature=0.8)
+    params = SamplingParams(max_tokens=16, temperature=0.0 if first else 0.8)
     made = [Job(first + rid, tuple(stem[:length]), params, seed=rid) for rid, length in enumerate(LENGTHS)]
     return [replace(job, short_context=BOUND) for job in made]
 

@@ -30,6 +30,7 @@ from tests.support.models.library_families import (
     Family,
     generate,
     load,
+    network_of,
     save,
 )
 
@@ -80,6 +81,25 @@ def test_the_bound_changes_answers(phi3: Family) -> None:
     found = [generate(network, prompt, NUM_TOKENS).ids for prompt in PROMPTS]
     equal = [ids == said.ids for ids, said in zip(found, phi3.said, strict=True)]
     assert equal[:2] == [True, True] and not any(equal[3:])
+
+
+@pytest.mark.parametrize("name", TWO_FACTORS)
+def test_a_step_rotates_each_row_as_if_alone(name: str) -> None:
+    """The end of a longer text, a shorter one up to the bound, and a draft of it beyond."""
+    network: Any = network_of(name, **TWO_FACTORS[name])
+    rotary, x = network.model.rotary_emb, torch.zeros(())
+    whole = [rotary(x, torch.arange(length)[None]) for length in (BOUND + 9, BOUND)]
+    factors = LongFactors(network)
+    positions = torch.tensor([[BOUND - 2, BOUND + 8, 5, BOUND - 1, BOUND + 1]])
+    with factors.by_row(torch.tensor([True, True, False, False, False])):
+        mixed = rotary(x, positions)
+    with factors.by_row(None):
+        short = rotary(x, positions[:, 2:])
+    for index in range(2):  # cos and sin
+        long_row, short_row = whole[0][index][0], whole[1][index][0]
+        right = torch.stack([long_row[BOUND - 2], long_row[BOUND + 8], short_row[5], short_row[BOUND - 1]])
+        assert torch.equal(mixed[index][0, :4], right) and torch.equal(short[index][0, :2], right[2:])
+        assert torch.equal(rotary(x, torch.arange(BOUND + 9)[None])[index], whole[0][index]), "the library's own"
 
 
 @pytest.mark.parametrize("knobs", [KNOBS, CoreKnobs("inline", overlap=False, chunk_size=16, page_size=8, mix=False)])
