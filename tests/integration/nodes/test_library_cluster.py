@@ -21,9 +21,11 @@ from tests.support.clusters.metrics_page import total
 from tests.support.clusters.struck_stream import struck_stream
 from tests.support.machine.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.models.library_families import (
+    BOUND,
     FAMILIES,
     NUM_TOKENS,
     PROMPTS,
+    TWO_FACTORS,
     VOCAB,
     Said,
     generate,
@@ -54,7 +56,7 @@ ROOMY = (
     "gemma3_text",
     "ministral",
 )  # where a row fits, ten do: tests/unit/shared/model/library/test_library_families.py retracts theirs
-MOVED = "baton_handoff_bytes_total"
+MOVED, OUTGROWN = "baton_handoff_bytes_total", "baton_outgrown_contexts_total"
 COUNTED = ("handoffs", "retractions", "spec_accepted_tokens")
 SEED, NUM_DRAWN = 1, 6
 SETTINGS = {"--transport": ("shm", "zmq"), "--spec": ("none", "ngram"), "--layer-parts": ("1", "2", "3")}
@@ -165,4 +167,22 @@ def test_drafts_and_retractions_and_a_death_change_no_answer(family: str, tmp_pa
         assert all(seen[name] > 0 for name in COUNTED if name != "retractions" or family not in ROOMY)
         struck = {"model": "tiny", "prompt": PROMPTS[0], "ignore_eos": True}
         said[0].tie(struck_stream(cluster, struck | asked, strike_at=30))
+        assert total(cluster.metrics(), "baton_resumed_total") >= 1
+
+
+def test_longer_texts_have_their_own_factors(tmp_path: Path) -> None:
+    """Answers that end below the bound, cross it, or begin beyond it; then again, cached; and one after a death."""
+    network = save("phi3", tmp_path / "tiny", **TWO_FACTORS["phi3"])
+    write_tokenizer(tmp_path / "tiny")
+    stem = [number % (VOCAB - 3) + 3 for number in range(7, 1000, 11)]
+    texts = [stem[:length] for length in (20, BOUND - 9, BOUND, BOUND + 1, BOUND + 20)]
+    said = [generate(network, text, 40) for text in texts]
+    flags = ("--model", str(tmp_path / "tiny"), *TIGHT, "--silence-s", str(SILENCE_S))
+    with baton_up(tmp_path / "up.log", *flags) as cluster:
+        for _ in range(2):
+            for choice, one in zip(ask(cluster, texts, temperature=0, max_tokens=40)["choices"], said, strict=True):
+                print("tie at", one.tie(choice["token_ids"]))
+        cluster.eventually(lambda: total(cluster.metrics(), OUTGROWN) == 2 * 2, "a heartbeat told of the outgrown")
+        struck = {"model": "tiny", "prompt": texts[1], "ignore_eos": True, "temperature": 0, "max_tokens": 40}
+        said[1].tie(struck_stream(cluster, struck, strike_at=20))
         assert total(cluster.metrics(), "baton_resumed_total") >= 1

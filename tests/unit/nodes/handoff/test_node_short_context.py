@@ -13,7 +13,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Offer
 from tests.support.cores.core_rig import CoreKnobs, Job
 from tests.support.worlds.faulty_pair import linked
-from tests.support.worlds.node_pair import assert_clean, expected
+from tests.support.worlds.node_pair import assert_clean, expected, sibling
 from tests.support.worlds.prefix_pulls import PullPair
 from tests.support.worlds.prefix_pulls import job as pulled_job
 
