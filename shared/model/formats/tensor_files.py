@@ -80,9 +80,9 @@ class TensorFiles:
     def num_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.files)
 
-    def num_numbers(self) -> int:
-        """Return how many numbers all tensors hold together."""
-        return sum(math.prod(self.shape(name)) for name in self.names())
+    def num_numbers(self, names: Iterable[str] | None = None) -> int:
+        """Return how many numbers the tensors hold together; by default all."""
+        return sum(math.prod(self.shape(name)) for name in (self.names() if names is None else names))
 
     def as_stored(self, names: Iterable[str]) -> Iterable[str]:
         """Return the tensors that are read as they are in the file: here all."""

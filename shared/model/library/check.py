@@ -36,6 +36,7 @@ COMPARED = 16  # about how many tokens are compared in the longest row
 FEW = 2  # tokens of a short chunk
 MOST_NOISE = 4.0
 MOST_BY_CHUNKS = 4.0  # of the noise without them: a library whose cache is wrong must not loosen the bound
+BARRED = -1e30  # and less: a logit of a token that the network never says
 ONE_ATTENTION = 8.0  # more noise than float32's own is taken for granted where the library has nothing to compare
 MOST_NOISE_OF_RANKS = 8.0  # their sums, one part from each rank, round in still another way
 
@@ -200,7 +201,12 @@ def host_logits(
 ) -> torch.Tensor:
     """Return what `run` returns, in host memory, where its arguments may be, too."""
     ids, positions, wanted = (one.to(network.device) for one in (ids, positions, wanted))
-    return run(network, ids, positions, wanted, cache).cpu()
+    return without_barred(run(network, ids, positions, wanted, cache).cpu())
+
+
+def without_barred(logits: torch.Tensor) -> torch.Tensor:
+    """Return zeros for tokens that a network never says (Chameleon's images): their logits would be the largest."""
+    return logits.masked_fill(logits < BARRED, 0)
 
 
 def paged_logits(
@@ -219,7 +225,7 @@ def paged_logits(
     found: list[list[torch.Tensor]] = [[] for _ in rows]
     for parts in ragged_steps([len(row) for row in rows]):
         inputs, owners = step_inputs(rows, tables.int(), parts, wanted, model)
-        for owner, logits in zip(owners, model.forward(inputs, pool).logits.cpu(), strict=True):
+        for owner, logits in zip(owners, without_barred(model.forward(inputs, pool).logits.cpu()), strict=True):
             found[owner].append(logits)
     pool.close()
     return torch.stack([logits for row in found for logits in row])

@@ -6,23 +6,36 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PreTrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING, PreTrainedConfig
 
 from shared.core.errors import ConfigError
+from shared.model.library.text_part import text_only
 
 LIBRARY_VERSION = f"transformers {transformers.__version__}"
-WITH_IMAGES = ("step3p7",)  # networks for images and texts that the library doesn't list among those for texts
+# Kinds that no text alone, or no page, can serve, and why.
+NOT_SERVED = {
+    "diffusion_gemma": "writes whole blocks of text, not one token after another",
+    "idefics": "reads an image in every layer",
+    "kosmos-2": "makes its masks in a way of its own, which can't read pages",
+    "kosmos-2.5": "counts positions in a way of its own",
+    "paligemma": "reads a prompt in both directions",
+    "pi0": "moves robots",
+    "shieldgemma2": "judges images",
+}
 IN_PAGES = ("full_attention", "sliding_attention")  # kinds of layers that keep nothing but keys and values
 ANSWERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # ends of names of networks that make texts
 
 
 def network_kind(config: PreTrainedConfig) -> Any:
-    """Return the library's class of networks that answer a text; None if there is none."""
-    kind = type(config)
-    if kind in MODEL_FOR_CAUSAL_LM_MAPPING:
+    """Return the library's class of networks that answer a text; None if there is none.
+
+    Of one that also sees images or hears, it has the text part alone."""
+    kind, has_parts = type(config), config.get_text_config() is not config
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING and not (has_parts and kind in MODEL_FOR_MULTIMODAL_LM_MAPPING):
         return MODEL_FOR_CAUSAL_LM_MAPPING[kind]
-    if config.model_type in WITH_IMAGES:
-        return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind]
+    if kind in MODEL_FOR_MULTIMODAL_LM_MAPPING and not config.is_encoder_decoder:
+        whole: Any = MODEL_FOR_MULTIMODAL_LM_MAPPING[kind]
+        return text_only(whole)
     return None
 
 
@@ -32,6 +45,8 @@ def check_kind(folder: Path, config: PreTrainedConfig) -> None:
     kind = network_kind(config)
     if kind is None:
         raise ConfigError(f"{folder}: {LIBRARY_VERSION} has no text model of type {name}")
+    if name in NOT_SERVED:
+        raise ConfigError(f"{folder}: {name} {NOT_SERVED[name]}")
     made_as = config.architectures or [kind.__name__]
     if not any(one.endswith(ANSWERS) or one == kind.__name__ for one in made_as):
         raise ConfigError(f"{folder}: {made_as[0]} is not a network that continues a text")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from shared.model.library.kinds import LIBRARY_VERSION, check_kind, network_kind
 from shared.model.library.latents import keep_latents
 from shared.model.library.layer_places import LayerShape, ModelPlaces
 from shared.model.library.long_factors import LongFactors, short_context_of
-from shared.model.library.mapped_tensors import Own, as_read, mapped_bytes, mapped_tensors
+from shared.model.library.mapped_tensors import LateTensor, Own, as_read, mapped_bytes, mapped_tensors
 from shared.model.library.model import LibraryModel, LoadedFrom, run, use_attention
 from shared.model.library.on_device import has_experts, move_network
 from shared.model.library.parts import NetworkParts, with_parts
@@ -69,13 +70,15 @@ def load_library_model(
     config = checked_config(folder)
     files = open_tensors(path)
     dtype = settled(options).dtype
-    num_bytes = files.num_numbers() * DTYPES[dtype].itemsize
+    with explained(path, "make its network"):
+        outline = outline_of(config)
+    num_bytes = sum(parameter.numel() for parameter in outline.parameters()) * DTYPES[dtype].itemsize
     if group is None or device == "cpu":
         check_memory(files, num_bytes, options)
     limit = max_context_of(folder)
     context = context_of(limit, options.max_context)
     with explained(path, "load it"):
-        division = None if group is None else division_of(files, config, options, group, device)
+        division = None if group is None else division_of(files, outline, options, group, device)
         network = read_network(files, config, DTYPES[dtype], division)
         mapped = mapped_bytes(network, files) if device == "cpu" else 0
         if device != "cpu":
@@ -112,10 +115,9 @@ def load_library_model(
 
 
 def division_of(
-    files: TensorFiles, config: PreTrainedConfig, options: LoadOptions, group: RankGroup, device: str
+    files: TensorFiles, outline: PreTrainedModel, options: LoadOptions, group: RankGroup, device: str
 ) -> Division:
     """Raise ConfigError for a network that can't be divided, and for a part that doesn't fit on this rank's GPU."""
-    outline = outline_of(config)
     division = divide(outline, files.names(), group.rank, group.size)
     if device != "cpu":
         check_memory(files, division.num_numbers(outline) * DTYPES[settled(options).dtype].itemsize, options)
@@ -171,7 +173,7 @@ def checked_config(folder: ModelFolder) -> PreTrainedConfig:
     path = folder.path
     with explained(path, "read its config.json"):
         config = read_config(folder)
-    check_kind(path, config)
+        check_kind(path, config)
     max_context_of(folder)
     short_context_of(config)
     return config
@@ -232,6 +234,7 @@ def read_network(
 
     With `division`, only this rank's part of a tensor stays in memory."""
     transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()  # it warns of each tensor that is not read
     own = as_read if division is None else functools.partial(division.own, copied=isinstance(files, QuantizedFiles))
     tensors = tensors_of(files, files.names(), dtype, own)
     if hasattr(config, "quantization_config"):  # NVIDIA's folders may have it in a file of its own
@@ -251,17 +254,31 @@ def read_network(
     missing = loaded[1]["missing_keys"]
     if missing:  # the library would make them up
         raise ConfigError(f"{files.path} lacks tensors: {', '.join(sorted(missing)[:4])}")
+    unread = [name for name, tensor in tensors.items() if not tensor.is_read]
+    if unread:
+        parts = ", ".join(left_out(unread, tensors.keys() - {*unread}))
+        logger.info("not read: %.1f MiB (%s)", files.num_numbers(unread) * dtype.itemsize / 2**20, parts)
     network.eval()
     keep_latents(network)
     return network
 
 
-def tensors_of(files: TensorFiles, names: frozenset[str], dtype: torch.dtype, own: Own = as_read) -> dict[str, Any]:
+def left_out(unread: Sequence[str], read: Iterable[str]) -> list[str]:
+    """Return the shortest beginnings of the names `unread` that no name of `read` has."""
+    taken = {part for name in read for part in itertools.accumulate(name.split("."), "{}.{}".format)}
+    begun = ((name, itertools.accumulate(name.split("."), "{}.{}".format)) for name in unread)
+    return sorted({next((part for part in parts if part not in taken), name) for name, parts in begun})
+
+
+def tensors_of(
+    files: TensorFiles, names: frozenset[str], dtype: torch.dtype, own: Own = as_read
+) -> dict[str, LateTensor]:
     """Return the tensors that the library takes, by name. `own`: returns the part that this process keeps."""
     files.check_scales(names)
     if isinstance(files, QuantizedFiles):
-        return {name: own(name, files.tensor(name, dtype)) for name in names}
-    return dict(mapped_tensors(files, names, own))
+        widened = functools.partial(files.tensor, dtype=dtype)
+        return {name: LateTensor(widened, name, own) for name in names}
+    return mapped_tensors(files, names, own)
 
 
 def attention_maker(

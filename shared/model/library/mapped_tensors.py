@@ -48,11 +48,14 @@ class FileMapping:
 class LateTensor:
     """What the library takes for a slice of a file: an index reads it."""
 
-    def __init__(self, mapping: FileMapping, name: str, own: Own) -> None:
-        self._mapping, self._name, self._own = mapping, name, own
+    def __init__(self, read: Callable[[str], torch.Tensor], name: str, own: Own) -> None:
+        """`own`: returns the part that this process keeps."""
+        self._read, self._name, self._own = read, name, own
+        self.is_read = False
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        return self._own(self._name, self._mapping.take_tensor(self._name))[index]
+        self.is_read = True
+        return self._own(self._name, self._read(self._name))[index]
 
 
 def mapped_tensors(files: TensorFiles, names: Iterable[str], own: Own = as_read) -> dict[str, LateTensor]:
@@ -68,7 +71,7 @@ def mapped_tensors(files: TensorFiles, names: Iterable[str], own: Own = as_read)
     found = {}
     for (path, _), group in kept.items():
         mapping = FileMapping(path, group)
-        found.update({name: LateTensor(mapping, name, own) for name in group})
+        found.update({name: LateTensor(mapping.take_tensor, name, own) for name in group})
     return found
 
 

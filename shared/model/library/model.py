@@ -153,4 +153,6 @@ def run(
     logits: torch.Tensor = network(
         input_ids=input_ids, position_ids=positions, use_cache=bool(more), logits_to_keep=wanted, **more
     ).logits
+    if logits.shape[1] != len(wanted):  # some networks know no `logits_to_keep`
+        logits = logits[:, wanted]
     return logits.float()

@@ -32,6 +32,7 @@ from tests.support.models.library_families import (
     save,
     write_tokenizer,
 )
+from tests.support.models.library_wrappers import save_wrapper
 
 WAYS = {
     "gpt_oss": ("--transport", "shm", "--layer-parts", "3", "--decode-tp", "2", "--offload-bytes", "1MiB"),
@@ -122,7 +123,7 @@ def test_latents_are_what_travels(served: Served) -> None:
 def test_models_that_also_see_follow_tools_and_schemas(tmp_path: Path) -> None:
     """Their vocabulary stands in a part of config.json, and is padded: no node once followed a grammar for them."""
     folder = tmp_path / "tiny"
-    save("gemma3", folder, vocab_size=VOCAB + 20)
+    save_wrapper("gemma3", folder, vocab_size=VOCAB + 20)
     write_tokenizer(folder)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     schema = {"type": "object", "properties": {"a": {"enum": ["b", "c"]}}, "required": ["a"]}

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    PreTrainedConfig,
+)
 
 from router.tools.detect import AS_TEXT, READS_TOOLS
 from router.tools.reasoning import thought_tags
 from shared.config.settings.frozen import LIBRARY
+from shared.core.errors import ConfigError
 from shared.model.formats.gguf_config import GGUF_ARCHITECTURES
 from shared.model.formats.hf_config import HF_ARCHITECTURES
+from shared.model.library.kinds import check_kind
 from tests.support.bodies import template_turns
 from tests.support.bodies.family_templates import NO_TOOLS, PUBLISHED
 from tests.support.house.made_parts import with_part
-from tests.support.models import gguf_families, library_families, mtp_folders, published_folders, tiny_families
+from tests.support.models import (
+    gguf_families,
+    library_families,
+    library_wrappers,
+    mtp_folders,
+    published_folders,
+    tiny_families,
+)
 from tests.support.models.tiny_quantized import FORMATS
 
 BEGIN = "<!-- Made by `python -m tests.support.house.doc_pages --write` from what the tests serve. -->"
@@ -28,6 +46,10 @@ COMPARED = {FOLDERS: "whole, in chunks, token by token", GGUF: "whole, in chunks
 LIBRARY_ROW = "| {families} | transformers | folders | its own `generate`: greedy answers, with chunks, hand-offs, \
 retractions and cached prompts. They are equal, except where the two best scores are nearer than {tie:g} of the \
 largest | |\n"
+WRAPPERS_ROW = "| {names} | transformers, the text part alone | folders | its own `generate`, without images and \
+sounds, in the same ways | |\n"
+SHARE = "\nOf the library's {count} types that write texts, {accepted} pass the checks of config.json, with the \
+library's default values. A model's weights are then checked against the library's own results when it is loaded.\n"
 MTP = "\n`--spec mtp` runs the MTP layers in folders of these families, under their published names; candidates are \
 those of the library's own generator: {names}. Those of `deepseek_v3` are also those of its report's definition, in \
 plain torch. Refused with it, in one sentence each: {refused}.\n"
@@ -73,6 +95,8 @@ def table() -> str:
             HEAD,
             *own_rows(),
             LIBRARY_ROW.format(families=families, tie=library_families.TIE),
+            WRAPPERS_ROW.format(names=listed(library_wrappers.WRAPPERS)),
+            share(),
             MTP.format(names=listed(mtp_folders.FAMILIES), refused=listed(mtp_folders.REFUSED)),
             "\n",
             NOT_WITH,
@@ -101,6 +125,22 @@ def names_fit(verdict: Mapping[str, Any]) -> str:
         return NAMES_UNKNOWN
     counts = [f"{verdict[what]} {what}" for what in ("unread", "lacking") if verdict[what]]
     return ", ".join(counts) or NAMES_FIT
+
+
+def share() -> str:
+    """Tell how many of the library's types of models that write texts `check_kind` accepts."""
+    every = map(CONFIG_MAPPING.__getitem__, CONFIG_MAPPING.keys())
+    write = (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    kinds = [kind for kind in every if any(kind in mapping for mapping in write)]
+    return SHARE.format(count=len(kinds), accepted=sum(map(is_accepted, kinds)))
+
+
+def is_accepted(kind: type[PreTrainedConfig]) -> bool:
+    try:
+        check_kind(Path(), kind())
+    except (ValueError, StrictDataclassError, ConfigError):  # some have no default values
+        return False
+    return True
 
 
 def spoken_rows() -> Iterator[str]:

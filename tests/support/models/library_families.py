@@ -44,6 +44,7 @@ SIZES: dict[str, Any] = {
 }
 WINDOW = {"sliding_window": 16}
 GEMMA = WINDOW | {"query_pre_attn_scalar": 16}
+TURNS = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -65,21 +66,35 @@ REFUSED: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
     "minimax": {},
     "mpt": {},
-    "qwen2_vl": {"architectures": ["Qwen2VLForConditionalGeneration"]},
+    "pix2struct": {"architectures": ["Pix2StructForConditionalGeneration"]},
     "qwen3_next": EXPERTS | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
     "rwkv": {},
 }
 # What a family's config needs beside SIZES.
 FAMILIES: dict[str, dict[str, Any]] = {
+    "afmoe": EXPERTS | WINDOW | TURNS | {"moe_intermediate_size": 32},
     "apertus": {},
+    "apertus1p5_text": {},
     "arcee": {},
+    "aria_text": {"moe_num_experts": 4, "moe_topk": 2},
+    "axk1": LATENT | GROUPED,
+    "beam": EXPERTS
+    | WINDOW
+    | TURNS
+    | {"moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse"] * 2},
+    "biogpt": {},
     "bitnet": {},
     "cohere": {},
     "cohere2": WINDOW,
+    "cohere2_moe": EXPERTS | WINDOW | TURNS,
+    "ctrl": {},
+    "cwm": WINDOW | TURNS,
     "deepseek_v2": LATENT | GROUPED,
     "deepseek_v3": LATENT | GROUPED,
+    "dots1": GROUPED | {"n_shared_experts": 1},
     "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "exaone": {},
     "exaone4": WINDOW,
     "exaone_moe": EXPERTS | WINDOW | {"moe_intermediate_size": 32},
     "flex_olmo": EXPERTS,
@@ -88,6 +103,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": GEMMA,
     "gemma4_text": WINDOW
     | {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8, "global_head_dim": 32},
+    "gemma4_unified_text": WINDOW | TURNS,
     "glm": {},
     "glm4": {},
     "glm4_moe": GROUPED,
@@ -97,22 +113,34 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
     "gpt_oss": LOCAL | WINDOW,
     "granite": {},
+    "granite_swa": WINDOW | TURNS,
     "granitemoe": LOCAL,
+    "granitemoe_swa": LOCAL | WINDOW | TURNS,
+    "granitemoeshared": LOCAL,
     "helium": {},
     "hunyuan_v1_dense": {},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
+    "hy_v3": EXPERTS | {"moe_intermediate_size": 32},
+    "hyperclovax": {},
+    "internlm3": {},
+    "iquestcoder": {},
     "jais2": {},
+    "jetmoe": LOCAL,
+    "kolibri1": LOCAL | WINDOW | TURNS | {"moe_intermediate_size": 32},
+    "laguna": EXPERTS | {"moe_intermediate_size": 32},
     "llama": {},
     "longcat_flash": LATENT | ROUTED | {"zero_expert_num": 2, "expert_ffn_hidden_size": 32},
-    "mellum": EXPERTS
-    | WINDOW
-    | {"moe_intermediate_size": 32, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "mellum": EXPERTS | WINDOW | TURNS | {"moe_intermediate_size": 32},
     "mimo_v2_flash": ROUTED | WINDOW | {"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1},
+    "minicpm3": LATENT,
     "minimax_m2": LOCAL,
+    "minimax_m3_vl_text": LOCAL,
     "ministral": WINDOW,
     "ministral3": {},
     "mistral": WINDOW,
     "mixtral": LOCAL,
+    "modernbert-decoder": WINDOW | TURNS,
+    "nanochat": {},
     "nemotron": {},
     "olmo": {},
     "olmo2": {},
@@ -127,8 +155,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": EXPERTS | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
     "qwen3": {},
     "qwen3_moe": EXPERTS | {"moe_intermediate_size": 32},
+    "sarvam_mla": LATENT | GROUPED | {"q_lora_rank": None},
+    "sarvam_moe": GROUPED,
     "seed_oss": {},
     "smollm3": {},
+    "solar_open": ROUTED | {"n_group": 1, "topk_group": 1},
     "stablelm": {},
     "starcoder2": {},
     "step3p7": WINDOW
@@ -140,6 +171,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "share_expert_dim": 32,
     },
+    "vaultgemma": GEMMA | TURNS,
+    "youtu": LATENT,
 }
 # Families with two sets of rotary factors: for texts of up to BOUND tokens, and for longer ones.
 BOUND = 64
@@ -154,33 +187,32 @@ TWO_FACTORS: dict[str, dict[str, Any]] = {
     "phi3": {"rope_parameters": LONGROPE, "original_max_position_embeddings": BOUND},
     "phimoe": {"rope_parameters": LONGROPE | {"short_mscale": 1.1, "long_mscale": 1.3}},
 }
-# Kinds that also see images, whose text part is one of FAMILIES.
-WITH_IMAGES: dict[str, dict[str, Any]] = {"gemma3": GEMMA}
 # Kinds whose fields are those of a part of the config: what the other parts need.
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-NESTED: dict[str, dict[str, Any]] = {
-    "gemma3": {"vision_config": VISION | {"image_size": 28, "patch_size": 14}, "mm_tokens_per_image": 4},
-    "step3p7": {"vision_config": VISION},
-}
+NESTED: dict[str, dict[str, Any]] = {"step3p7": {"vision_config": VISION}}
 
 
 def write_config(family: str, folder: Path) -> None:
     """Write a folder of one of REFUSED. Nobody can read its weights."""
     folder.joinpath("model.safetensors").write_bytes(b"no weights")
     fields = SIZES | {"architectures": [f"{family}ForCausalLM"]} | REFUSED[family]
-    if family == "qwen2_vl":
+    if family == "pix2struct":
         fields = REFUSED[family]
     transformers.CONFIG_MAPPING[family](**fields).save_pretrained(folder)
 
 
 def network_of(family: str, **changes: Any) -> transformers.PreTrainedModel:
-    """Wide random weights: with narrow ones a wrong mask would hardly show."""
-    fields = SIZES | (FAMILIES | WITH_IMAGES | REFUSED)[family] | changes
+    fields = SIZES | (FAMILIES | REFUSED)[family] | changes
     if family in NESTED:
         fields = NESTED[family] | {"text_config": fields}
-    config = transformers.CONFIG_MAPPING[family](**fields)
+    return drawn_network(transformers.CONFIG_MAPPING[family](**fields))
+
+
+def drawn_network(config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
+    """The whole network, with wide random weights: with narrow ones a wrong mask would hardly show."""
     torch.manual_seed(0)
-    kind = network_kind(config) or transformers.AutoModelForCausalLM
+    whole = transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), None)
+    kind = whole or network_kind(config) or transformers.AutoModelForCausalLM
     network: transformers.PreTrainedModel = kind._from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for name, value in network.named_parameters():
@@ -280,7 +312,11 @@ class Family:
 
 
 def make_family(name: str, folder: Path) -> Family:
-    network = save(name, folder)
+    return loaded_family(name, folder, save(name, folder))
+
+
+def loaded_family(name: str, folder: Path, network: transformers.PreTrainedModel) -> Family:
+    """`network`: what answers like the folder."""
     model = load(folder)
     assert isinstance(model, LibraryModel)
     return Family(name, folder, network, model, [generate(network, prompt, NUM_TOKENS) for prompt in PROMPTS])

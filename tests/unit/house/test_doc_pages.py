@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.support.house import doc_pages, model_table, surface
-from tests.support.models import library_families
+from tests.support.models import library_families, library_wrappers
 
 
 def test_the_pages_are_what_the_code_says() -> None:
@@ -25,7 +25,10 @@ def test_a_page_that_is_not_is_named(tmp_path: Path, name: str) -> None:
 def test_readme_counts_the_families_of_the_table() -> None:
     own = len(list(model_table.own_rows()))
     numbers = {7: "seven", 8: "eight", 9: "nine", 10: "ten"}
-    counted = f"[{numbers[own]} text families of its own, {len(library_families.FAMILIES)} through transformers]"
+    counted = (
+        f"[{numbers[own]} text families of its own, {len(library_families.FAMILIES)} through transformers, and texts "
+        f"of {len(library_wrappers.WRAPPERS)} wrappers]"
+    )
     assert counted in (surface.ROOT / "README.md").read_text("utf-8")
 
 

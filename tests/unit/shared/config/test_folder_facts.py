@@ -22,24 +22,14 @@ from shared.config.settings.text_settings import TextConfig
 from shared.core.errors import ConfigError
 from shared.model.formats.opened import LoadOptions
 from shared.model.loading.load import load_model
+from tests.support.models import library_wrappers
 from tests.support.models.library_families import FAMILIES, NESTED, SIZES, VOCAB, save, write_tokenizer
 from tests.support.models.tiny_llama import FAMILIES as TINY_FAMILIES
 from tests.support.models.tiny_llama import write_tiny_llama
 from tests.support.models.tiny_t5 import VOCAB as T5_VOCAB
 from tests.support.models.tiny_t5 import write_tiny_t5
 
-# Kinds that also see images, or hear, and the type of their text parts.
-WRAPPERS = {
-    "gemma3": "gemma3_text",
-    "gemma4": "gemma4_text",
-    "kimi_k25": "deepseek_v3",
-    "lighton_ocr": "qwen3",
-    "llava": "llama",
-    "mistral3": "mistral",
-    "qwen2_vl": "qwen2_vl_text",
-    "qwen3_vl": "qwen3_vl_text",
-    "step3p7": "step3p5",
-}
+FLAT = ("chameleon", "mistral4")  # have their fields in no part
 # As published, without the numbers that are the library's defaults.
 GEMMA_3_4B = {
     "architectures": ["Gemma3ForConditionalGeneration"],
@@ -98,15 +88,18 @@ def test_every_family_s_facts_are_the_library_s(family: str, tmp_path: Path) -> 
     assert (facts.vocab_size, facts.eos_ids, facts.start_ids) == (VOCAB, (2,), ())
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("wrapper", [name for name in library_wrappers.WRAPPERS if name not in FLAT])
 def test_a_wrapper_s_facts_are_those_of_its_text_part(wrapper: str, tmp_path: Path) -> None:
     """The whole says another size, as LLaVA does; and the text part's own end."""
-    part = {"model_type": WRAPPERS[wrapper], "vocab_size": 777, "max_position_embeddings": 888, "eos_token_id": 9}
-    whole = {"model_type": wrapper, "vocab_size": 32000, "max_position_embeddings": 4096}
-    folder = write(tmp_path, whole | {"text_config": part})
+    written = library_wrappers.wrapper_config(wrapper).to_dict() | {
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+    }
+    written["text_config"] |= {"max_position_embeddings": 888, "eos_token_id": 9}
+    folder = write(tmp_path, written)
     assert_the_library_agrees(folder)
     facts = read_facts(folder)
-    assert (facts.vocab_size, facts.context_length, facts.eos_ids) == (777, 888, (9,))
+    assert (facts.vocab_size, facts.context_length, facts.eos_ids) == (VOCAB, 888, (9,))
 
 
 def test_values_that_a_folder_leaves_out_are_the_library_s(tmp_path: Path) -> None:
@@ -114,7 +107,8 @@ def test_values_that_a_folder_leaves_out_are_the_library_s(tmp_path: Path) -> No
     for name in FAMILY_DEFAULTS:
         text = transformers.CONFIG_MAPPING[name]().get_text_config()
         assert FAMILY_DEFAULTS[name] == (text.vocab_size, text.max_position_embeddings), name
-    assert {*FAMILIES, "gemma3", "gemma4", "step3p5"} == FAMILY_DEFAULTS.keys()
+    parts = {transformers.CONFIG_MAPPING[name]().get_text_config().model_type for name in library_wrappers.WRAPPERS}
+    assert {*FAMILIES, *library_wrappers.WRAPPERS, *parts, "step3p5"} == FAMILY_DEFAULTS.keys()
     published = write(tmp_path / "gemma", GEMMA_3_4B)
     assert_the_library_agrees(published)
     facts = read_facts(published)
@@ -135,7 +129,7 @@ def test_a_whole_says_what_its_text_part_leaves_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["gemma3", "step3p7", "qwen2"])
 def test_routers_and_nodes_read_the_same_facts(kind: str, tmp_path: Path) -> None:
     """The vocabularies are padded: the embedding has more rows than the tokenizer has tokens."""
-    save(kind, tmp_path, vocab_size=VOCAB + 20)
+    (library_wrappers.save_wrapper if kind == "gemma3" else save)(kind, tmp_path, vocab_size=VOCAB + 20)
     write_tokenizer(tmp_path)
     assert_routers_agree(tmp_path, library="transformers")
     assert read_facts(tmp_path).vocab_size == VOCAB + 20
