@@ -23,6 +23,7 @@ from shared.kernel.code.step_layout import Layout
 from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.formats.opened import LoadOptions
+from shared.model.formats.quantized_folder import open_tensors
 from shared.model.library import plan
 from shared.model.library.model import LibraryModel
 from shared.model.library.plan import COLUMNS, ROWS, PartStyle, TensorCut
@@ -44,10 +45,19 @@ from tests.support.models.library_families import (
     network_of,
     save,
 )
+from tests.support.models.library_wrappers import WRAPPERS, save_wrapper
 from tests.support.models.tiny_quantized import write_quantised
 
-PROBED = ("deepseek_v2", "deepseek_v3", "gemma3_text", "glm4_moe", "gpt_oss", "llama", "qwen3", "qwen3_moe")
-NO_PLAN = ("bitnet", "gpt2", "gpt_bigcode", "opt", "persimmon", "stablelm")
+PROBED = ("deepseek_v2", "deepseek_v3", "gemma3_text", "glm4_moe", "gpt_oss", "llama", "qwen3", "qwen3_moe", "qwen3_vl")
+NO_PLAN = (
+    *("biogpt", "bitnet", "ctrl", "gpt2", "gpt_bigcode", "jetmoe", "modernbert-decoder", "opt", "persimmon"),
+    "stablelm",
+)
+OTHER_STYLES = {
+    "aria_text": "packed_rowwise",
+    **dict.fromkeys(("beam", "granite_swa", "granitemoe_swa"), "local_params"),
+}
+SPLIT = "sarvam_moe"  # its files have one tensor for queries, keys and values
 KNOBS = CoreKnobs(chunk_size=16, page_size=8, num_pages=60)
 
 
@@ -64,7 +74,7 @@ def loader(folder: Path, **options: Any) -> Load:
 
 def said_by(family: str, folder: Path, vocab_size: int = 212, **changes: Any) -> list[Said]:
     """Two ranks divide a vocabulary of this size, too."""
-    network = save(family, folder, vocab_size=vocab_size, **changes)
+    network = (save_wrapper if family in WRAPPERS else save)(family, folder, vocab_size=vocab_size, **changes)
     return [generate(network, prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
@@ -110,7 +120,7 @@ def test_ranks_choose_rotary_factors_by_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - set(NO_PLAN) - set(PROBED)))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {*NO_PLAN, *OTHER_STYLES, *PROBED, SPLIT}))
 def test_two_ranks_of_any_family_say_what_the_library_says(family: str, tmp_path: Path) -> None:
     assert_served(family, tmp_path)
 
@@ -214,6 +224,13 @@ def test_a_family_without_a_plan_is_named(family: str) -> None:
         divided(family, 2)
 
 
+@pytest.mark.parametrize("family", OTHER_STYLES)
+def test_a_family_that_is_divided_in_another_way_is_named(family: str) -> None:
+    said = f"--tp 2: the library divides {family} in a way that Baton doesn't know: {OTHER_STYLES[family]}"
+    with pytest.raises(ConfigError, match=said):
+        divided(family, 2)
+
+
 def test_an_unknown_style_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "STYLES", {name: one for name, one in plan.STYLES.items() if name != "moe_tp_experts"})
     said = "--tp 4: the library divides qwen3_moe in a way that Baton doesn't know: moe_tp_experts"
@@ -226,6 +243,13 @@ def test_a_style_for_another_kind_of_module_is_named(monkeypatch: pytest.MonkeyP
     said = r"--tp: the library divides model\.layers\.0\.input_layernorm, which is LlamaRMSNorm, by rowwise"
     with pytest.raises(ConfigError, match=said):
         divided("llama", 2)
+
+
+def test_a_family_whose_tensors_are_split_is_named(tmp_path: Path) -> None:
+    save(SPLIT, tmp_path)
+    outline = network_of(SPLIT)
+    with pytest.raises(ConfigError, match=r"the library makes \S*_proj.weight by Split, which can't be cut before"):
+        plan.divide(outline, open_tensors(tmp_path).names(), 0, 2)
 
 
 def test_tensors_that_are_joined_in_an_unknown_way_are_named() -> None:
