@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
 
 from shared.config.models.model_folder import read_folder
 from shared.core.errors import ConfigError
@@ -50,8 +49,10 @@ def look_at(path: Path, options: LoadOptions, page_size: int) -> LibraryOutlook:
     dtype = DTYPES[settled(options).dtype]
     context = context_of(max_context_of(folder), options.max_context)
     with explained(path, "make its network"):
-        planes = places_of(layers_of(config, dtype)).specs(page_size)
-    num_bytes = files.num_numbers() * dtype.itemsize
+        outline: Any = outline_of(config)
+        outline.to(dtype)
+        num_bytes = sum(parameter.nbytes for parameter in outline.parameters())
+        planes = places_of(layers_of(outline)).specs(page_size)
     try:
         check_memory(files, num_bytes, options)
         lacking = ""
@@ -60,10 +61,8 @@ def look_at(path: Path, options: LoadOptions, page_size: int) -> LibraryOutlook:
     return LibraryOutlook(LIBRARY_VERSION, files.described(), num_bytes, context, planes, lacking)
 
 
-def layers_of(config: PreTrainedConfig, dtype: torch.dtype) -> list[LayerShape]:
+def layers_of(network: Any) -> list[LayerShape]:
     """Return what each layer keeps, by a run of the network without numbers."""
-    network: Any = outline_of(config)
-    network.to(dtype)
     keep_latents(network)
     shapes = LayerShapes()
     use_attention(network, shapes, shapes.mask)
