@@ -303,12 +303,12 @@ def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) 
     return (keys[None, None] > slots[:, :, None]) | (in_window & ~is_set)
 
 
-def outside_window(hidden: torch.Tensor, window: int) -> torch.Tensor:
-    """Hide all but the last `window` keys that each query reads, or no keys if `window` is 0.
+def outside_window(hidden: torch.Tensor, window: int | torch.Tensor) -> torch.Tensor:
+    """Hide all but the last `window` keys that each query reads, or no keys if `window` is 0. (B, Q, 1): each query's.
 
     `hidden` (B, Q, S) bool: the keys hidden so far. The n-th key that a query reads has position n, even if a
     draft tree's unread siblings lie between the keys."""
-    if window == 0:
+    if isinstance(window, int) and window == 0:
         return hidden
     nth = (~hidden).cumsum(dim=-1)
     return hidden | (nth <= nth[..., -1:] - window)

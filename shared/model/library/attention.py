@@ -13,8 +13,8 @@ after they have been gathered.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,43 +22,24 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from shared.kernel.attention.attention import (
     MOST_NUMBERS,
-    MOST_PADDING,
-    PADDED_MAX_Q,
     AttentionInputs,
     hidden_keys,
     outside_window,
 )
 from shared.kv.pool import KVPool
+from shared.model.library.indexer import NO_MASK, ChosenKeys, Indexer
 from shared.model.library.latents import LatentWeights
 from shared.model.library.layer_pages import PagesOfLayer, ReadKeys
 from shared.model.library.layer_places import LayerShape, ModelPlaces, Scoring, places_of
+from shared.model.library.step_rows import StepRows, rows_of
 from shared.model.math.interface import LayerMarks
 
 if TYPE_CHECKING:  # it imports numba
     from shared.model.library.compiled_attention import CompiledAttention
 
-MOST_KEYS = 1 << 17  # of rows that attend together: keys and values are gathered
-
-
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """Neighbouring rows with equally many tokens, which attend together: tokens [start, stop) of the step.
-
-    With them, the rows have `lengths` tokens."""
-
-    first: int  # number of the first row
-    start: int
-    stop: int
-    lengths: tuple[int, ...]
-
-    @property
-    def num_queries(self) -> int:
-        """Return the number of tokens per row."""
-        return (self.stop - self.start) // len(self.lengths)
-
 
 class PagedAttention:
-    """`begin` starts a step; then the library calls the object once per layer, in the layers' order."""
+    """`begin` starts a step; then the library calls the object for each layer, in the same order each time."""
 
     gathers = True  # keys of every row, as many as of the longest: as of AttentionBackend
     is_divided = False  # among ranks
@@ -69,25 +50,36 @@ class PagedAttention:
         kv_dtype: str = "auto",
         places: ModelPlaces | None = None,
         compiled: CompiledAttention | None = None,
+        called: Sequence[int] | None = None,
     ) -> None:
         """`kv_dtype`: of ModelSpec. `places`: None means `places_of` the layers. `compiled`: attends, with torch's
-        help; None: torch does it alone."""
+        help; None: torch does it alone. `called`: which layer makes each call; None: each makes one, in order."""
         self._has_bytes, self._compiled = kv_dtype != "auto", compiled
         self.places = places or places_of(layers)
         self.layers = tuple(layers)
         self._own = self.layers  # with the heads that this rank has
         self._columns: tuple[tuple[slice, ...], ...] = ((slice(None),),) * len(self.layers)  # of their numbers
         self._marked_late = 0  # by how many layers
+        self._calls: dict[int, list[int]] = {}  # by layer
+        for call, layer in enumerate(range(len(layers)) if called is None else called):
+            self._calls.setdefault(layer, []).append(call)
 
     @property
     def needs_cpu_seq_lens(self) -> bool:
         return self._compiled is None
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """Return what layers with indexers get as their mask, of which they take a part for it. Nothing reads it."""
+        return NO_MASK if self.places.index is not None else None
 
     def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
         self._inputs, self._page_size, self._marks = inputs, kv.page_size, marks
         planes = range(len(self.places.planes))
         self._planes = [kv.plane(self.places.plane_name(plane)) for plane in planes]
         self._scales = [kv.plane(self.places.scales_name(plane)) for plane in planes] if self._has_bytes else None
+        self._chosen = ChosenKeys(self.places, kv, self._has_bytes) if self.places.index is not None else None
+        self._begun_calls: Counter[int] = Counter()  # by layer
         self._keys: dict[tuple[int, ...], ReadKeys] = {}
         if self._compiled is not None:
             self._compiled.begin(inputs)
@@ -111,16 +103,30 @@ class PagedAttention:
         """Attend for a flat batch. query, key, value: (1, heads or kv_heads, T, size). Return (1, T, heads, size).
 
         The survey has seen all other arguments, and has refused any that would change the result."""
-        index = int(cast(int, module.layer_idx))
+        layer = int(cast(int, module.layer_idx))
+        index = self._calls[layer][self._begun_calls[layer]]
+        self._begun_calls[layer] += 1
+        scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
+        return self._answer(module, index, query, key, value, scoring), None
+
+    def _answer(
+        self,
+        module: torch.nn.Module,
+        index: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        """Return (1, T, heads, size). `index`: of the call. Tensors: as of `__call__`."""
         place = self.places.layers[index]
         number = self.places.plane_of[index]
         plane = self._planes[number][:, place.slot]
         scales = None if self._scales is None else self._scales[number][:, place.slot]
         planes = tuple(plane[:, :, part] for part in self._columns[index])
         pages = PagesOfLayer(self._own[index], place.group, planes, scales)
-        scoring = Scoring(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
         q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
-        return self._write_and_attend(module, index, pages, q, k, v, scoring)[None], None
+        return self._write_and_attend(module, index, pages, q, k, v, scoring)[None]
 
     def _write_and_attend(
         self,
@@ -141,6 +147,30 @@ class PagedAttention:
         if pages.layer.latent is not None:
             return self._attend_latents(pages, self._weights_of(module, index), q, scoring)
         return self._attend_all(pages, q, scoring)
+
+    def choose(self, indexer: Indexer, given: Mapping[str, Any]) -> torch.Tensor:
+        """Write the keys of a layer's indexer, and choose what its layer reads, and the ones behind without an indexer.
+
+        given: the arguments of the indexer's forward. The library passes the result on, unread."""
+        assert self._chosen is not None
+        (index,) = self._calls[indexer.layer]
+        layer, group = self._own[index], self.places.layers[index].group
+        dtype: torch.dtype = given["hidden_states"].dtype
+        self._chosen.choose(
+            indexer,
+            self.places.index_slots[index],
+            given,
+            self._rows,
+            self._written[group],
+            lambda rows: self._find_keys(rows, layer, group, dtype),
+        )
+        return self._chosen.mark
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """(T,) int64: positions of the step's tokens, less their places in it."""
+        positions = self._inputs.positions
+        return positions - torch.arange(len(positions), device=positions.device)
 
     def _mark_written(self, layer: int) -> None:
         if self._marks is not None and layer >= self._marked_late:
@@ -208,8 +238,10 @@ class PagedAttention:
         return torch.cat(found)
 
     def _keys_of(self, rows: StepRows, layer: LayerShape, group: int, dtype: torch.dtype) -> ReadKeys:
-        """All layers of a page group with the same window share the result."""
-        kind = (rows.first, layer.window, layer.num_unread, group)
+        """All layers of a page group with the same window share the result, or all that read the same choice."""
+        if layer.num_chosen and self._chosen is not None:
+            return self._chosen.keys_of(rows)
+        kind = (rows.first, layer.window, layer.in_chunks, layer.num_unread, group)
         found = self._keys.get(kind)
         if found is None:
             found = self._keys[kind] = self._find_keys(rows, layer, group, dtype)
@@ -220,6 +252,7 @@ class PagedAttention:
         num_rows, num_queries = len(rows.lengths), rows.num_queries
         befores = [length - num_queries for length in rows.lengths]
         firsts = [max(0, before + 1 - window) if window else 0 for before in befores]  # no query reads a key before it
+        firsts = [before - before % window for before in befores] if layer.in_chunks else firsts
         firsts = [max(first, min(before, layer.num_unread)) for first, before in zip(firsts, befores, strict=True)]
         num = max(length - first for length, first in zip(rows.lengths, firsts, strict=True))
         table = self._inputs.layout.page_tables[group][rows.first : rows.first + num_rows].long()
@@ -239,48 +272,13 @@ class PagedAttention:
         own = self._inputs.key_slots[tokens].view(len(rows.lengths), -1) - first
         seen = torch.full_like(own, -1) if visible is None else visible[tokens].view_as(own)
         nth = torch.arange(num, device=own.device)
-        hidden = outside_window(hidden_keys(nth, own, seen), layer.window)
+        positions = self._inputs.positions[tokens].view_as(own)[..., None]
+        window = positions % layer.window + 1 if layer.in_chunks else layer.window
+        hidden = outside_window(hidden_keys(nth, own, seen), window)
         if layer.num_unread:
             hidden |= (nth + first < layer.num_unread)[:, None] & (nth != own[..., None])
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
         return mask[:, None]
-
-
-def rows_of(inputs: AttentionInputs) -> list[StepRows]:
-    """Return the rows that have tokens."""
-    return joined_rows(*host_lengths(inputs))
-
-
-def joined_rows(bounds: Sequence[int], befores: Sequence[int]) -> list[StepRows]:
-    """`bounds`: of the rows' tokens. `befores`: how many tokens each row has before the step."""
-    found: list[StepRows] = []
-    for number, ((start, stop), before) in enumerate(zip(itertools.pairwise(bounds), befores, strict=True)):
-        if stop > start:
-            one = StepRows(number, start, stop, (before + stop - start,))
-            joined = join(found[-1], one) if found else None
-            found[-1:] = [joined] if joined is not None else [*found[-1:], one]
-    return found
-
-
-def host_lengths(inputs: AttentionInputs) -> tuple[list[int], list[int]]:
-    """Return the bounds of the rows' tokens, and the rows' numbers of tokens before the step."""
-    host = inputs.layout.host
-    if host is not None and host.seq_lens is not None:
-        return host.cu_q_lens.tolist(), host.seq_lens.tolist()
-    # All arrays are in host memory, and a row's first token has the first slot behind the others.
-    bounds = inputs.layout.cu_q_lens.tolist()
-    slots = inputs.key_slots.tolist()
-    return bounds, [slots[start] if stop > start else 0 for start, stop in itertools.pairwise(bounds)]
-
-
-def join(rows: StepRows, row: StepRows) -> StepRows | None:
-    """Return both, or None if they differ in their tokens, are chunks, or would be padded much."""
-    lengths = rows.lengths + row.lengths
-    fits = rows.num_queries == row.num_queries <= PADDED_MAX_Q and rows.first + len(rows.lengths) == row.first
-    num_keys = max(lengths) * len(lengths)
-    if not fits or num_keys > min(MOST_KEYS, MOST_PADDING * sum(lengths)):
-        return None
-    return StepRows(rows.first, rows.start, row.stop, lengths)
 
 
 def attend_rows(

@@ -62,7 +62,10 @@ class HiddenStates:
 
 
 def decoder_layers(network: torch.nn.Module, attentions: Sequence[torch.nn.Module]) -> Sequence[torch.nn.Module]:
-    """Return the layers that hold these modules, one each. Raise ConfigError if they are in no list."""
+    """Return the layers that hold these modules, one each. Raise ConfigError if they are in no list, or if more than
+    one vector per token goes from layer to layer."""
+    if getattr(network.config, "hc_mult", 1) > 1:  # hyper-connections
+        raise ConfigError("several streams run between its decoder layers, so a draft head can't read between them")
     for layers in network.modules():
         if isinstance(layers, torch.nn.ModuleList) and len(layers) == len(attentions):
             pairs = zip(layers, attentions, strict=True)

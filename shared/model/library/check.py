@@ -31,7 +31,7 @@ from shared.model.math.interface import ModelInputs
 
 PAGE, PAGE_ON_GPU = 8, 16  # kernels are compiled for a page's size: for the usual one, which is served
 LENGTHS = (5, 18, 37)  # tokens of the rows; the longest also crosses windows of up to LONGEST_WINDOW
-LONGEST_WINDOW = 256  # a longer one is checked by the survey alone
+LONGEST_WINDOW = 256  # a longer one, or more chosen tokens, are checked by the survey alone
 COMPARED = 16  # about how many tokens are compared in the longest row
 FEW = 2  # tokens of a short chunk
 MOST_NOISE = 4.0
@@ -112,8 +112,9 @@ def bytes_difference(exact: LibraryModel, rounded: LibraryModel) -> float:
 
 
 def draw_rows(model: LibraryModel) -> list[torch.Tensor]:
-    windows = [*(layer.window for layer in model.layers), model.spec.short_context]
-    lengths = (*LENGTHS[:-1], LENGTHS[-1] + max(window for window in (0, *windows) if window <= LONGEST_WINDOW))
+    reaches = [reach for layer in model.layers for reach in (layer.window, layer.num_chosen)]
+    reaches = [reach for reach in (0, *reaches, model.spec.short_context) if reach <= LONGEST_WINDOW]
+    lengths = (*LENGTHS[:-1], LENGTHS[-1] + max(reaches))
     draw = torch.Generator().manual_seed(1)
     return [
         torch.randint(0, model.spec.vocab_size, (min(length, model.spec.max_context),), generator=draw)

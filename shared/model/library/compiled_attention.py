@@ -21,6 +21,7 @@ def kernels_know(layers: Iterable[LayerShape]) -> bool:
         supports(layer.key_size, layer.value_size)
         and layer.dtype in (torch.float32, torch.bfloat16)
         and layer.latent is None
+        and not (layer.num_chosen or layer.in_chunks)
         for layer in layers
     )
 

@@ -15,9 +15,10 @@ import torch
 
 from shared.kernel.attention.attention import AttentionInputs
 from shared.kv.pool import KVPool
-from shared.model.library.attention import PagedAttention, StepRows, joined_rows
+from shared.model.library.attention import PagedAttention
 from shared.model.library.layer_pages import PagesOfLayer, ReadKeys
 from shared.model.library.layer_places import LayerShape, ModelPlaces, Scoring
+from shared.model.library.step_rows import StepRows, joined_rows
 from shared.model.math.interface import LayerMarks
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ class DeviceAttention(PagedAttention):
         places: ModelPlaces | None = None,
         *,
         use_kernels: bool,
+        called: Sequence[int] | None = None,
     ) -> None:
         """`use_kernels`: where they know a layer. Else torch attends in all of them."""
-        super().__init__(layers, kv_dtype, places)
+        super().__init__(layers, kv_dtype, places, called=called)
         self._by_kernels: frozenset[LayerShape] = frozenset()
         if use_kernels:
             from shared.model.library.kernel_attention import kernels_know

@@ -14,7 +14,9 @@ from shared.model.library.layer_places import LayerShape, Scoring
 
 def kernels_know(layer: LayerShape) -> bool:
     """Return whether the kernels compute attention with heads of these sizes."""
-    return layer.latent is None and layer.key_size == layer.value_size <= MOST_DIM and not layer.num_unread
+    if layer.num_unread or layer.num_chosen or layer.in_chunks:
+        return False
+    return layer.latent is None and layer.key_size == layer.value_size <= MOST_DIM
 
 
 class KernelStep:

@@ -22,7 +22,8 @@ NOT_SERVED = {
     "pi0": "moves robots",
     "shieldgemma2": "judges images",
 }
-IN_PAGES = ("full_attention", "sliding_attention")  # kinds of layers that keep nothing but keys and values
+# kinds of layers that keep nothing but a token's keys and values, and the key of an indexer
+IN_PAGES = ("chunked_attention", "full_attention", "indexed_attention", "sliding_attention")
 ANSWERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # ends of names of networks that make texts
 
 
@@ -56,7 +57,7 @@ def check_kind(folder: Path, config: PreTrainedConfig) -> None:
     if strange:
         raise ConfigError(
             f"{folder}: {name} has layers of kind {', '.join(strange)}; pages hold only keys and values of "
-            f"{' and '.join(IN_PAGES)}"
+            f"{', '.join(IN_PAGES)}"
         )
     if not (kind._supports_attention_backend or kind._supports_sdpa):  # StableLm forgets the first
         raise ConfigError(f"{folder}: the layers of {name} attend in a way of their own, which can't read pages")

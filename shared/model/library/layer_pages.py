@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -25,6 +25,15 @@ class ReadKeys:
     @property
     def num(self) -> int:
         return self.pages.shape[1]
+
+    def only(self, kept: torch.Tensor, num: int) -> ReadKeys:
+        """Return the keys that queries read of these: `num` each, where `kept` (B, Q, num of these) is True."""
+        if kept.shape[1] > 1:
+            assert self.mask is not None
+            return replace(self, mask=self.mask.masked_fill(~kept[:, None], float("-inf")))
+        which = kept[:, 0].int().topk(num).indices.sort().values
+        mask = None if self.mask is None else self.mask.gather(3, which[:, None, None])
+        return ReadKeys(self.pages.gather(1, which), self.slots.gather(1, which), mask)
 
     def places(self, page: int, token: int) -> torch.Tensor:
         """(B * num,) int64: where keys begin, if pages and tokens begin so far apart. All layers share the result."""
@@ -75,6 +84,26 @@ class PagesOfLayer:
         if len(parts) == 1:
             parts = parts[0].split((heads * layer.key_size, heads * layer.value_size), dim=2)
         return [one.unflatten(2, (heads, -1)) for one in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class PagesOfIndex:
+    """A layer's index keys in all pages."""
+
+    keys: torch.Tensor  # (pages, page_size, size)
+    scales: torch.Tensor | None  # (pages, page_size, 1) float32 if keys are bytes
+
+    def write(self, page: torch.Tensor, slot: torch.Tensor, keys: torch.Tensor) -> None:
+        """Write T tokens. page, slot: (T,) int64. keys: (T, size)."""
+        if self.scales is not None:
+            keys, scales = quantize(keys, self.keys.dtype)
+            self.scales[page, slot] = scales[:, None]
+        self.keys[page, slot] = keys
+
+    def read(self, keys: ReadKeys, dtype: torch.dtype) -> torch.Tensor:
+        """Return (B, num, size) in `dtype`."""
+        found = take_tokens(self.keys, keys)
+        return found if self.scales is None else (found.float() * take_tokens(self.scales, keys)).to(dtype)
 
 
 def take_tokens(plane: torch.Tensor, keys: ReadKeys) -> torch.Tensor:

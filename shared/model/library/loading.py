@@ -33,12 +33,13 @@ from shared.model.formats.tensor_files import TensorFiles
 from shared.model.library.attention import PagedAttention
 from shared.model.library.check import bytes_difference, check_logits
 from shared.model.library.device_attention import DeviceAttention
+from shared.model.library.indexer import keep_index
 from shared.model.library.kinds import LIBRARY_VERSION, check_kind, network_kind
 from shared.model.library.latents import keep_latents
 from shared.model.library.layer_places import LayerShape, ModelPlaces
 from shared.model.library.long_factors import LongFactors, short_context_of
 from shared.model.library.mapped_tensors import LateTensor, Own, as_read, mapped_bytes, mapped_tensors
-from shared.model.library.model import LibraryModel, LoadedFrom, run, use_attention
+from shared.model.library.model import LibraryModel, LoadedFrom, keep_positions, run, use_attention
 from shared.model.library.on_device import has_experts, move_network
 from shared.model.library.parts import NetworkParts, with_parts
 from shared.model.library.plan import Division, divide
@@ -259,8 +260,15 @@ def read_network(
         parts = ", ".join(left_out(unread, tensors.keys() - {*unread}))
         logger.info("not read: %.1f MiB (%s)", files.num_numbers(unread) * dtype.itemsize / 2**20, parts)
     network.eval()
-    keep_latents(network)
+    keep_own(network)
     return network
+
+
+def keep_own(network: PreTrainedModel) -> None:
+    """Let layers give Baton's attention what pages keep, instead of what the library's cache keeps."""
+    keep_latents(network)
+    keep_index(network)
+    keep_positions(network)
 
 
 def left_out(unread: Sequence[str], read: Iterable[str]) -> list[str]:
@@ -286,11 +294,13 @@ def attention_maker(
 ) -> Callable[[str], PagedAttention]:
     """Return what makes the attention for a `kv_dtype` of ModelSpec."""
     if parts is not None and device != "cpu":
-        return functools.partial(own_pages_attention, survey.layers, options.kernels, device)
+        return functools.partial(own_pages_attention, survey, options.kernels, device)
     compiled = compiled_attention(survey.layers, options, device)
     if parts is not None:
         return lambda _: rank_attention(survey, parts, compiled)
-    return functools.partial(whole_attention, survey.layers, options.kernels, device, compiled=compiled)
+    return functools.partial(
+        whole_attention, survey.layers, options.kernels, device, compiled=compiled, called=survey.called
+    )
 
 
 def whole_attention(
@@ -300,12 +310,13 @@ def whole_attention(
     kv_dtype: str = "auto",
     places: ModelPlaces | None = None,
     compiled: CompiledAttention | None = None,
+    called: Sequence[int] | None = None,
 ) -> PagedAttention:
-    """Make the attention of layers that are not divided. The last three: of PagedAttention."""
+    """Make the attention of layers that are not divided. The last four: of PagedAttention."""
     if device == "cpu" and kernels != "triton":
-        return PagedAttention(layers, kv_dtype, places, compiled)
+        return PagedAttention(layers, kv_dtype, places, compiled, called)
     use_kernels = kernels == "triton" or (kernels != "torch" and device.startswith("cuda") and has_triton())
-    return DeviceAttention(layers, kv_dtype, places, use_kernels=use_kernels)
+    return DeviceAttention(layers, kv_dtype, places, use_kernels=use_kernels, called=called)
 
 
 def compiled_attention(layers: Sequence[LayerShape], options: LoadOptions, device: str) -> CompiledAttention | None:
@@ -323,16 +334,14 @@ def compiled_attention(layers: Sequence[LayerShape], options: LoadOptions, devic
 def rank_attention(survey: LayerSurvey, parts: NetworkParts, compiled: CompiledAttention | None) -> RankAttention:
     found = zip(survey.layers, survey.modules, strict=True)
     layers, shares = zip(*(share_of(layer, parts.divides_heads(own), parts.group) for layer, own in found), strict=True)
-    return RankAttention(layers, shares, parts.group, compiled)
+    return RankAttention(layers, shares, parts.group, compiled, survey.called)
 
 
-def own_pages_attention(
-    layers: Sequence[LayerShape], kernels: str, device: str, kv_dtype: str = "auto"
-) -> PagedAttention:
+def own_pages_attention(survey: LayerSurvey, kernels: str, device: str, kv_dtype: str = "auto") -> PagedAttention:
     """Make the attention of a rank with own pages: they have the heads that the rank's layers ask for.
 
     Where the plan doesn't divide the heads, every rank attends with all of them, and nothing is exchanged."""
-    attention = whole_attention(layers, kernels, device, kv_dtype)
+    attention = whole_attention(survey.layers, kernels, device, kv_dtype, called=survey.called)
     attention.is_divided = True
     return attention
 

@@ -6,6 +6,7 @@ input ids (1, T) -> the library's network -> logits of the wanted tokens
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from shared.config.settings.frozen import LIBRARY_RANKS
 from shared.core.errors import ConfigError
@@ -60,7 +62,7 @@ class LibraryModel:
         modules: Sequence[torch.nn.Module],
         source: LoadedFrom,
     ) -> None:
-        """`modules`: the layers' attentions."""
+        """`modules`: the layers' attentions, in the order of their calls."""
         self.spec = spec
         self.source = source
         self.layers = attention.layers
@@ -68,8 +70,9 @@ class LibraryModel:
         self.network = network
         self._attention = attention
         width = network.config.get_text_config().hidden_size
-        self.config = HeadTarget(spec.name, spec.vocab_size, width, len(self.layers), spec.max_context, spec.eos_ids)
-        self._hidden_states = HiddenStates(network, modules, width)
+        attentions = tuple(dict.fromkeys(modules))
+        self.config = HeadTarget(spec.name, spec.vocab_size, width, len(attentions), spec.max_context, spec.eos_ids)
+        self._hidden_states = HiddenStates(network, attentions, width)
         self.attach()
 
     @property
@@ -101,7 +104,7 @@ class LibraryModel:
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         LIBRARY_RANKS.refuse({"--spec": self._attention.is_divided}, given="--tp with", of=self.spec.name)
-        check_layers(layers, len(self.layers))
+        check_layers(layers, self.config.num_layers)
         self._hidden_states.watch(layers)
 
     def capture_final(self) -> None:
@@ -118,16 +121,44 @@ class LibraryModel:
             self._attention.begin(inputs.for_attention(), kv, inputs.layers)
             # Steps in flight may run past a sequence's end, where a table of positions ends. Their tokens are dropped.
             positions = inputs.positions.clamp(max=self.source.limit - 1)
-            is_long = None if inputs.adapters is None else inputs.adapters > 0
+            is_long, mask = None if inputs.adapters is None else inputs.adapters > 0, self._attention.mask
             with self.source.factors.by_row(is_long):
-                logits = run(self.network, inputs.input_ids[None], positions[None], inputs.logits_idx)[0]
+                logits = run(self.network, inputs.input_ids[None], positions[None], inputs.logits_idx, mask=mask)[0]
         else:
             logits = torch.empty(0, self.spec.vocab_size, device=inputs.input_ids.device)
         return ModelOutput(logits, hidden=logits[:, :0], aux=aux)
 
 
+def keep_positions(network: torch.nn.Module) -> None:
+    """Let layers that count a text's tokens by the library's cache (Llama 4) get their positions from ours."""
+    for module in network.modules():
+        if getattr(module, "attn_temperature_tuning", False):
+            own: Any = module
+            own.forward = functools.partial(_positioned, own, own.forward)
+
+
+def _positioned(attention: Any, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    name = attention.config._attn_implementation
+    if name.startswith(OWN):
+        named["cache"] = _Positions(ALL_ATTENTION_FUNCTIONS[name].offsets)
+    return forward(*args, **named)
+
+
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """Stands for the library's cache. `offsets`: what its layers add to a token's place in the step."""
+
+    offsets: torch.Tensor | int
+
+    def get_seq_length(self, layer: int) -> torch.Tensor | int:
+        return self.offsets
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return key, value
+
+
 def use_attention(
-    network: PreTrainedModel, attention: Callable[..., Any], mask: Callable[..., torch.Tensor] | None = None
+    network: PreTrainedModel, attention: Callable[..., Any], mask: Callable[..., torch.Tensor | None] | None = None
 ) -> None:
     """Make the network's layers call `attention`, and its masks come from `mask`, or be None.
 
@@ -145,13 +176,17 @@ def run(
     positions: torch.Tensor,
     wanted: torch.Tensor,
     cache: Cache | None = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return logits (B, E, vocab) float32 of the tokens `wanted` (E,) of each row. input_ids, positions: (B, T).
 
-    `cache`: the library's own, of earlier tokens; it gets these too."""
-    more = {} if cache is None else {"cache": cache}
+    `cache`: the library's own, of earlier tokens; it gets these too. `mask`: what layers get instead of masks that the
+    library makes, (B, heads, Q, num)."""
+    more: dict[str, Any] = {} if cache is None else {"cache": cache}
+    if mask is not None:
+        more["attention_mask"] = mask
     logits: torch.Tensor = network(
-        input_ids=input_ids, position_ids=positions, use_cache=bool(more), logits_to_keep=wanted, **more
+        input_ids=input_ids, position_ids=positions, use_cache=cache is not None, logits_to_keep=wanted, **more
     ).logits
     if logits.shape[1] != len(wanted):  # some networks know no `logits_to_keep`
         logits = logits[:, wanted]

@@ -42,7 +42,8 @@ from shared.model.library.on_device import GROUPED, has_experts
 from shared.model.library.survey import LayerSurvey
 
 PLANES = "mtp"  # beginning of the planes' names
-NOT_KNOWN = ("ernie4_5_moe", "longcat_flash", "mimo_v2_flash")  # the library lacks their MTP layers' names or shape
+# the library lacks their MTP layers' names or shape, or the mask that indexers read
+NOT_KNOWN = ("deepseek_v32", "ernie4_5_moe", "glm_moe_dsa", "hy_v4", "longcat_flash", "mimo_v2_flash")
 ATTENTION = {"exaone_moe": "full_attention"}  # of MTP layers of families whose config.json may leave it out
 OTHERS = "use --spec ngram, eagle or none"
 OWN_ROWS = ".transformer.shared_head.output.weight"  # end of a tensor's name, of Step 3.7

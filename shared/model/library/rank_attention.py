@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 
 from shared.device.group import RankGroup
 from shared.model.library.attention import PagedAttention
 from shared.model.library.latents import LatentWeights
-from shared.model.library.layer_places import LayerShape
+from shared.model.library.layer_places import LayerShape, Scoring
 
 if TYPE_CHECKING:
     from shared.model.library.compiled_attention import CompiledAttention
@@ -66,39 +66,37 @@ class RankAttention(PagedAttention):
         shares: Sequence[HeadShare],
         group: RankGroup,
         compiled: CompiledAttention | None = None,
+        called: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(layers, compiled=compiled)
+        super().__init__(layers, compiled=compiled, called=called)
         self._shares, self._group = tuple(shares), group
         self._own = tuple(resized(layer, share.num) for layer, share in zip(layers, shares, strict=True))
         self._columns = tuple(columns_of(layer, share) for layer, share in zip(layers, shares, strict=True))
         # Only when the next layer begins have all ranks written this one: they have exchanged outputs in between.
         self._marked_late = 1
 
-    def __call__(
+    def _answer(
         self,
         module: torch.nn.Module,
+        index: int,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attention_mask: object,
-        *,
-        s_aux: torch.Tensor | None = None,
-        **more: Any,
-    ) -> tuple[torch.Tensor, None]:
-        index = int(cast(int, module.layer_idx))
+        scoring: Scoring,
+    ) -> torch.Tensor:
         share, layer = self._shares[index], self.layers[index]
         if share.arrive_alone:
-            return super().__call__(module, query, key, value, attention_mask, s_aux=s_aux, **more)
+            return super()._answer(module, index, query, key, value, scoring)
         if not share.num:
             whole = query.new_zeros(1, query.shape[2], query.shape[1], layer.output_size)
-            return self._group.stack(whole)[0], None
+            return self._group.stack(whole)[0]
         query = share.of_heads(query, 1, layer.num_parts)
         if layer.latent is None:
             key, value = (share.of_heads(x, 1, layer.num_parts) for x in (key, value))
-        s_aux = None if s_aux is None else share.of_heads(s_aux, 0, layer.num_parts)
-        out, _ = super().__call__(module, query, key, value, attention_mask, s_aux=s_aux, **more)
+        sinks = None if scoring.sinks is None else share.of_heads(scoring.sinks, 0, layer.num_parts)
+        out = super()._answer(module, index, query, key, value, replace(scoring, sinks=sinks))
         outputs = self._group.stack(out)
-        return outputs[0] if share.num == layer.num_parts else torch.cat(list(outputs), dim=2), None
+        return outputs[0] if share.num == layer.num_parts else torch.cat(list(outputs), dim=2)
 
     def _weights_of(self, module: torch.nn.Module, index: int) -> LatentWeights:
         weights, share = super()._weights_of(module, index), self._shares[index]

@@ -40,6 +40,7 @@ STEPS = {
 LAYERS = {
     "plain": PLAIN,
     "window": replace(PLAIN, window=6),
+    "chunks": replace(PLAIN, window=6, in_chunks=True),
     "shared keys": replace(PLAIN, num_kv_heads=1, window=20),
     "softcap": PLAIN,
     "sinks, window": replace(PLAIN, window=9),
@@ -156,7 +157,8 @@ def by_hand(of: Attended, layer: LayerShape, name: str, step: DrawnStep, kv: str
         )
         visible = torch.full((num,), -1) if inputs.visible is None else inputs.visible[own]
         hidden = hidden_keys(torch.arange(len(k)), inputs.key_slots[own][None], visible[None])
-        hidden = outside_window(hidden, layer.window)[0]
+        read = inputs.positions[own][None, :, None] % layer.window + 1 if layer.in_chunks else layer.window
+        hidden = outside_window(hidden, read)[0]
         numbers = torch.arange(len(k))
         hidden |= (numbers < layer.num_unread) & (numbers != inputs.key_slots[own][:, None])
         found.append(textbook(q[own].double(), k, v, hidden, **arguments_of(name)))

@@ -57,12 +57,12 @@ LATENT = {
     "v_head_dim": 24,
     "num_key_value_heads": 4,
 }
+INDEXED = LATENT | GROUPED | {"index_head_dim": 32, "index_n_heads": 16, "index_topk": 24}
 # Kinds of models that are refused.
 REFUSED: dict[str, dict[str, Any]] = {
     "bert": {"architectures": ["BertForMaskedLM"]},
     "bloom": {},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
-    "llama4_text": {},
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
     "minimax": {},
     "mpt": {},
@@ -83,6 +83,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | TURNS
     | {"moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse"] * 2},
     "biogpt": {},
+    "axk2": INDEXED,
     "bitnet": {},
     "cohere": {},
     "cohere2": WINDOW,
@@ -92,6 +93,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT | GROUPED,
     "deepseek_v3": LATENT | GROUPED,
     "dots1": GROUPED | {"n_shared_experts": 1},
+    "deepseek_v32": INDEXED,
+    "diffllama": {},
     "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     "exaone": {},
@@ -108,6 +111,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": {},
     "glm4_moe": GROUPED,
     "glm4_moe_lite": LATENT | ROUTED,
+    "glm_moe_dsa": INDEXED | {"indexer_types": ["full", "shared"] * 2},
     "gpt2": {},
     "gpt_bigcode": {},
     "gpt_neox": {},
@@ -124,11 +128,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hyperclovax": {},
     "internlm3": {},
     "iquestcoder": {},
+    "hy_v4": INDEXED,
     "jais2": {},
     "jetmoe": LOCAL,
     "kolibri1": LOCAL | WINDOW | TURNS | {"moe_intermediate_size": 32},
     "laguna": EXPERTS | {"moe_intermediate_size": 32},
     "llama": {},
+    "llama4_text": LOCAL | {"attention_chunk_size": 16, "floor_scale": 8, "intermediate_size_mlp": 96},
     "longcat_flash": LATENT | ROUTED | {"zero_expert_num": 2, "expert_ffn_hidden_size": 32},
     "mellum": EXPERTS | WINDOW | TURNS | {"moe_intermediate_size": 32},
     "mimo_v2_flash": ROUTED | WINDOW | {"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1},

@@ -64,6 +64,7 @@ BY_LAYER = ("layer_types", "mlp_layer_types")
 Parts = dict[str, dict[str, Any]]
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 BY_KIND = {"sliding_attention": ROPE, "full_attention": ROPE}
+CHOOSES = {"index_head_dim": 32, "index_n_heads": 16, "index_topk": 24, "indexer_types": ["full", "full"]}
 HEARS: Parts = {"": {"vision_start_token_id": 205}}  # which `generate` asks for
 
 
@@ -105,6 +106,7 @@ WRAPPERS: dict[str, Parts] = {
         "text_config": {"per_layer_config": {"1": {"head_dim": 32}}, "vocab_size_per_layer_input": 211},
         "vision_config": {MADE_AS: "gemma4_vision", "position_embedding_size": 64},
     },
+    "gemma4_unified": text(per_layer_config={"1": {"head_dim": 32}}),
     "glm46v": axes(2, 3, 3),
     "glm4v": axes(2, 3, 3),
     "glm4v_moe": axes(1, 1, 2),
@@ -117,6 +119,7 @@ WRAPPERS: dict[str, Parts] = {
         "qformer_config": {"encoder_hidden_size": 64, "hidden_size": 64},
     },
     "granite_docling": {"vision_config": {"deepstack_visual_indexes": [0]}},
+    "hy_v4_vl": text(**CHOOSES, rope_parameters=ROPE | {"mrope_section": [2, 3, 3]}),
     "hunyuan_vl": text(head_dim=16, rope_parameters=ROPE | {"mrope_section": [2, 2, 2, 2]}),
     "hyperclovax_vision_v2": {},
     "idefics2": {},
@@ -128,12 +131,16 @@ WRAPPERS: dict[str, Parts] = {
     "kimi_k25": text(num_key_value_heads=4),
     "lfm2_vl": {},
     "lighton_ocr": {},
+    "llama4": text(attention_chunk_size=16, floor_scale=8, intermediate_size_mlp=96),
     "llava": {},
     "llava_next": {},
     "llava_next_video": {},
     "llava_onevision": {},
     "minimax_m3_vl": {},
     "mistral3": {},
+    "mistral_large4": text(
+        **CHOOSES, num_key_value_heads=4, kv_source_layers=[0, 1], no_rope_layers=[1, 1], rope_parameters=ROPE
+    ),
     "mistral4": {"": {"num_key_value_heads": 4, "head_dim": 32}},
     "molmo2": {
         "vision_config": {"image_size": [28, 28]},
@@ -159,7 +166,8 @@ WRAPPERS: dict[str, Parts] = {
 }
 
 
-ASK_FOR_IMAGES = ("blip-2", "instructblip", "instructblipvideo")  # their own `generate` does; a network in them answers
+# Their own `generate` asks for images, or fails without (Llama 4's). A network in them answers.
+ANSWERED_INSIDE = ("blip-2", "instructblip", "instructblipvideo", "llama4")
 
 
 def small(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,4 +214,4 @@ def save_wrapper(name: str, folder: Path, **changes: Any) -> transformers.PreTra
 
 def make_wrapper(name: str, folder: Path) -> Family:
     network = save_wrapper(name, folder)
-    return loaded_family(name, folder, network.language_model if name in ASK_FOR_IMAGES else network)
+    return loaded_family(name, folder, network.language_model if name in ANSWERED_INSIDE else network)

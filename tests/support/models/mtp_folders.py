@@ -40,7 +40,10 @@ NUM_LAYERS = {family: fields.get("num_nextn_predict_layers", 1) for family, fiel
 LITTLE = 0.1  # how much a layer changes the residual stream
 # Families whose MTP layers the library can't run, and a tensor of theirs.
 REFUSED = {
+    "deepseek_v32": "model.layers.61.enorm.weight",
     "ernie4_5_moe": "model.mtp_linear_proj.0.weight",
+    "glm_moe_dsa": "model.layers.78.enorm.weight",
+    "hy_v4": "model.mtp_layers.0.enorm.weight",
     "longcat_flash": "model.mtp.layers.0.enorm.m.weight",
     "mimo_v2_flash": "model.mtp.layers.0.pre_mlp_layernorm.weight",
 }

@@ -24,7 +24,7 @@ ALLOWED = {
     "shared/model/hashlm/layer.py": KERNEL,
     "shared/model/llama/lora.py": KERNEL,
     "shared/model/library/device_attention.py": "bounds and lengths of rows, which are the host's own arrays",
-    "shared/model/library/attention.py": "bounds of rows, which --dp deals out; ranks are on CPUs",
+    "shared/model/library/step_rows.py": "bounds of rows, which --dp deals out; ranks are on CPUs",
     "shared/model/library/check.py": HOST,
     "shared/model/library/mtp_loading.py": HOST,
     "shared/model/library/mapped_tensors.py": "addresses of weights, to count those in mapped files",

@@ -27,9 +27,13 @@ from tests.support.virtual_gpu import operators
 from tests.support.virtual_gpu.crossings import Counts
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
 
-QUICK = ("gemma2", "qwen3_moe")
-# Windows in some layers, softcaps, sinks, values of another size than keys, experts, partial rotation.
-FAMILIES = (*QUICK, "llama", "qwen3", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3", "glm4", "phi")
+QUICK = ("gemma2", "qwen3_moe", "glm_moe_dsa")
+# Windows in some layers, softcaps, sinks, values of another size than keys, experts, partial rotation,
+# indexers, two calls, chunks.
+FAMILIES = (
+    *(*QUICK, "llama", "qwen3", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3", "glm4", "phi"),
+    *("diffllama", "llama4_text"),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

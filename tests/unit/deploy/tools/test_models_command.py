@@ -11,8 +11,8 @@ import pytest
 from safetensors.torch import load, save
 
 from deploy import cli
-from deploy.hub import headers
 from deploy.hub import hub as hubs
+from deploy.hub.files import INDEX
 from deploy.tools.models import look
 from deploy.tools.models.look import Outlook, look_at
 from shared.device.gpu import MemoryInfo
@@ -208,7 +208,7 @@ def test_the_headers_of_all_shards_are_asked_for(rig: HubRig) -> None:
     index = {"weight_map": {name: shard for shard, own in shards.items() for name in own}}
     made = {shard: save({name: tensors[name] for name in own}) for shard, own in shards.items()}
     whole = look_at(NAME)
-    repo.push({**files, **made, headers.DESCRIPTION[2]: json.dumps(index).encode()})
+    repo.push({**files, **made, INDEX: json.dumps(index).encode()})
     rig.state.taken.clear()
     assert look_at(NAME) == whole
     assert {seen.path for seen in rig.state.taken if seen.range == HEADER} == set(shards)

@@ -48,7 +48,10 @@ from tests.support.models.library_families import (
 from tests.support.models.library_wrappers import WRAPPERS, save_wrapper
 from tests.support.models.tiny_quantized import write_quantised
 
-PROBED = ("deepseek_v2", "deepseek_v3", "gemma3_text", "glm4_moe", "gpt_oss", "llama", "qwen3", "qwen3_moe", "qwen3_vl")
+PROBED = (
+    *("deepseek_v2", "deepseek_v3", "gemma3_text", "glm4_moe", "glm_moe_dsa", "gpt_oss", "llama", "qwen3", "qwen3_moe"),
+    "qwen3_vl",
+)
 NO_PLAN = (
     *("biogpt", "bitnet", "ctrl", "gpt2", "gpt_bigcode", "jetmoe", "modernbert-decoder", "opt", "persimmon"),
     "stablelm",
@@ -169,7 +172,7 @@ class AttendsLate:
 
     def __init__(self, attention: Any) -> None:
         self._attention = attention
-        self.begin = attention.begin
+        self.begin, self.mask = attention.begin, attention.mask
 
     def __call__(self, *args: Any, **more: Any) -> Any:
         time.sleep(0.05)

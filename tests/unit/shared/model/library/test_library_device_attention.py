@@ -51,7 +51,7 @@ def test_our_kernels_read_the_library_s_pages(name: str, step: str, kv: str, mon
 
 def test_what_kernels_lack_is_left_to_torch() -> None:
     known = {name for name, layer in LAYERS.items() if kernel_attention.kernels_know(layer)}
-    assert known == LAYERS.keys() - {"narrow values", "latents"}
+    assert known == LAYERS.keys() - {"chunks", "narrow values", "latents"}
     assert not kernel_attention.kernels_know(replace(PLAIN, key_size=512, value_size=512))
     assert not kernel_attention.kernels_know(replace(LAYERS["latents"], value_size=24))
     assert DeviceAttention([PLAIN, LAYERS["narrow values"]], use_kernels=True).gathers

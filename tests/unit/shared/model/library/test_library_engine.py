@@ -109,10 +109,18 @@ def test_heads_that_do_not_fit_are_refused(headed: Any, small: Family, tmp_path:
 # KV in bytes
 
 
-def rounding(network: transformers.PreTrainedModel, dtype: torch.dtype) -> transformers.PreTrainedModel:
+def rounding(
+    network: transformers.PreTrainedModel, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> transformers.PreTrainedModel:
     """Make the library's own eager attention read keys and values that were rounded to bytes: the definition.
 
-    Keys and values that are made of latents are made of rounded ones."""
+    Keys and values that are made of latents are made of rounded ones. Indexers score rounded keys."""
+    update = transformers.Cache.update_indexer
+    monkeypatch.setattr(
+        transformers.Cache,
+        "update_indexer",
+        lambda cache, keys, layer: update(cache, dequantize(*quantize(keys, dtype)), layer),
+    )
     latent = [module for module in network.modules() if has_latents(module)]
     if latent:
         for module in latent:
@@ -131,15 +139,19 @@ def rounding(network: transformers.PreTrainedModel, dtype: torch.dtype) -> trans
     return network
 
 
-@pytest.mark.parametrize(("name", "kv"), [("gpt_oss", "int8"), ("deepseek_v3", "fp8")])
-def test_kv_in_bytes_is_rounded_by_token_and_head(name: str, kv: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "kv"), [("gpt_oss", "int8"), ("deepseek_v3", "fp8"), ("deepseek_v32", "int8")])
+def test_kv_in_bytes_is_rounded_by_token_and_head(
+    name: str, kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Chunks, hand-offs and retractions give the library's answers with rounded keys and values."""
     network = save(name, tmp_path)
     exact = [generate(network, prompt, NUM_TOKENS).ids for prompt in PROMPTS[:3]]
     model = load(tmp_path, formats=Formats(kv=kv))
     assert isinstance(model, LibraryModel) and f"with KV in {kv} they differ by" in model.report
-    assert [plane.dtype for plane in model.kv_planes(8)] == [DTYPES[kv], torch.float32]
-    said = [generate(rounding(network, DTYPES[kv]), prompt, NUM_TOKENS) for prompt in PROMPTS[:3]]
+    num_planes = 2 if name == "deepseek_v32" else 1
+    assert [plane.dtype for plane in model.kv_planes(8)] == [DTYPES[kv], torch.float32] * num_planes
+    rounded = rounding(network, DTYPES[kv], monkeypatch)
+    said = [generate(rounded, prompt, NUM_TOKENS) for prompt in PROMPTS[:3]]
     pair = make_pair(KNOBS, model=model)
     outcome = run_pair(pair, greedy_jobs()[:3], retract_every=5, rng=random.Random(1))
     pair.close()

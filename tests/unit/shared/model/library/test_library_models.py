@@ -27,11 +27,11 @@ from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.formats import choice
 from shared.model.formats.opened import LibraryFolder, LoadOptions, open_named
-from shared.model.library import attention, loading
+from shared.model.library import attention, loading, step_rows
 from shared.model.library.check import FEW, CheckResult, paged_logits
 from shared.model.library.layer_places import LayerShape
 from shared.model.library.model import LibraryModel
-from shared.model.library.survey import window_of
+from shared.model.library.survey import chunk_of, window_of
 from shared.model.llama.llama import LlamaModel
 from shared.model.loading.load import load_model
 from shared.model.math.interface import ModelInputs
@@ -51,7 +51,8 @@ from tests.support.models.library_families import (
 from tests.support.models.tiny_quantized import FORMATS, write_quantised
 
 KERNELS = ("auto", "torch")
-QUICK = ("granite", "gemma2", "gpt_oss", "deepseek_v3")
+BY_TORCH = ("deepseek_v3", "glm_moe_dsa", "llama4_text")
+QUICK = ("granite", "gemma2", "gpt_oss", *BY_TORCH)
 
 
 @pytest.fixture(scope="module", params=QUICK)
@@ -122,7 +123,7 @@ def test_drafted_streams_are_the_library_s(family: Family) -> None:
     """Where torch loops over rows on the host, plans wait for exact lengths, though no knob asks for them."""
     outcome, relayed = drafted(family.model)
     family.assert_said(streams_of(outcome))
-    assert relayed and any(relayed) is (family.name != "deepseek_v3")
+    assert relayed and any(relayed) is (family.name not in BY_TORCH)
 
 
 @pytest.mark.rule("S6")
@@ -173,9 +174,9 @@ def test_a_rank_s_rows_have_the_same_lengths() -> None:
     layout = Layout(torch.from_numpy(bounds), (table,), 3, 13, host=HostLengths(bounds, before, 2))
     inputs = AttentionInputs(torch.tensor([0, 1, 2, 9, 12]), layout)
     of_rank = dataclasses.replace(inputs, layout=dataclasses.replace(layout, host=None))
-    rows = attention.rows_of(inputs)
+    rows = step_rows.rows_of(inputs)
     assert [row.lengths for row in rows] == [(3,), (10, 13)]
-    assert attention.rows_of(of_rank) == rows
+    assert step_rows.rows_of(of_rank) == rows
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -193,11 +194,23 @@ def test_a_row_reads_no_number_behind_its_end(kernels: str, tmp_path: Path, monk
     assert torch.equal(clean, poisoned)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("length", [5, 17])
-def test_drafts_of_a_tree_read_their_own_path(windowed: Family, length: int, kernels: str) -> None:
-    """x and y follow b, and z follows x. A window of 16 counts the path's tokens, not the siblings between."""
-    prompt, model = list(PROMPTS[1][:length]), load(windowed.folder, kernels=kernels)
+@pytest.fixture(scope="module")
+def chunked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "llama4"
+    save("llama4_text", folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kernels", "length", "in_chunks"),
+    [("auto", 5, False), ("torch", 17, False), ("auto", 17, False), ("torch", 14, True)],
+)
+def test_drafts_of_a_tree_read_their_own_path(
+    windowed: Family, chunked: Path, kernels: str, length: int, in_chunks: bool
+) -> None:
+    """x and y follow b, and z follows x. A window of 16 counts the path's tokens, not the siblings between. Of chunks
+    of 16, z begins another."""
+    prompt, model = list(PROMPTS[1][:length]), load(chunked if in_chunks else windowed.folder, kernels=kernels)
     assert isinstance(model, LibraryModel)
     planes = model.kv_planes(8)
     pool = KVPool(planes, 1 + 3 * len(page_windows(planes)), 8)
@@ -272,6 +285,17 @@ def test_a_mask_is_a_window_or_nothing_or_neither() -> None:
     assert window_of(lambda b, h, q, k: causal(b, h, q, k) & (k > q - 16), 64) == 16
     assert window_of(lambda b, h, q, k: causal(b, h, q, k) & (k // 16 == q // 16), 64) is None, "chunks"
     assert window_of(lambda b, h, q, k: k < 64, 64) is None, "both ways"
+
+
+@pytest.mark.parametrize("context", [33, 48, 50, 64])
+def test_the_size_of_chunks_is_read_from_a_mask(context: int) -> None:
+    def in_chunks(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (key <= query) & (key // 16 == query // 16)
+
+    assert chunk_of(in_chunks, context) == 16
+    assert chunk_of(lambda b, h, q, k: in_chunks(b, h, q, k) | ((k == 1) & (q == 16)), context) == 0, "one key more"
+    assert chunk_of(lambda b, h, q, k: in_chunks(b, h, q, k) & (k > q - 9), context) == 0, "a window in chunks"
+    assert chunk_of(lambda b, h, q, k: k < 64, context) == 0, "both ways"
 
 
 def test_a_window_that_only_the_mask_has_is_refused(windowed: Family, monkeypatch: pytest.MonkeyPatch) -> None:

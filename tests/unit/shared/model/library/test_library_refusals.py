@@ -23,8 +23,7 @@ OWN_WAY = "attend in a way of their own, which can't read pages"
 SENTENCES = {
     "bert": "BertForMaskedLM is not a network that continues a text",
     "bloom": f"the layers of bloom {OWN_WAY}",
-    "lfm2": "lfm2 has layers of kind conv; pages hold only keys and values of full_attention and sliding_attention",
-    "llama4_text": "llama4_text has layers of kind chunked_attention; ",
+    "lfm2": "lfm2 has layers of kind conv; pages hold only keys and values of chunked_attention, ",
     "mamba2": f"mamba2 {STATE}",
     "minimax": "minimax has layers of kind linear_attention; ",
     "mpt": f"the layers of mpt {OWN_WAY}",
@@ -36,11 +35,9 @@ SENTENCES = {
 FLAGSHIPS = {
     "Qwen3.5": ("qwen3_5", "qwen3_5_moe"),
     "Qwen3-Next": ("qwen3_next",),
-    "DeepSeek V3.2 and V4": ("deepseek_v32", "deepseek_v4"),
-    "GLM-5": ("glm_moe_dsa",),
+    "DeepSeek V4": ("deepseek_v4",),
     "MiniMax-M3": ("minimax_m3_vl",),
     "Nemotron 3": ("nemotron_h",),
-    "Llama 4": ("llama4",),
 }
 
 
