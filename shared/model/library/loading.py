@@ -30,26 +30,26 @@ from shared.model.formats.hf_config import folder_name, vocab_size_of
 from shared.model.formats.opened import DTYPES, LoadOptions, context_of, settled
 from shared.model.formats.quantized_folder import QuantizedFiles, open_tensors
 from shared.model.formats.tensor_files import TensorFiles
-from shared.model.library.attention import PagedAttention
+from shared.model.library.attend.attention import PagedAttention
+from shared.model.library.attend.device_attention import DeviceAttention
+from shared.model.library.attend.indexer import keep_index
+from shared.model.library.attend.latents import keep_latents
+from shared.model.library.attend.layer_places import LayerShape, ModelPlaces
+from shared.model.library.attend.rank_attention import RankAttention, share_of
 from shared.model.library.check import bytes_difference, check_logits
-from shared.model.library.device_attention import DeviceAttention
-from shared.model.library.indexer import keep_index
 from shared.model.library.kinds import LIBRARY_VERSION, check_kind, network_kind
-from shared.model.library.latents import keep_latents
-from shared.model.library.layer_places import LayerShape, ModelPlaces
 from shared.model.library.long_factors import LongFactors, short_context_of
 from shared.model.library.mapped_tensors import LateTensor, Own, as_read, mapped_bytes, mapped_tensors
 from shared.model.library.model import LibraryModel, LoadedFrom, keep_positions, run, use_attention
 from shared.model.library.on_device import has_experts, move_network
 from shared.model.library.parts import NetworkParts, with_parts
 from shared.model.library.plan import Division, divide
-from shared.model.library.rank_attention import RankAttention, share_of
 from shared.model.library.survey import LayerSurvey
 from shared.model.math.interface import ModelSpec, StoredWeights
 from shared.wire.fitting import BY_LIBRARY
 
 if TYPE_CHECKING:
-    from shared.model.library.compiled_attention import CompiledAttention
+    from shared.model.library.attend.compiled_attention import CompiledAttention
 
 SURVEYED = 8  # tokens of the survey
 MOST_BOUND = 0.04  # of the check: four times 1 %
@@ -323,7 +323,7 @@ def compiled_attention(layers: Sequence[LayerShape], options: LoadOptions, devic
     """Return our kernels for a CPU; None if others must attend."""
     if device != "cpu" or options.kernels in ("torch", "triton"):
         return None
-    from shared.model.library.compiled_attention import CompiledAttention, kernels_know  # imports numba
+    from shared.model.library.attend.compiled_attention import CompiledAttention, kernels_know  # imports numba
 
     if kernels_know(layers):
         return CompiledAttention(options.own_team(), any(layer.window or layer.num_unread for layer in layers))

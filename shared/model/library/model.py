@@ -21,9 +21,9 @@ from shared.core.errors import ConfigError
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.formats.opened import LoadOptions
-from shared.model.library.attention import PagedAttention
+from shared.model.library.attend.attention import PagedAttention
+from shared.model.library.attend.latents import OWN
 from shared.model.library.captures import HiddenStates
-from shared.model.library.latents import OWN
 from shared.model.library.long_factors import LongFactors
 from shared.model.llama.llama import check_layers
 from shared.model.math.interface import ModelInputs, ModelOutput, ModelSpec

@@ -19,7 +19,7 @@ from transformers.modeling_layers import MtpModel
 from shared.kernel.attention.attention import AttentionInputs
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.library.attention import PagedAttention
+from shared.model.library.attend.attention import PagedAttention
 from shared.model.library.model import use_attention
 from shared.model.math.draft_head import DraftOutput
 

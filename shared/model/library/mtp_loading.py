@@ -24,10 +24,10 @@ from shared.kernel.code.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
 from shared.model.formats.quantized_folder import open_tensors
 from shared.model.formats.tensor_files import TensorFiles
+from shared.model.library.attend.latents import keep_latents
+from shared.model.library.attend.layer_places import LayerShape, in_first_group
 from shared.model.library.check import MOST_NOISE, difference, least_noise, use_other_attention
 from shared.model.library.kinds import LIBRARY_VERSION
-from shared.model.library.latents import keep_latents
-from shared.model.library.layer_places import LayerShape, in_first_group
 from shared.model.library.loading import (
     SURVEYED,
     compiled_attention,

@@ -13,8 +13,8 @@ from shared.core.errors import ConfigError
 from shared.kv.layout import PlaneSpec
 from shared.model.formats.opened import DTYPES, LoadOptions, context_of, settled
 from shared.model.formats.quantized_folder import open_tensors
+from shared.model.library.attend.layer_places import LayerShape, places_of
 from shared.model.library.kinds import LIBRARY_VERSION
-from shared.model.library.layer_places import LayerShape, places_of
 from shared.model.library.loading import (
     SURVEYED,
     check_memory,

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from shared.model.library.indexer import Indexer
-from shared.model.library.latents import shape_of_layer
-from shared.model.library.layer_places import IndexKey, LayerShape
+from shared.model.library.attend.indexer import Indexer
+from shared.model.library.attend.latents import shape_of_layer
+from shared.model.library.attend.layer_places import IndexKey, LayerShape
 
 # Arguments of the whole model that some layers pass on. None changes the weights of attention.
 _HARMLESS = (

@@ -13,8 +13,8 @@ from shared.kernel.attention.attention import AttentionInputs, hidden_keys, outs
 from shared.kernel.code.quantized import DTYPES, dequantize, quantize
 from shared.kernel.code.step_layout import HostLengths, Layout
 from shared.kv.pool import KVPool
-from shared.model.library.attention import PagedAttention
-from shared.model.library.layer_places import LatentHeads, LayerShape, places_of
+from shared.model.library.attend.attention import PagedAttention
+from shared.model.library.attend.layer_places import LatentHeads, LayerShape, places_of
 from tests.support.cores.draft_trees import depths, draw_parents, visible_bits
 
 PAGE, PAGES_OF_ROW, HEADS = 4, 30, 4

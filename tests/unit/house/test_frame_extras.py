@@ -89,7 +89,7 @@ def test_all_but_the_extras_loads_on_the_base_dependencies(base_site: Path) -> N
     by_package = {package: {name for name in lacking if lacking[name] == package} for package in lacking.values()}
     assert by_package.keys() - {"triton"} == {"matplotlib", "ray", "transformers"}  # torch's CUDA build has triton
     # imported where Triton was seen
-    theirs = ("shared.gpu_kernel.", "shared.sample.sampler_triton", "shared.model.library.kernel_attention")
+    theirs = ("shared.gpu_kernel.", "shared.sample.sampler_triton", "shared.model.library.attend.kernel_attention")
     assert not [name for name in by_package.get("triton", ()) if not name.startswith(theirs)]
     assert {name.rpartition(".")[2] for name in by_package["matplotlib"]} == {"plots"}
     assert all(name.startswith("deploy.ray.") for name in by_package["ray"])

@@ -15,7 +15,7 @@ from shared.device.gpu import MemoryInfo
 from shared.engine.graphs import GraphRunner
 from shared.kernel.product import experts
 from shared.model.formats.opened import LoadOptions
-from shared.model.library.layer_places import LayerShape
+from shared.model.library.attend.layer_places import LayerShape
 from shared.model.loading.load import load_model, why_on_cpu
 from shared.node.assembly.graph_spec import why_not_captured
 from tests.support.cores.core_rig import Outcome, assert_whole, run_local
@@ -177,7 +177,7 @@ def test_frequencies_are_not_asked_for_the_longest_position(
 
 def test_the_check_runs_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window that reads one token more, there alone."""
-    from shared.model.library.device_attention import DeviceAttention
+    from shared.model.library.attend.device_attention import DeviceAttention
 
     find = DeviceAttention._find_keys
 

@@ -12,10 +12,10 @@ import torch
 
 from shared.kernel.code.jit import kernel, tanh32
 from shared.kernel.team.team import Team
-from shared.model.library import attention, compiled_attention
-from shared.model.library.attention import PagedAttention
-from shared.model.library.compiled_attention import CompiledAttention, kernels_know
-from shared.model.library.layer_places import LayerShape
+from shared.model.library.attend import attention, compiled_attention
+from shared.model.library.attend.attention import PagedAttention
+from shared.model.library.attend.compiled_attention import CompiledAttention, kernels_know
+from shared.model.library.attend.layer_places import LayerShape
 from tests.support.kernels.library_steps import (
     LAYERS,
     PLAIN,

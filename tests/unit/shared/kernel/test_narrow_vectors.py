@@ -16,9 +16,9 @@ from shared.kernel.product.blocks_numba import make_gate, make_norm, make_rows_n
 from shared.kernel.product.product import TileLinear, has_wide_vectors, pack
 from shared.kernel.team.team import Team
 from shared.model.formats.opened import LoadOptions
-from shared.model.library.attention import PagedAttention
-from shared.model.library.compiled_attention import CompiledAttention
-from shared.model.library.layer_places import LayerShape
+from shared.model.library.attend.attention import PagedAttention
+from shared.model.library.attend.compiled_attention import CompiledAttention
+from shared.model.library.attend.layer_places import LayerShape
 from shared.model.loading.load import load_model
 from shared.model.math.kernels import Formats
 from tests.support.kernels import library_steps

@@ -9,7 +9,7 @@ import torch
 
 from shared.kv.layer_groups import MOST_GROUPS, group_layers
 from shared.kv.layout import page_windows
-from shared.model.library.layer_places import LayerShape, places_of
+from shared.model.library.attend.layer_places import LayerShape, places_of
 
 ONE = LayerShape(2, 8, 8, torch.bfloat16)
 

@@ -10,7 +10,7 @@ import torch
 
 from shared.kv.layout import page_windows
 from shared.model.library import loading
-from shared.model.library.attention import PagedAttention
+from shared.model.library.attend.attention import PagedAttention
 from shared.model.library.check import compared_positions, own_logits, paged_logits
 from shared.model.library.model import LibraryModel
 from tests.support.kernels.library_steps import LAYERS, STEPS, attended, by_hand

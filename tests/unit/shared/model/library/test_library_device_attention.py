@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.model.library.attention import PagedAttention
-from shared.model.library.device_attention import DeviceAttention
+from shared.model.library.attend.attention import PagedAttention
+from shared.model.library.attend.device_attention import DeviceAttention
 from shared.model.library.model import LibraryModel
 from tests.support.kernels.library_steps import LAYERS, PLAIN, STEPS, attended
 from tests.support.models.library_families import load, save
 
 interpreter = pytest.importorskip("tests.support.kernels.interpreter", exc_type=ImportError)
-kernel_attention = pytest.importorskip("shared.model.library.kernel_attention")
+kernel_attention = pytest.importorskip("shared.model.library.attend.kernel_attention")
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.kernel.code.quantized import DTYPES, dequantize, quantize
-from shared.model.library.latents import has_latents
+from shared.model.library.attend.latents import has_latents
 from shared.model.library.model import LibraryModel, use_attention
 from shared.model.loading.load import load_eagle_head
 from shared.model.math.kernels import Formats

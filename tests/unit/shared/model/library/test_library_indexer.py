@@ -11,12 +11,12 @@ import torch
 
 from shared.core.errors import ConfigError
 from shared.kv.layout import page_bytes
-from shared.model.library import indexer
+from shared.model.library.attend import indexer
+from shared.model.library.attend.indexer import best_of
+from shared.model.library.attend.layer_places import IndexKey, LayerShape, places_of
+from shared.model.library.attend.step_rows import StepRows
 from shared.model.library.check import compared_positions, own_logits, paged_logits
-from shared.model.library.indexer import best_of
-from shared.model.library.layer_places import IndexKey, LayerShape, places_of
 from shared.model.library.model import LibraryModel
-from shared.model.library.step_rows import StepRows
 from shared.node.assembly.fingerprint import difference, make_fingerprint
 from tests.support.models.library_families import INDEXED, load, network_of, save
 

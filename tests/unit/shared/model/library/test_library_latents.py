@@ -12,10 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shared.core.errors import ConfigError
 from shared.kv.layout import page_bytes
-from shared.model.library.attention import attend_rows
+from shared.model.library.attend.attention import attend_rows
+from shared.model.library.attend.latents import LatentWeights
+from shared.model.library.attend.layer_places import LatentHeads, LayerShape, Scoring, places_of
 from shared.model.library.check import compared_positions, own_logits, paged_logits
-from shared.model.library.latents import LatentWeights
-from shared.model.library.layer_places import LatentHeads, LayerShape, Scoring, places_of
 from shared.model.library.model import LibraryModel
 from shared.node.assembly.fingerprint import difference, make_fingerprint
 from tests.support.models.library_families import load, save
@@ -81,7 +81,8 @@ def test_a_long_prompt_expands_some_heads_at_a_time(tmp_path: Path, monkeypatch:
     choose(monkeypatch, absorbed=False)
     with torch.inference_mode():
         whole = paged_logits(model, rows, wanted)
-        monkeypatch.setattr("shared.model.library.attention.MOST_NUMBERS", 20 * 57 * 3)  # 56 numbers a head and token
+        numbers = 20 * 57 * 3  # 56 numbers a head and token
+        monkeypatch.setattr("shared.model.library.attend.attention.MOST_NUMBERS", numbers)
         assert torch.allclose(paged_logits(model, rows, wanted), whole, atol=1e-5)
     latents, sizes = torch.empty(2, 30, 512 + 64, device="meta"), []
     for heads, keys, values in V3.expanded(latents, 3 * 60 * (128 + 64 + 128)):

@@ -27,9 +27,10 @@ from shared.kv.layout import page_windows
 from shared.kv.pool import KVPool
 from shared.model.formats import choice
 from shared.model.formats.opened import LibraryFolder, LoadOptions, open_named
-from shared.model.library import attention, loading, step_rows
+from shared.model.library import loading
+from shared.model.library.attend import attention, step_rows
+from shared.model.library.attend.layer_places import LayerShape
 from shared.model.library.check import FEW, CheckResult, paged_logits
-from shared.model.library.layer_places import LayerShape
 from shared.model.library.model import LibraryModel
 from shared.model.library.survey import chunk_of, window_of
 from shared.model.llama.llama import LlamaModel
@@ -368,7 +369,7 @@ def test_long_prompts_attend_in_parts(windowed: Family, monkeypatch: pytest.Monk
     wanted, by_torch = torch.arange(36), load(windowed.folder, kernels="torch")
     assert isinstance(by_torch, LibraryModel)
     whole = paged_logits(by_torch, rows, wanted)
-    monkeypatch.setattr("shared.model.library.attention.MOST_NUMBERS", 400)
+    monkeypatch.setattr("shared.model.library.attend.attention.MOST_NUMBERS", 400)
     assert torch.allclose(paged_logits(by_torch, rows, wanted), whole, atol=1e-5)
 
 

@@ -15,14 +15,14 @@ import torch
 
 from shared.kernel.attention.attention import AttentionInputs
 from shared.kv.pool import KVPool
-from shared.model.library.attention import PagedAttention
-from shared.model.library.layer_pages import PagesOfLayer, ReadKeys
-from shared.model.library.layer_places import LayerShape, ModelPlaces, Scoring
-from shared.model.library.step_rows import StepRows, joined_rows
+from shared.model.library.attend.attention import PagedAttention
+from shared.model.library.attend.layer_pages import PagesOfLayer, ReadKeys
+from shared.model.library.attend.layer_places import LayerShape, ModelPlaces, Scoring
+from shared.model.library.attend.step_rows import StepRows, joined_rows
 from shared.model.math.interface import LayerMarks
 
 if TYPE_CHECKING:
-    from shared.model.library.kernel_attention import KernelStep
+    from shared.model.library.attend.kernel_attention import KernelStep
 
 
 class DeviceAttention(PagedAttention):
@@ -41,7 +41,7 @@ class DeviceAttention(PagedAttention):
         super().__init__(layers, kv_dtype, places, called=called)
         self._by_kernels: frozenset[LayerShape] = frozenset()
         if use_kernels:
-            from shared.model.library.kernel_attention import kernels_know
+            from shared.model.library.attend.kernel_attention import kernels_know
 
             self._by_kernels = frozenset(filter(kernels_know, layers))
         self.gathers = not self._by_kernels.issuperset(layers)
@@ -53,7 +53,7 @@ class DeviceAttention(PagedAttention):
 
     def begin(self, inputs: AttentionInputs, kv: KVPool, marks: LayerMarks | None = None) -> None:
         if self._by_kernels:
-            from shared.model.library.kernel_attention import KernelStep
+            from shared.model.library.attend.kernel_attention import KernelStep
 
             groups = range(len(self.places.windows))
             self._kernel_steps = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from shared.kernel.code.quantized import quantize
-from shared.model.library.layer_places import LayerShape
+from shared.model.library.attend.layer_places import LayerShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,15 +27,15 @@ from shared.kernel.attention.attention import (
     outside_window,
 )
 from shared.kv.pool import KVPool
-from shared.model.library.indexer import NO_MASK, ChosenKeys, Indexer
-from shared.model.library.latents import LatentWeights
-from shared.model.library.layer_pages import PagesOfLayer, ReadKeys
-from shared.model.library.layer_places import LayerShape, ModelPlaces, Scoring, places_of
-from shared.model.library.step_rows import StepRows, rows_of
+from shared.model.library.attend.indexer import NO_MASK, ChosenKeys, Indexer
+from shared.model.library.attend.latents import LatentWeights
+from shared.model.library.attend.layer_pages import PagesOfLayer, ReadKeys
+from shared.model.library.attend.layer_places import LayerShape, ModelPlaces, Scoring, places_of
+from shared.model.library.attend.step_rows import StepRows, rows_of
 from shared.model.math.interface import LayerMarks
 
 if TYPE_CHECKING:  # it imports numba
-    from shared.model.library.compiled_attention import CompiledAttention
+    from shared.model.library.attend.compiled_attention import CompiledAttention
 
 
 class PagedAttention:

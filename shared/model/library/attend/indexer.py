@@ -22,10 +22,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from shared.kernel.attention.attention import MOST_NUMBERS
 from shared.kv.pool import KVPool
-from shared.model.library.latents import OWN, Pair
-from shared.model.library.layer_pages import PagesOfIndex, ReadKeys
-from shared.model.library.layer_places import ModelPlaces
-from shared.model.library.step_rows import StepRows
+from shared.model.library.attend.latents import OWN, Pair
+from shared.model.library.attend.layer_pages import PagesOfIndex, ReadKeys
+from shared.model.library.attend.layer_places import ModelPlaces
+from shared.model.library.attend.step_rows import StepRows
 
 MASK, CACHE = "attention_mask", "cache"  # arguments of an indexer's forward, which others take the place of
 NO_MASK = torch.empty(1, 1, 0, 0)  # (B, heads, Q, num)

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from shared.model.library.layer_places import LatentHeads, LayerShape
+from shared.model.library.attend.layer_places import LatentHeads, LayerShape
 
 OWN = "baton_"  # attentions whose names in the library begin so get latents
 Pair = tuple[torch.Tensor, torch.Tensor]

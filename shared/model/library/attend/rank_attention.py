@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.device.group import RankGroup
-from shared.model.library.attention import PagedAttention
-from shared.model.library.latents import LatentWeights
-from shared.model.library.layer_places import LayerShape, Scoring
+from shared.model.library.attend.attention import PagedAttention
+from shared.model.library.attend.latents import LatentWeights
+from shared.model.library.attend.layer_places import LayerShape, Scoring
 
 if TYPE_CHECKING:
-    from shared.model.library.compiled_attention import CompiledAttention
+    from shared.model.library.attend.compiled_attention import CompiledAttention
 
 
 @dataclass(frozen=True, slots=True)

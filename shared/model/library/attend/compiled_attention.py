@@ -11,8 +11,8 @@ from shared.kernel.attention.attend_tokens import TokenAttention, TokenHeads, To
 from shared.kernel.attention.attention import PADDED_MAX_Q, AttentionInputs
 from shared.kernel.product.libraries import has_amx
 from shared.kernel.team.team import Team
-from shared.model.library.layer_pages import PagesOfLayer
-from shared.model.library.layer_places import LayerShape, Scoring
+from shared.model.library.attend.layer_pages import PagesOfLayer
+from shared.model.library.attend.layer_places import LayerShape, Scoring
 
 
 def kernels_know(layers: Iterable[LayerShape]) -> bool:

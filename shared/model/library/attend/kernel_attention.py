@@ -8,8 +8,8 @@ from shared.gpu_kernel.attention import MOST_DIM, attend_rows, packed, parted
 from shared.gpu_kernel.paged_step import Layer
 from shared.gpu_kernel.places import find_places
 from shared.kernel.attention.attention import AttentionInputs
-from shared.model.library.layer_pages import PagesOfLayer
-from shared.model.library.layer_places import LayerShape, Scoring
+from shared.model.library.attend.layer_pages import PagesOfLayer
+from shared.model.library.attend.layer_places import LayerShape, Scoring
 
 
 def kernels_know(layer: LayerShape) -> bool:
