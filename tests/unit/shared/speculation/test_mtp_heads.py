@@ -283,6 +283,6 @@ def test_a_layer_that_differs_from_the_library_s_is_refused(make: Make, monkeypa
 def test_layers_that_ask_what_attention_lacks_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     headed = make("glm4_moe")
     monkeypatch.setattr("shared.model.library.survey.window_of", lambda mask, context: None)
-    problem = "its MTP layers: a layer's mask is neither causal nor a sliding window"
+    problem = "its MTP layers: a layer's mask is neither causal nor a sliding window, nor chunks"
     with pytest.raises(ConfigError, match=f"^--spec mtp: {headed.own.folder}: {problem}{ADVICE}$"):
         headed.drafter(2)
