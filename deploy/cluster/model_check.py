@@ -8,6 +8,7 @@ import os
 from shared.config.flags import to_argv
 from shared.config.models.model_folder import read_folder
 from shared.config.models.model_path import ModelKind, resolve_model
+from shared.config.models.tiktoken_file import NAME, own_code
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError
@@ -22,6 +23,8 @@ def check_folder(parts: NodeParts) -> None:
     source = resolve_model(parts.model.model)
     if source.kind is not ModelKind.HF_FOLDER or source.path is None or read_folder(source.path).has_encoder:
         return
+    if not (source.path / "tokenizer.json").is_file() and (source.path / NAME).is_file():
+        own_code(read_folder(source.path))
     flags = to_argv(NodeProcessConfig(parts), frozenset({"role"}))
     try:
         done = run_short(launcher.command(CHECK, str(os.getpid()), *flags), CHECK_TIMEOUT_S)

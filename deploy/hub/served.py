@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deploy.hub.hub import Repository
 from shared.config.models.model_folder import CONFIG, ModelFolder, read_folder
+from shared.config.models.tiktoken_file import own_code
 from shared.core.errors import ConfigError
 
 BATON, LIBRARY, T5 = "Baton", "transformers", "Baton, as an encoder-decoder model"
@@ -28,6 +29,8 @@ def check_served(repository: Repository, library: str) -> None:
         return
     folder = read_folder(repository.folder)
     try:
+        if "tokenizer.json" not in repository.sizes:
+            own_code(folder)
         program_of(folder, library)
     except ConfigError as error:
         raise ConfigError(f"--model {repository.name}: {reason_in(error, folder)}") from None

@@ -18,6 +18,8 @@ from shared.core.errors import ConfigError
 ANY_LENGTH = 1 << 20  # a model with relative positions has no length limit
 MOST_IDS, MOST_POSITIONS = 1 << 24, 1 << 26
 LENGTHS = ("max_position_embeddings", "n_positions")  # GPT-2 has the second name
+# Qwen2.5-1M's own code attends in another way beyond the original length. Neither Baton nor the library has that way.
+DUAL_CHUNKS, ORIGINAL = "dual_chunk_attention_config", "original_max_position_embeddings"
 ENDS, START = "eos_token_id", "decoder_start_token_id"
 
 
@@ -77,6 +79,9 @@ def _context_length(folder: ModelFolder) -> int:
     if found is None:
         raise ConfigError(f"{path} does not say {LENGTHS[0]}")
     length = _whole(found, 1, MOST_POSITIONS, path, LENGTHS[0])
+    in_chunks = text.get(DUAL_CHUNKS)
+    if isinstance(in_chunks, Mapping) and isinstance(in_chunks.get(ORIGINAL), int):
+        length = min(length, in_chunks[ORIGINAL])
     try:
         return max(length, *(_stretched(rope, length) for rope in _ropes(text)))
     except (TypeError, ValueError, ArithmeticError) as error:

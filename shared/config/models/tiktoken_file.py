@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from shared.config.models.json_file import read_json_if_there
-from shared.config.models.model_folder import CONFIG, TOKENIZER
+from shared.config.models.model_folder import TOKENIZER, ModelFolder, read_folder
 from shared.config.models.vocab_bytes import byte_level_alphabet
 from shared.core.errors import ConfigError
 
@@ -38,21 +38,28 @@ _WORDS = rf"{_BEFORE}{_UPPER}*{_LOWER}+{_ENDING}|{_BEFORE}{_UPPER}+{_LOWER}*{_EN
 KIMI = OwnCode(
     rf"[\p{{Han}}]+|{_WORDS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+", reserved=256
 )
-BY_TYPE = {"kimi_k2": KIMI}
+BY_TYPE = {"kimi_k2": KIMI}  # also Kimi K2.5's text part
 
 
 def read_tiktoken(folder: Path) -> Tokenizer:
-    """Raise ConfigError for a type of model whose words are not known, and for a file that can't be read."""
-    kind = read_json_if_there(folder / CONFIG).get("model_type")
-    if kind not in BY_TYPE:
-        raise ConfigError(
-            f"{folder} has a {NAME} and no tokenizer.json, and how {kind} cuts words is told only by its own code, "
-            "which Baton never runs: put a tokenizer.json into the folder (TikTokenConverter of transformers makes one)"
-        )
+    """Raise ConfigError as `own_code` does, and for a file that can't be read."""
+    code = own_code(read_folder(folder))
     try:
-        return made_of(ranks_of(folder / NAME), BY_TYPE[kind], read_json_if_there(folder / TOKENIZER))
+        return made_of(ranks_of(folder / NAME), code, read_json_if_there(folder / TOKENIZER))
     except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{folder / NAME} can't be used: {error}") from error
+
+
+def own_code(folder: ModelFolder) -> OwnCode:
+    """Raise ConfigError for a type of model whose words are not known."""
+    kind = folder.text.get("model_type")
+    if kind not in BY_TYPE:
+        raise ConfigError(
+            f"{folder.path} has a {NAME} and no tokenizer.json, and how {kind} cuts words is told only by its own "
+            "code, which Baton never runs: put a tokenizer.json into the folder (TikTokenConverter of transformers "
+            "makes one)"
+        )
+    return BY_TYPE[kind]
 
 
 def ranks_of(path: Path) -> dict[bytes, int]:

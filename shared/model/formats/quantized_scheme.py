@@ -36,7 +36,8 @@ class Scheme:
 def scheme_of(config: Raw, folder: Path) -> Scheme | None:
     """Return how the weights of a config.json are stored, or None if they are plain. Raises ConfigError."""
     try:
-        raw = config.get("quantization_config") or _own_file(folder)
+        part = config.get("text_config") or {}  # Kimi K2.5 says it there
+        raw = config.get("quantization_config") or part.get("quantization_config") or _own_file(folder)
         if not raw:
             return None
         method = str(raw.get("quant_method"))

@@ -44,7 +44,7 @@ def check_kind(folder: Path, config: PreTrainedConfig) -> None:
     """Raise ConfigError, in one sentence, for a kind of model that can't be served."""
     name = config.model_type
     kind = network_kind(config)
-    if kind is None:
+    if kind is None or config.is_encoder_decoder:
         raise ConfigError(f"{folder}: {LIBRARY_VERSION} has no text model of type {name}")
     if name in NOT_SERVED:
         raise ConfigError(f"{folder}: {name} {NOT_SERVED[name]}")

@@ -238,8 +238,9 @@ def read_network(
     transformers.logging.set_verbosity_error()  # it warns of each tensor that is not read
     own = as_read if division is None else functools.partial(division.own, copied=isinstance(files, QuantizedFiles))
     tensors = tensors_of(files, files.names(), dtype, own)
-    if hasattr(config, "quantization_config"):  # NVIDIA's folders may have it in a file of its own
-        del config.quantization_config
+    for part in (config, config.get_text_config()):
+        if hasattr(part, "quantization_config"):  # NVIDIA's folders may have it in a file of its own
+            del part.quantization_config
     whole_kind = network_kind(config)
     kind: Any = whole_kind if division is None else with_parts(whole_kind, division)
     loaded = kind.from_pretrained(

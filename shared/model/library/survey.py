@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from shared.model.library.attend.indexer import Indexer
 from shared.model.library.attend.latents import shape_of_layer
@@ -52,7 +53,8 @@ class LayerSurvey:
 
         So a window is seen that is longer than any prompt of the check. A mask that looks tokens up is asked only
         about the survey's."""
-        with torch.device(device):  # a mask of chunks reads a tensor there
+        # a mask of chunks reads a tensor there
+        with torch.device(device), _WithinBounds():
             try:
                 window = window_of(mask_function, self._max_context)
                 chunk = 0 if window is not None else chunk_of(mask_function, self._max_context)
@@ -139,6 +141,18 @@ class LayerSurvey:
             )
         else:
             self.problems.append(f"its {num_layers} layers call attention in the order {self.called}")
+
+
+class _WithinBounds(TorchFunctionMode):
+    """Raises IndexError where a tensor is asked for an entry beyond its end. A GPU says so later, and is lost."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__getitem__:
+            tensor, asked = args
+            for size, one in zip(tensor.shape, asked if isinstance(asked, tuple) else (asked,), strict=False):
+                if isinstance(one, torch.Tensor) and not one.is_floating_point() and int(one.max()) >= size:
+                    raise IndexError(f"entry {int(one.max())} of {size}")
+        return func(*args, **(kwargs or {}))
 
 
 def is_mark(mask: torch.Tensor, window: int) -> bool:

@@ -149,3 +149,10 @@ def test_a_tiktoken_file_stands_for_a_tokenizer() -> None:
     files = ["config.json", "hf_quant_config.json", "model.safetensors", "tiktoken.model"]
     check_listing(HubName(NAME), dict.fromkeys(files, 1))
     assert {"tiktoken.model", "hf_quant_config.json"} <= {*matching(TEXT, files)}
+
+
+def test_a_tiktoken_file_of_an_unknown_type_is_refused_unfetched(rig: HubRig) -> None:
+    files = {"config.json": b'{"model_type": "unheard"}', "model.safetensors": b"{}", "tiktoken.model": b""}
+    rig.state.add(NAME, files)
+    assert "how unheard cuts words is told only by its own code" in rig.refusal()
+    assert not any(seen.path == "model.safetensors" for seen in rig.state.taken)

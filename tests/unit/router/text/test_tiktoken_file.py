@@ -95,6 +95,8 @@ def test_words_of_unknown_types_are_refused(folder: Path, tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text('{"model_type": "unheard"}')
     with pytest.raises(ConfigError, match=r"how unheard cuts words .*: put a tokenizer.json into the folder"):
         read_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2"}}')
+    assert read_tokenizer(tmp_path).inner.get_vocab_size() == read_tokenizer(folder).inner.get_vocab_size()
 
 
 @pytest.mark.parametrize(

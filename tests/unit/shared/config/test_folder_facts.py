@@ -126,6 +126,13 @@ def test_a_whole_says_what_its_text_part_leaves_out(tmp_path: Path) -> None:
     assert (facts.vocab_size, facts.context_length) == (50, 60)
 
 
+def test_a_text_ends_where_dual_chunks_would_begin(tmp_path: Path) -> None:
+    """Qwen2.5-1M's own code has it; the library doesn't."""
+    chunks = {"dual_chunk_attention_config": {"chunk_size": 30, "original_max_position_embeddings": 40}}
+    facts = read_facts(write(tmp_path, {"model_type": "qwen2", "max_position_embeddings": 90} | chunks))
+    assert facts.context_length == 40
+
+
 @pytest.mark.parametrize("kind", ["gemma3", "step3p7", "qwen2"])
 def test_routers_and_nodes_read_the_same_facts(kind: str, tmp_path: Path) -> None:
     """The vocabularies are padded: the embedding has more rows than the tokenizer has tokens."""

@@ -214,6 +214,7 @@ def test_notes_of_those_who_quantised_are_no_obstacle(scheme: dict[str, object],
     found = scheme_of({"quantization_config": scheme}, tmp_path)
     assert found is not None and name in found.name
     assert scheme_of({"quantization_config": {}}, tmp_path) is scheme_of({}, tmp_path) is None
+    assert scheme_of({"text_config": {"quantization_config": scheme}}, tmp_path) == found, "as Kimi K2.5 has it"
 
 
 def test_minimax_s_spelling_of_fp8_is_fp8(tmp_path: Path) -> None:

@@ -36,6 +36,19 @@ def test_a_mask_that_looks_tokens_up_is_asked_about_those(window: int, marked: l
     assert [own for own in (0, 500, 9, 8, 7, 5) if is_mark(mask, own)] == marked
 
 
+def test_no_device_looks_beyond_a_tensor_s_end() -> None:
+    """A real one would be lost."""
+    silent = torch.empty(8, device="meta")
+
+    def seen(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        assert silent[query].shape == query.shape
+        return key <= query
+
+    assert is_mark(LayerSurvey(512).mask(q_length=8, kv_length=8, mask_function=seen), 500), (
+        "asked about 8 tokens alone"
+    )
+
+
 @pytest.mark.parametrize("window", [5, 12, 200])
 def test_windows_are_seen_although_masks_look_tokens_up(window: int, tmp_path: Path) -> None:
     """Gemma 4 12B. Windows shorter than the survey, than the check's prompts, and than neither."""

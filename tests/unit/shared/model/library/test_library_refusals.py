@@ -69,6 +69,11 @@ def test_a_kind_that_answers_no_text_alone_says_why(kind: str, tmp_path: Path) -
         check_kind(tmp_path, config)
 
 
+def test_a_kind_with_an_encoder_is_no_text_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no text model of type bart"):
+        check_kind(tmp_path, transformers.BartConfig())
+
+
 def test_readme_names_the_models_whose_refusal_is_tested() -> None:
     (named,) = re.findall(r"\. Refused: (.*), images \|", (surface.ROOT / "README.md").read_text("utf-8"))
     assert named.split(", ") == [*FLAGSHIPS]
