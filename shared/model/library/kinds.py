@@ -18,6 +18,7 @@ NOT_SERVED = {
     "idefics": "reads an image in every layer",
     "kosmos-2": "makes its masks in a way of its own, which can't read pages",
     "kosmos-2.5": "counts positions in a way of its own",
+    "moshi": "answers otherwise over pages than by itself, which the check at load does not notice",
     "paligemma": "reads a prompt in both directions",
     "pi0": "moves robots",
     "shieldgemma2": "judges images",
