@@ -8,7 +8,6 @@ import os
 from shared.config.flags import to_argv
 from shared.config.models.model_folder import read_folder
 from shared.config.models.model_path import ModelKind, resolve_model
-from shared.config.models.tiktoken_file import NAME, own_code
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.core import launcher
 from shared.core.errors import ConfigError
@@ -23,7 +22,9 @@ def check_folder(parts: NodeParts) -> None:
     source = resolve_model(parts.model.model)
     if source.kind is not ModelKind.HF_FOLDER or source.path is None or read_folder(source.path).has_encoder:
         return
-    if not (source.path / "tokenizer.json").is_file() and (source.path / NAME).is_file():
+    if not (source.path / "tokenizer.json").is_file() and (source.path / "tiktoken.model").is_file():
+        from shared.config.models.tiktoken_file import own_code  # imports tokenizers
+
         own_code(read_folder(source.path))
     flags = to_argv(NodeProcessConfig(parts), frozenset({"role"}))
     try:

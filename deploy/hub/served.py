@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from deploy.hub.hub import Repository
 from shared.config.models.model_folder import CONFIG, ModelFolder, read_folder
-from shared.config.models.tiktoken_file import own_code
 from shared.core.errors import ConfigError
 
 BATON, LIBRARY, T5 = "Baton", "transformers", "Baton, as an encoder-decoder model"
@@ -30,6 +29,8 @@ def check_served(repository: Repository, library: str) -> None:
     folder = read_folder(repository.folder)
     try:
         if "tokenizer.json" not in repository.sizes:
+            from shared.config.models.tiktoken_file import own_code  # imports tokenizers
+
             own_code(folder)
         program_of(folder, library)
     except ConfigError as error:
