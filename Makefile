@@ -23,7 +23,7 @@ GPU_FLAGS ?=
 help:
 	@echo "make run        set up, then serve on http://127.0.0.1:8000 (router, one prefill node, one decode node)"
 	@echo "make test-near  lint and the tests nearest to what you changed; about a minute. BASE=main: all of a branch; BOUND=300"
-	@echo "make test       set up, then lint and the tests that notice most per second; ten minutes"
+	@echo "make test       set up, then lint and the tests that notice most per second; twelve minutes"
 	@echo "make test-deep  the next ones; seventeen minutes. CI runs both"
 	@echo "make test-turn  a twentieth of those that wait, another each hour, as CI; TURN=7 takes that one"
 	@echo "make test-long  hours: costly variants, more seeds, all ranks, fuzzing, mutated bodies, kernels, soaking, mutants"
