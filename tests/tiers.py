@@ -98,7 +98,7 @@ LINT = (
 )
 NEEDS = {"drill": (sys.executable, "-m", "tests.drill.needs")}
 HOW = {"unit": on_every_core(), "simulation": on_every_core(), "integration": (), "chaos": (), "drill": ("-rs",)}
-FIRST = shared_tiers("first", {"unit": 330, "simulation": 75, "integration": 155, "chaos": 50, "drill": 50})
+FIRST = shared_tiers("first", {"unit": 250, "simulation": 65, "integration": 150, "chaos": 50, "drill": 50})
 DEEP = shared_tiers("deep", {"unit": 380, "simulation": 110, "integration": 320, "chaos": 130, "drill": 55})
 DRILL = replace(pytest_tier("drill", 220, *HOW["drill"]), needs=NEEDS["drill"])
 RANKS = (
