@@ -99,7 +99,7 @@ def _stretched(rope: Mapping[str, Any], length: int) -> int:
     """In yarn files, max_position_embeddings is often the length before stretching. A shorter one is a user's limit."""
     if (rope.get("rope_type") or rope.get("type")) != "yarn":
         return length
-    original = int(rope.get("original_max_position_embeddings") or length)
+    original = int(rope.get(ORIGINAL) or length)
     return int(original * float(rope.get("factor") or 1.0)) if original <= length else length
 
 

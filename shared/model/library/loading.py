@@ -73,7 +73,7 @@ def load_library_model(
     dtype = settled(options).dtype
     with explained(path, "make its network"):
         outline = outline_of(config)
-    num_bytes = sum(parameter.numel() for parameter in outline.parameters()) * DTYPES[dtype].itemsize
+    num_bytes = bytes_in(outline, DTYPES[dtype])
     if group is None or device == "cpu":
         check_memory(files, num_bytes, options)
     limit = max_context_of(folder)
@@ -226,6 +226,11 @@ def outline_of(config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
         outline: PreTrainedModel = network_kind(config)._from_config(config)
     return outline
+
+
+def bytes_in(outline: PreTrainedModel, dtype: torch.dtype) -> int:
+    """Return what the network's weights take in memory."""
+    return sum(parameter.numel() for parameter in outline.parameters()) * dtype.itemsize
 
 
 def read_network(

@@ -17,6 +17,7 @@ from shared.model.library.attend.layer_places import LayerShape, places_of
 from shared.model.library.kinds import LIBRARY_VERSION
 from shared.model.library.loading import (
     SURVEYED,
+    bytes_in,
     check_memory,
     checked_config,
     explained,
@@ -53,7 +54,7 @@ def look_at(path: Path, options: LoadOptions, page_size: int) -> LibraryOutlook:
     with explained(path, "make its network"):
         outline: Any = outline_of(config)
         outline.to(dtype)
-        num_bytes = sum(parameter.nbytes for parameter in outline.parameters())
+        num_bytes = bytes_in(outline, dtype)
         planes = places_of(layers_of(outline, limit)).specs(page_size)
     try:
         check_memory(files, num_bytes, options)
